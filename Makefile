@@ -1,0 +1,47 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Two workers on two cores: one thread each keeps them from fighting.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo smoke test test-all lint types docs docs-check clean
+
+help:  ## Show what can be made
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+env: $(VENV)/.installed  ## Create .venv with every version pinned
+
+demo: env  ## Compare five ways to adapt the built-in vision transformer, and look at the table
+	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full --seeds 3 --out runs/demo
+
+smoke: env  ## The demo at its smallest: one seed, a handful of steps
+	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias --seeds 1 --max-steps 20 --out runs/smoke
+
+lint: env  ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env  ## mypy over src
+	$(BIN)/mypy
+
+docs: env  ## Regenerate what is generated: the method tables, the method pages' headers
+	$(BIN)/python -m inlay.methods.document --write
+
+docs-check: env
+	$(BIN)/python -m inlay.methods.document --check
+
+test: lint types docs-check  ## Lint, types, docs, and the whole test suite
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) -m 'not slow'
+
+test-all: lint types docs-check  ## The same and the long checks (inductor on every architecture, ...)
+	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS)
+
+clean:  ## Remove the environment and build leftovers
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Frozen models: from the hub, from a folder, or embedded."""

@@ -1,0 +1,33 @@
+"""What goes wrong in a user's hands, said once and clearly.
+
+Every message names the offending value, the values that would do, and the next step. The command line prints an
+`InlayError` without a traceback and exits with status 2; anything else that escapes is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InlayError(Exception):
+    """A mistake the user can mend: bad input, a missing file, a model that does not fit."""
+
+
+def nearest(value: str, allowed: Iterable[str], most: int = 3) -> list[str]:
+    """The allowed names that look most like `value`, best first; empty when nothing comes close."""
+    by_folded = {name.casefold().replace("_", "-"): name for name in allowed}
+    folded = value.casefold().replace("_", "-")
+    close = difflib.get_close_matches(folded, by_folded, n=most, cutoff=0.5)
+    return [by_folded[name] for name in close]
+
+
+def unknown(kind: str, value: str, allowed: Iterable[str], next_step: str = "") -> InlayError:
+    """An `InlayError` for a name that is not one of a known set."""
+    names = sorted(allowed)
+    close = nearest(value, names)
+    hint = f" Did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
+    return InlayError(
+        f"Unknown {kind} {value!r}.{hint} Known: {', '.join(names) or '(none)'}."
+        + (f" {next_step}" if next_step else "")
+    )

@@ -1,0 +1,1 @@
+"""The methods, one folder each, in PEFT's own shape; see registry.py."""

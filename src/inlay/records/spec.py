@@ -1,0 +1,107 @@
+"""What a run is to do, as plain data: the same spec is the same run.
+
+A spec's identity is a hash over its fields in canonical JSON, with what it points at on disk (the user's data, a local
+model) replaced by digests of the contents: moving a file changes nothing, editing it makes another run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.errors import InlayError, unknown
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run: this model, this data, this method, these settings, this seed.
+
+    None means "the default that suits": the method's learning rate, the task's length. Exactly one of `task` (a name)
+    and `data` (a path of the user's own) is given.
+    """
+
+    model: str
+    method: str
+    task: str | None = None
+    data: str | None = None
+    text: tuple[str, ...] = ()
+    label: str | None = None
+    image: str | None = None
+    kind: str | None = None
+    template: str | None = None
+    data_dir: str | None = None
+    test_data: str | None = None
+    shots: int | None = None
+    protocol: str | None = None
+    seed: int = 0
+    epochs: float = 3.0
+    max_steps: int | None = None
+    batch_size: int = 32
+    gradient_accumulation: int = 1
+    learning_rate: float | None = None
+    weight_decay: float = 0.0
+    warmup: float = 0.06
+    schedule: str = "linear"
+    clip: float = 1.0
+    early_stopping: int | None = None
+    evaluations: int | None = None
+    max_length: int | None = None
+    precision: str = "auto"
+    gradient_checkpointing: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.task is None) == (self.data is None):
+            raise InlayError(
+                f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
+                f"data={self.data!r}). `inlay tasks` lists the names."
+            )
+        object.__setattr__(self, "text", tuple(self.text))
+        object.__setattr__(self, "settings", dict(self.settings))
+        positive = ("epochs", "batch_size", "gradient_accumulation", "clip")
+        optional = ("max_steps", "shots", "max_length", "learning_rate", "early_stopping", "evaluations")
+        for name in positive + optional:
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if not value > 0:
+                raise InlayError(f"{name}={value!r} must be greater than 0.")
+        if not 0 <= self.warmup < 1:
+            raise InlayError(f"warmup={self.warmup!r} is the share of steps to warm up over: give 0 <= warmup < 1.")
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+        if self.schedule not in SCHEDULES:
+            raise unknown("schedule", self.schedule, SCHEDULES)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as JSON-ready data."""
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        """A spec from what `to_json` made; unknown keys are errors."""
+        names = {entry.name for entry in dataclasses.fields(cls)}
+        for key in data:
+            if key not in names:
+                raise unknown("field of a run's spec", key, names)
+        return cls(**data)
+
+    def with_(self, **changes: Any) -> Spec:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def digest(self, contents: Mapping[str, str] | None = None) -> str:
+        """Identity of the run: 64 hex digits. `contents` maps fields that name local files to digests of what is in them."""
+        fields = self.to_json() | dict(contents or {})
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+PRECISIONS = ("auto", "float32", "bfloat16", "float16")
+SCHEDULES = ("linear", "cosine", "constant")

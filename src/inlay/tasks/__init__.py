@@ -1,0 +1,1 @@
+"""Data sets with their templates, labels and metrics."""
