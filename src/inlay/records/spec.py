@@ -97,7 +97,7 @@ class Spec:
         return dataclasses.replace(self, **changes)
 
     def digest(self, contents: Mapping[str, str] | None = None) -> str:
-        """Identity of the run: 64 hex digits. `contents` maps fields that name local files to digests of what is in them."""
+        """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
         fields = self.to_json() | dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()

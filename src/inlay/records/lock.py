@@ -1,0 +1,122 @@
+"""One process at a time works on a run.
+
+The lock is `flock` on a file in the run's folder: the kernel drops it with the process, so that a killed run leaves no
+stale lock behind. Who holds it stands in the file, for the message only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from weakref import WeakSet
+
+from inlay.errors import InlayError
+from inlay.records.atomic import writing
+
+PATIENCE = 0.5  # seconds; `held` takes the lock for an instant, and must not make another process give up
+
+
+class Busy(InlayError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """An exclusive lock, held from `acquire` to `release` or to the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    @property
+    def acquired(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._descriptor is not None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise `Busy` with the holder's name."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with writing(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                if time.monotonic() > deadline:
+                    raise Busy(self._holder()) from None
+                time.sleep(0.02)
+                continue
+            if self._is_current(descriptor):
+                break
+            os.close(descriptor)  # the folder was removed while we waited: lock its successor instead
+        note = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%F %T")})
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, note.encode(), 0)
+        self._descriptor = descriptor
+        _acquired.add(self)
+
+    def release(self) -> None:
+        """Let the lock go; harmless when it is not held."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            _acquired.discard(self)
+
+    def _is_current(self, descriptor: int) -> bool:
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(descriptor)
+        return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
+
+    def _holder(self) -> str:
+        try:
+            note = json.loads(self.path.read_text())
+            who = f"process {note['pid']} on {note['host']}, since {note['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            who = "another process"
+        return (
+            f"The run {self.path.parent.name} is being worked on by {who}. Wait for it to end, or stop it: the run can "
+            "be resumed."
+        )
+
+
+def held(path: Path) -> bool:
+    """Whether some process (this one included) holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+_acquired: WeakSet[Lock] = WeakSet()
+
+
+def _close_in_child() -> None:
+    # A forked child shares the lock with its parent, and a data loader's worker may outlive a killed parent by
+    # seconds: closing the child's copy leaves the parent's lock alone and lets it die with the parent.
+    for lock in list(_acquired):
+        lock._forget()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
