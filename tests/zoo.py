@@ -22,16 +22,16 @@ VOCABULARY, LENGTH, IMAGE_SIZE = 48, 9, 32
 PAD, BOS, EOS = 1, 0, 2
 ROW_LENGTHS = (9, 6, 3)  # tokens in each row of a batch; the rest is padding
 
-_SPECIAL = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
-_ENCODER = _SPECIAL | {
+SPECIAL = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
+ENCODER = SPECIAL | {
     "hidden_size": 16,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "intermediate_size": 24,
     "max_position_embeddings": 40,
 }
-_GROUPED = _ENCODER | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
-_VISION = {
+GROUPED = ENCODER | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+VISION = {
     "hidden_size": 16,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
@@ -50,18 +50,18 @@ class Family:
     tasks: tuple[Task, ...]
 
 
-def _clip() -> PretrainedConfig:
-    text = {k: v for k, v in _ENCODER.items() if k != "num_hidden_layers"}
-    return hf.CLIPConfig(text_config={**text, "num_hidden_layers": 1}, vision_config=_VISION, projection_dim=16)
+def clip_config() -> PretrainedConfig:
+    text = {k: v for k, v in ENCODER.items() if k != "num_hidden_layers"}
+    return hf.CLIPConfig(text_config={**text, "num_hidden_layers": 1}, vision_config=VISION, projection_dim=16)
 
 
-def _gpt2() -> PretrainedConfig:
-    return hf.GPT2Config(**_SPECIAL, n_embd=16, n_layer=3, n_head=2, n_inner=24, n_positions=40)
+def gpt2_config() -> PretrainedConfig:
+    return hf.GPT2Config(**SPECIAL, n_embd=16, n_layer=3, n_head=2, n_inner=24, n_positions=40)
 
 
-def _t5() -> PretrainedConfig:
+def t5_config() -> PretrainedConfig:
     return hf.T5Config(
-        **_SPECIAL,
+        **SPECIAL,
         decoder_start_token_id=PAD,
         d_model=16,
         d_kv=8,
@@ -79,35 +79,33 @@ _CAUSAL: tuple[Task, ...] = ("base", "classification", "causal-lm")
 _IMAGES: tuple[Task, ...] = ("base", "classification")
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(lambda: hf.BertConfig(**_ENCODER), "text", _TOKENS),
-    "roberta": Family(lambda: hf.RobertaConfig(**_ENCODER), "text", _TOKENS),
+    "bert": Family(lambda: hf.BertConfig(**ENCODER), "text", _TOKENS),
+    "roberta": Family(lambda: hf.RobertaConfig(**ENCODER), "text", _TOKENS),
     "distilbert": Family(
         lambda: hf.DistilBertConfig(
-            **_SPECIAL, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=40
+            **SPECIAL, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=40
         ),
         "text",
         _TOKENS,
     ),
-    "electra": Family(lambda: hf.ElectraConfig(**_ENCODER, embedding_size=12), "text", _TOKENS),
+    "electra": Family(lambda: hf.ElectraConfig(**ENCODER, embedding_size=12), "text", _TOKENS),
     "modernbert": Family(
         lambda: hf.ModernBertConfig(
-            **_ENCODER, cls_token_id=BOS, sep_token_id=EOS, local_attention=6, global_attn_every_n_layers=2
+            **ENCODER, cls_token_id=BOS, sep_token_id=EOS, local_attention=6, global_attn_every_n_layers=2
         ),
         "text",
         _TOKENS,
     ),
-    "mpnet": Family(lambda: hf.MPNetConfig(**_ENCODER), "text", _TOKENS),
+    "mpnet": Family(lambda: hf.MPNetConfig(**ENCODER), "text", _TOKENS),
     "deberta-v2": Family(
-        lambda: hf.DebertaV2Config(
-            **_ENCODER, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8
-        ),
+        lambda: hf.DebertaV2Config(**ENCODER, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
         "text",
         _TOKENS,
     ),
-    "gpt2": Family(_gpt2, "text", (*_CAUSAL, "token-classification")),
+    "gpt2": Family(gpt2_config, "text", (*_CAUSAL, "token-classification")),
     "opt": Family(
         lambda: hf.OPTConfig(
-            **_SPECIAL,
+            **SPECIAL,
             hidden_size=16,
             word_embed_proj_dim=16,
             ffn_dim=24,
@@ -118,22 +116,22 @@ FAMILIES: dict[str, Family] = {
         "text",
         _CAUSAL,
     ),
-    "llama": Family(lambda: hf.LlamaConfig(**_GROUPED), "text", (*_CAUSAL, "token-classification")),
+    "llama": Family(lambda: hf.LlamaConfig(**GROUPED), "text", (*_CAUSAL, "token-classification")),
     "gemma": Family(
         lambda: hf.Gemma3TextConfig(
-            **_GROUPED,
+            **GROUPED,
             sliding_window=4,
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
         "text",
         _CAUSAL,
     ),
-    "t5": Family(_t5, "text", _TOKENS),
-    "vit": Family(lambda: hf.ViTConfig(**_VISION), "image", _IMAGES),
+    "t5": Family(t5_config, "text", _TOKENS),
+    "vit": Family(lambda: hf.ViTConfig(**VISION), "image", _IMAGES),
     # Two classes answer to the task, and the auto class chooses by the architectures that a checkpoint names.
-    "deit": Family(lambda: hf.DeiTConfig(**_VISION, architectures=["DeiTForImageClassification"]), "image", _IMAGES),
+    "deit": Family(lambda: hf.DeiTConfig(**VISION, architectures=["DeiTForImageClassification"]), "image", _IMAGES),
     "dinov2": Family(
-        lambda: hf.Dinov2Config(**{k: v for k, v in _VISION.items() if k != "intermediate_size"}, mlp_ratio=2),
+        lambda: hf.Dinov2Config(**{k: v for k, v in VISION.items() if k != "intermediate_size"}, mlp_ratio=2),
         "image",
         _IMAGES,
     ),
@@ -144,7 +142,7 @@ FAMILIES: dict[str, Family] = {
         "image",
         _IMAGES,
     ),
-    "clip": Family(_clip, "image", _IMAGES),
+    "clip": Family(clip_config, "image", _IMAGES),
     "resnet": Family(lambda: hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2]), "image", _IMAGES),
     "convnext": Family(
         lambda: hf.ConvNextConfig(

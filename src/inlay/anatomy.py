@@ -224,9 +224,10 @@ def feature_shapes(
     example: Mapping[str, torch.Tensor] | torch.Tensor | None = None,
     image_size: int | tuple[int, int] | None = None,
 ) -> list[tuple[int, ...]]:
-    """The shape, less the batch, of what enters each block: tokens x hidden size, or channels x height x width.
+    """The shape, less the batch, of what enters each block, in the model's own layout.
 
-    Found by a dry run of `example`, or of one blank image or eight tokens where none is given. The run stops at the
+    Tokens x hidden size in transformers, channels x height x width in convolutional models; timm's Swin alone has
+    height x width x channels. Found by a dry run of `example`, or of one blank image or eight tokens where none is given. The run stops at the
     last block; modes, buffers, gradients and the random state are left as they were.
     """
     parts = anatomy(model)
