@@ -227,8 +227,8 @@ def feature_shapes(
     """The shape, less the batch, of what enters each block, in the model's own layout.
 
     Tokens x hidden size in transformers, channels x height x width in convolutional models; timm's Swin alone has
-    height x width x channels. Found by a dry run of `example`, or of one blank image or eight tokens where none is given. The run stops at the
-    last block; modes, buffers, gradients and the random state are left as they were.
+    height x width x channels. Found by a dry run of `example`, or of one blank image or eight tokens where none is
+    given. The run stops at the last block; modes, buffers, gradients and the random state are left as they were.
     """
     parts = anatomy(model)
     if example is None:
