@@ -31,3 +31,8 @@ def unknown(kind: str, value: str, allowed: Iterable[str], next_step: str = "") 
         f"Unknown {kind} {value!r}.{hint} Known: {', '.join(names) or '(none)'}."
         + (f" {next_step}" if next_step else "")
     )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what another library had to say, to be quoted in a message of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,1 +1,37 @@
-"""Frozen models: from the hub, from a folder, or embedded."""
+"""Frozen models to set pieces into: a hub id, a local folder, or `embedded:<name>`, which needs no account and no hub.
+
+    backbone = load("embedded:minilm", kind="classification", label_names=["bad", "good"])
+
+Importing this package imports neither torch nor Transformers, so that the command line can name the embedded models.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from inlay.backbones.cards import EMBEDDED
+
+if TYPE_CHECKING:
+    from inlay.backbones.identity import fingerprint
+    from inlay.backbones.loading import Backbone, load
+    from inlay.backbones.locate import modality
+    from inlay.backbones.processors import image_side
+
+_LAZY = {
+    "Backbone": "loading",
+    "fingerprint": "identity",
+    "image_side": "processors",
+    "load": "loading",
+    "modality": "locate",
+}
+
+__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "load", "modality"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value

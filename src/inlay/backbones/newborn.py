@@ -1,0 +1,110 @@
+"""What loading did not find in the checkpoint: the new head, which is wanted, and holes in the backbone, which are not.
+
+Transformers initialises every missing weight and goes on. Here a weight that the frozen part needs and the checkpoint
+lacks is an error, and the new part is drawn from the run's own seed, whatever the state of the global generator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from inlay.errors import InlayError
+
+# A pooler is trained anew where the checkpoint has none (masked language models have none).
+_POOLER = re.compile(r"(^|\.)pooler(\.|$)")
+# Computed from the config, or used only in pretraining: nothing is lost where the checkpoint leaves them out.
+_HARMLESS = re.compile(
+    r"(^|[._])(position_ids|token_type_ids|num_batches_tracked|relative_position_index|relative_coords_table|inv_freq|"
+    r"mask_token|masked_bias)$"
+)
+
+
+def trunk(model: nn.Module) -> str:
+    """The name of the child that is the pretrained backbone: the largest one where the class does not say."""
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and isinstance(getattr(model, prefix, None), nn.Module):
+        return prefix
+    return max(model.named_children(), key=lambda child: sum(p.numel() for p in child[1].parameters()))[0]
+
+
+def new_modules(model: nn.Module, report: Mapping[str, Any], name: str) -> list[str]:
+    """The modules that loading drew anew, each as high up as all of it is new; an error for holes in the backbone."""
+    mismatched = {key: (tuple(found), tuple(wanted)) for key, found, wanted in report["mismatched_keys"]}
+    missing = {key for key in report["missing_keys"] if not _HARMLESS.search(key)} | set(mismatched)
+    inside, classifier = f"{trunk(model)}.", _timm_classifier(model)
+    holes = sorted(
+        key for key in missing if key.startswith(inside) and not _POOLER.search(key) and not key.startswith(classifier)
+    )
+    if holes:
+        key = holes[0]
+        shapes = f": {mismatched[key][0]} in the file, {mismatched[key][1]} by config.json" if key in mismatched else ""
+        total = sum(1 for weight in model.state_dict() if weight.startswith(inside))
+        raise InlayError(
+            f"{name!r} does not hold {len(holes)} of the {total} weights that {type(model).__name__} needs in its "
+            f"frozen part (such as {key}{shapes}). The checkpoint is incomplete, or its config.json describes "
+            "another model."
+        )
+    return collapse(model, missing)
+
+
+def collapse(model: nn.Module, keys: Iterable[str]) -> list[str]:
+    """The modules that own these weights; a parent in place of its children where everything in it is among them."""
+    wanted = set(keys)
+    every = [key for key in model.state_dict() if not _HARMLESS.search(key)]
+    names = set()
+    for key in wanted:
+        owner = key.rpartition(".")[0]
+        while (parent := owner.rpartition(".")[0]) and all(k in wanted for k in every if k.startswith(f"{parent}.")):
+            owner = parent
+        names.add(owner)
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    return sorted(names, key=order.__getitem__)
+
+
+def output_layer(model: nn.Module, num_labels: int) -> str | None:
+    """The last layer outside the backbone that gives one number a label."""
+    inside, classifier = f"{trunk(model)}.", _timm_classifier(model)
+    found = None
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        outside = not f"{name}.".startswith(inside) or f"{name}.".startswith(classifier)
+        if name and outside and isinstance(weight, nn.Parameter) and weight.dim() == 2 and len(weight) == num_labels:
+            found = name
+    return found
+
+
+def _timm_classifier(model: nn.Module) -> tuple[str, ...]:
+    """timm keeps its classifier inside the backbone: its name there, as a prefix of weights' names."""
+    inner = getattr(model, "timm_model", None)
+    if inner is None:
+        return ()
+    classifier = inner.get_classifier()
+    return tuple(f"{name}." for name, module in model.named_modules() if module is classifier)
+
+
+@torch.no_grad()
+def draw(model: Any, names: Sequence[str], seed: int) -> None:
+    """Initialise the modules called `names` by the model's own rule, from `seed` alone; nothing else is touched."""
+    fresh = [module for name in names for module in model.get_submodule(name).modules()]
+    for module in fresh:
+        module.__dict__.pop("_is_hf_initialized", None)
+        for parameter in module.parameters(recurse=False):
+            parameter.__dict__.pop("_is_hf_initialized", None)
+            parameter.fill_(float("nan"))
+    # The CPU generator alone: torch.manual_seed would also reseed the accelerators, whose state is not ours to change.
+    generator = torch.default_generator
+    state = generator.get_state()
+    try:
+        generator.manual_seed(seed)
+        model.initialize_weights()
+        for module in fresh:
+            # Transformers has no rule for a few layers; torch's own is the one they were built with.
+            if any(parameter.isnan().any() for parameter in module.parameters(recurse=False)):
+                module.reset_parameters()
+    finally:
+        generator.set_state(state)
