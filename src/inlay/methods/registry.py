@@ -29,7 +29,8 @@ class Method:
 
     `form` says how what it trained is saved: `peft`, an adapter in PEFT's format; `head`, the new head alone; `full`, a
     whole checkpoint. `config` and `tuner` are import paths, `module:Class`; a method that PEFT itself has leaves `tuner`
-    and `peft_type` empty. `settings` are the config's arguments where they differ from the config's own defaults.
+    and `peft_type` empty. `settings` are the config's arguments where they differ from the config's own defaults;
+    `defaults` is the import path of a function that gives those that depend on the model, such as what to target.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Method:
     peft_type: str | None = None
     parameter_prefix: str | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: str | None = None
     learning_rate: float = 1e-3
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     identity_at_start: bool = True

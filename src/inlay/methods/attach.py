@@ -1,0 +1,174 @@
+"""Put a method into a model: one door for every form of method, ours and PEFT's.
+
+The new parts of the model (a head, a pooler) are trained with it and later saved with it, whatever the architecture:
+see heads.py. What comes back is a `PeftModel`, or for the forms `head` and `full` the model itself, with just the right
+parameters trainable. `save` and `restore` are in saving.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from peft import PeftConfig, get_peft_model
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import nn
+
+from inlay.errors import InlayError, unknown
+from inlay.methods import registry
+from inlay.methods.capabilities import alternatives, refuse_unfit
+from inlay.methods.config import InlayConfig
+from inlay.methods.heads import newly_initialised as find_new
+from inlay.methods.plain import base_of, plain_parameters
+from inlay.methods.register import register
+from inlay.methods.registry import Method
+from inlay.methods.saving import NEW, restore, save
+from inlay.tasks import kinds
+
+__all__ = ["attach", "restore", "save", "task_type", "trained_parameters"]
+
+# PEFT has no task type for images: its typed forward passes take token ids.
+_BY_KIND = {
+    kinds.CLASSIFICATION: "SEQ_CLS",
+    kinds.PAIR: "SEQ_CLS",
+    kinds.REGRESSION: "SEQ_CLS",
+    kinds.SPANS: "SEQ_CLS",
+    kinds.TOKENS: "TOKEN_CLS",
+    kinds.CAUSAL_LM: "CAUSAL_LM",
+    kinds.DATA_TO_TEXT: "CAUSAL_LM",
+    kinds.IMAGES: None,
+}
+_BY_CLASS = {
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForCausalLM": "CAUSAL_LM",
+    "LMHeadModel": "CAUSAL_LM",
+    "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForImageClassification": None,
+}
+_PROBED = {"SEQ_CLS": "classification", "TOKEN_CLS": "token-classification", "CAUSAL_LM": "causal-lm"}
+# Set by this module, or by PEFT; never a setting of the user's.
+_RESERVED = {f.name for f in dataclasses.fields(PeftConfig)} | {"newly_initialised", "resolved"}
+
+
+def attach(
+    model: nn.Module,
+    method: Method | str,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    adapter_name: str = "default",
+    newly_initialised: Sequence[str] | None = None,
+    task_kind: str | None = None,
+) -> nn.Module:
+    """The model with the method in it, ready to be trained; `model` itself is changed.
+
+    `newly_initialised` names the modules that loading did not find in the checkpoint; where it is not given they are
+    found. `settings` are arguments of the method's config and override its defaults.
+    """
+    method = registry.get(method) if isinstance(method, str) else method
+    settings = dict(settings or {})
+    new = list(find_new(model) if newly_initialised is None else newly_initialised)
+    if method.form == "peft":
+        adapted = _attach_adapter(model, method, settings, adapter_name, new, task_kind)
+    else:
+        if settings:
+            raise InlayError(f"Method {method.name!r} has no settings; got {', '.join(sorted(settings))}.")
+        adapted = _attach_head(model, method, new) if method.form == "head" else model.requires_grad_(True)
+    setattr(adapted, NEW, new)
+    return adapted
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What training will change, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def task_type(model: nn.Module, task_kind: str | None = None) -> str | None:
+    """PEFT's task type, from the model's class where its name says it, else from the kind of task."""
+    name = type(base_of(model)).__name__
+    for ending, found in _BY_CLASS.items():
+        if name.endswith(ending):
+            return found
+    return _BY_KIND[kinds.check_kind(task_kind)] if task_kind is not None else None
+
+
+def _attach_head(model: nn.Module, method: Method, new: list[str]) -> nn.Module:
+    if not new:
+        raise InlayError(
+            f"{method.name} trains a new head, and {type(model).__name__} came with all its weights. "
+            f"{alternatives(model, method.name)}"
+        )
+    model.requires_grad_(False)
+    for name in new:
+        model.get_submodule(name).requires_grad_(True)
+    return model
+
+
+def _attach_adapter(
+    model: nn.Module, method: Method, settings: dict[str, Any], adapter_name: str, new: list[str], task_kind: str | None
+) -> nn.Module:
+    register()
+    kind = task_type(model, task_kind)
+    refuse_unfit(method.name, base_of(model), _PROBED.get(kind or "", "classification" if _sees(model) else None))
+    _check_adapter_name(model, adapter_name)
+    config = _config(model, method, settings, new, kind)
+    try:
+        adapted = get_peft_model(model, config, adapter_name=adapter_name)
+    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        raise InlayError(
+            f"{method.name} cannot be put into {type(base_of(model)).__name__}: {error} "
+            f"{alternatives(model, method.name)}"
+        ) from error
+    _check_kept(adapted, config.modules_to_save or ())
+    return adapted
+
+
+def _check_kept(adapted: nn.Module, names: Sequence[str]) -> None:
+    """PEFT finds modules to save by the end of their names: `head` also takes `mlp_head`, and would train it."""
+    for found, module in adapted.named_modules():
+        wanted = any(f".{found}".endswith(f".{name}") for name in names)
+        if isinstance(module, AuxiliaryTrainingWrapper) and not wanted:
+            raise InlayError(f"PEFT would train {found} too, because its name ends like one of {', '.join(names)}.")
+
+
+def _sees(model: nn.Module) -> bool:
+    return type(base_of(model)).__name__.endswith("ForImageClassification")
+
+
+def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: list[str], kind: str | None) -> PeftConfig:
+    config_class = method.config_class()
+    allowed = {field.name for field in dataclasses.fields(config_class) if field.init} - _RESERVED
+    for name in settings:
+        if name not in allowed:
+            raise unknown(f"setting of method {method.name!r}", name, allowed)
+    given = dict(method.settings)
+    if method.defaults is not None and "target_modules" not in settings:
+        given |= registry.load(method.defaults)(model)
+    given |= settings
+    given["modules_to_save"] = list(dict.fromkeys([*(given.get("modules_to_save") or ()), *new])) or None
+    if issubclass(config_class, InlayConfig):
+        given["newly_initialised"] = new
+    try:
+        config = config_class(task_type=kind, **given)
+    except (ValueError, TypeError) as error:
+        raise InlayError(f"Settings {settings!r} do not fit method {method.name!r}: {error}") from error
+    if config.is_prompt_learning and kind is None:
+        raise InlayError(
+            f"{method.name} needs a model for a task on text, such as a ForSequenceClassification; got "
+            f"{type(base_of(model)).__name__}."
+        )
+    return config
+
+
+def _check_adapter_name(model: nn.Module, adapter_name: str) -> None:
+    existing = getattr(model, "peft_config", None) or {}
+    if adapter_name in existing:
+        raise InlayError(
+            f"The model already has an adapter called {adapter_name!r} ({existing[adapter_name].peft_type.value}). "
+            "Give this one another adapter_name."
+        )
+    # PEFT tells adapters apart by parts of parameters' names: one called like a module would take its weights along.
+    taken = {part for name in plain_parameters(model) for part in name.split(".")}
+    if adapter_name in taken or not adapter_name.isidentifier():
+        raise InlayError(f"adapter_name={adapter_name!r} will not do: take a word that names no part of the model.")

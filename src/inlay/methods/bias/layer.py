@@ -1,0 +1,92 @@
+"""Bias tuning of one module (BitFit, Ben Zaken et al. 2022, section 2)."""
+
+from __future__ import annotations
+
+import torch
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.bias.config import BiasTuningConfig
+from inlay.methods.tuner import ChildLayer
+
+Convolution = nn.modules.conv._ConvNd
+ChannelsNorm = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # batch and instance norms share _NormBase
+
+
+class Delta(nn.Module):
+    """`delta` of one adapter. A module of its own, so that FSDP's wrapping sees a trainable `weight`."""
+
+    def __init__(self, bias: Tensor, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+        self.weight = nn.Parameter(torch.zeros_like(bias))
+
+    def forward(self, output: Tensor) -> Tensor:
+        """`output + delta`, along the axis of the channels."""
+        shape = [1] * output.ndim
+        shape[self.axis] = -1
+        return output + self.weight.to(output.dtype).view(shape)
+
+
+class BiasLayer(ChildLayer):
+    """Adds a trained `delta` to the output of its host, which has the bias `b`:
+
+        y = f(x; W) + b + delta,      delta = 0 at the start.
+
+    The biases BitFit trains are `b + delta`. A sum on the output serves a frozen, quantised or LoRA-wrapped weight
+    alike, and a small step is not lost in the rounding of a bfloat16 bias: PEFT keeps `delta` in float32.
+    """
+
+    adapter_layer_names = ("inlay_bias_delta",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_bias_delta = nn.ModuleDict()
+        self._unmerged: Tensor | None = None
+
+    def attach(self) -> None:
+        self._handle = self.host.register_forward_hook(self.shift)
+
+    def detach(self) -> None:
+        self._handle.remove()
+
+    def update_layer(self, adapter_name: str, config: BiasTuningConfig) -> None:
+        self.inlay_bias_delta[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
+
+    def shift(self, host: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """The host's forward hook."""
+        for name in self.running():
+            output = self.inlay_bias_delta[name](output)
+        return output
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put the deltas into the host's bias."""
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_bias_delta]
+        bias = self.host.bias
+        for name in names:
+            merged = (bias.data + self.inlay_bias_delta[name].weight.data).to(bias.dtype)
+            if safe_merge and not torch.isfinite(merged).all():
+                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
+            if self._unmerged is None:
+                self._unmerged = bias.data
+            bias.data = merged
+            self.merged_adapters.append(name)
+
+    def unmerge(self) -> None:
+        """Give the host back the bias it had, to the bit."""
+        if self._unmerged is not None:
+            self.host.bias.data = self._unmerged.to(self.host.bias.device)
+        self._unmerged = None
+        self.merged_adapters.clear()
+
+
+def channel_axis(module: nn.Module) -> int:
+    """The axis of the module's output along which its bias runs: 1 where that is (N, C, ...), else the last."""
+    if isinstance(module, (Convolution, *ChannelsNorm)):
+        return 1
+    if isinstance(module, nn.LayerNorm):
+        # Norms over the channels of an image are LayerNorms that permute: ConvNeXt's in Transformers, timm's 2d one.
+        first = getattr(module, "data_format", None) == "channels_first" or type(module).__name__.endswith("2d")
+        return 1 if first else -1
+    return -1

@@ -1,0 +1,58 @@
+"""Which method works on which architecture, as the probes found it; read without importing torch.
+
+`capabilities.json` is written by `python -m inlay.methods.document --probe` and never by hand; the test matrix fails
+when it disagrees with what the probes find.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from inlay.errors import InlayError
+
+FILE = "capabilities.json"
+
+
+@cache
+def capabilities() -> Mapping[str, Mapping[str, Any]]:
+    """`methods`: by method and family, the tasks it works for; `tasks`: by family, the tasks that were probed;
+    `model_types`: by family, the name that Transformers knows it by."""
+    return json.loads((files("inlay.methods") / FILE).read_text(encoding="utf-8"))
+
+
+def fitting(model_type: str, task: str | None = None) -> list[str]:
+    """The methods that work on a Transformers model type, for a task or any; empty when the type was not probed."""
+    known = capabilities()
+    families = [family for family, kind in known["model_types"].items() if kind == model_type]
+    return [
+        method
+        for method, by_family in known["methods"].items()
+        if any(task in by_family.get(family, ()) if task else by_family.get(family) for family in families)
+    ]
+
+
+def refuse_unfit(method: str, model: Any, task: str | None) -> None:
+    """An error where the probes found that a method does not work on an architecture for a task.
+
+    What was not probed (another architecture, another task) is let through.
+    """
+    known = capabilities()
+    model_type = getattr(getattr(model, "config", None), "model_type", "")
+    families = [family for family, kind in known["model_types"].items() if kind == model_type]
+    probed = [family for family in families if task in known["tasks"].get(family, ())]
+    if probed and method in known["methods"] and not any(task in known["methods"][method].get(f, ()) for f in probed):
+        raise InlayError(
+            f"{method} does not work on {type(model).__name__} ({model_type}, {task}). "
+            f"{alternatives(model, method, task)}"
+        )
+
+
+def alternatives(model: Any, without: str, task: str | None = None) -> str:
+    """A sentence that names the methods that do work on a model's architecture."""
+    model_type = getattr(getattr(model, "config", None), "model_type", "")
+    names = [name for name in fitting(model_type, task) if name != without]
+    return f"These work on it: {', '.join(names)}." if names else "`inlay methods` says which method works where."

@@ -1,0 +1,60 @@
+"""What the configs of inlay's own methods have in common.
+
+A method's `config.py` subclasses `InlayConfig`, names its `PeftType` and adds fields of its own. The rest is PEFT's:
+the config is saved as `adapter_config.json` and found again by its type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from peft.config import PeftConfig
+
+from inlay.methods.register import register
+
+
+@dataclass
+class InlayConfig(PeftConfig):
+    """Which modules a method adapts, and which new ones are trained and saved with it.
+
+    `layers` counts the model's blocks from 1, as `inlay.anatomy` does, and narrows what the other options select.
+    `modules_to_save` always comes to include what loading the base model initialised anew (a head, a pooler), which is
+    found in the model unless `newly_initialised` names it. All names are looked up once, when the adapter is made
+    (`resolved`): a reloaded adapter goes where it was, whatever the model it is put into was loaded from.
+    """
+
+    target_modules: list[str] | str | None = field(
+        default=None,
+        metadata={"help": "Names, endings of names or a regular expression of modules to adapt; None: all that fit."},
+    )
+    exclude_modules: list[str] | str | None = field(
+        default=None,
+        metadata={"help": "Names, endings of names or a regular expression of modules to leave as they are."},
+    )
+    layers: list[int] | None = field(
+        default=None,
+        metadata={"help": "Blocks to adapt, counted from 1; None: all, and what lies outside the blocks too."},
+    )
+    modules_to_save: list[str] | None = field(
+        default=None,
+        metadata={"help": "Modules to train whole and to save beside the adapter; new heads are added to it."},
+    )
+    newly_initialised: list[str] | None = field(
+        default=None,
+        metadata={"help": "The modules that had no weights in the base model's checkpoint; None: found in the model."},
+    )
+    resolved: bool = field(
+        default=False, metadata={"help": "Filled in: whether the names above were looked up in a model."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        register()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The config as JSON-ready data, with the names of modules in a fixed order."""
+        data = super().to_dict()
+        if isinstance(data["target_modules"], (set, tuple, list)):
+            data["target_modules"] = sorted(data["target_modules"])
+        return data

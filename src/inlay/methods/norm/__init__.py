@@ -1,0 +1,16 @@
+"""Norm tuning: train the scales and shifts of the normalisation layers, and nothing else of the model."""
+
+from inlay.methods.registry import Method
+
+METHOD = Method(
+    name="norm",
+    summary="Trains the scales and shifts of the normalisation layers.",
+    paper="Basu et al., 2023, https://arxiv.org/abs/2310.12062; Frankle et al., ICLR 2021, https://arxiv.org/abs/2003.00152",
+    config="inlay.methods.norm.config:NormTuningConfig",
+    tuner="inlay.methods.norm.model:NormTuningModel",
+    peft_type="INLAY_NORM",
+    parameter_prefix="inlay_norm_",
+    learning_rate=1e-3,
+    grid=(3e-4, 1e-3, 3e-3, 1e-2),
+    mergeable=True,
+)

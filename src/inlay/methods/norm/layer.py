@@ -1,0 +1,102 @@
+"""Norm tuning of one normalisation layer."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.norm.config import NormTuningConfig
+from inlay.methods.tuner import ChildLayer
+
+
+class NormLayer(ChildLayer):
+    """Computes its host with a scale and a shift of its own:
+
+        y = (x - mean) / sqrt(var + eps) * gamma' + beta',      gamma' = gamma, beta' = beta at the start,
+
+    and likewise for norms without mean or shift. Each adapter is a copy of the host, since every architecture writes its
+    norm a little differently, and runs in place of it. The copies stay in eval mode: a batch norm's would otherwise
+    normalise by the batch and move its statistics.
+    """
+
+    adapter_layer_names = ("inlay_norm_copy",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_norm_copy = nn.ModuleDict()
+        self._unmerged: dict[str, Tensor] = {}
+
+    def attach(self) -> None:
+        # An instance attribute shadows the class's forward; another one may be there already (Accelerate's hooks).
+        self._earlier = self.host.__dict__.get("forward")
+        self.host.forward = self.route
+
+    def detach(self) -> None:
+        del self.host.forward
+        if self._earlier is not None:
+            self.host.forward = self._earlier
+
+    def update_layer(self, adapter_name: str, config: NormTuningConfig) -> None:
+        copy = deepcopy(self._bare_host())
+        copy.requires_grad_(True)
+        self.inlay_norm_copy[adapter_name] = copy.eval()
+
+    def _bare_host(self) -> nn.Module:
+        """A shallow copy of the host without what adapters have hung on it."""
+        bare = self.host.__class__.__new__(self.host.__class__)
+        bare.__dict__.update(self.host.__dict__)
+        bare.__dict__.pop("forward", None)
+        bare.__dict__["_modules"] = {}
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+            bare.__dict__[name] = type(self.host.__dict__[name])()
+        return bare
+
+    def train(self, mode: bool = True) -> NormLayer:
+        """Stays in eval mode."""
+        return super().train(False)
+
+    def route(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The host's forward: the active adapter's copy, or the host itself."""
+        names = self.running()
+        if not names:
+            return (
+                self._earlier(*args, **kwargs) if self._earlier else type(self.host).forward(self.host, *args, **kwargs)
+            )
+        if len(names) > 1:
+            raise InlayError(
+                f"Norm tuning runs one adapter at a time, not {', '.join(names)}: model.set_adapter(name)."
+            )
+        copy = self.inlay_norm_copy[names[0]]
+        dtype = next(self.host.parameters(recurse=False)).dtype
+        if next(copy.parameters()).dtype == dtype:
+            return copy(*args, **kwargs)
+        # PEFT keeps adapters in float32; the norm computes in the base model's precision, as the host would.
+        cast = {name: parameter.to(dtype) for name, parameter in copy.named_parameters()}
+        return torch.func.functional_call(copy, cast, args, kwargs)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put an adapter's scale and shift into the host."""
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_norm_copy]
+        if len(names) + len(self.merged_adapters) > 1:
+            raise InlayError(f"Norm tuning merges one adapter, not {', '.join([*self.merged_adapters, *names])}.")
+        for name in names:
+            trained = dict(self.inlay_norm_copy[name].named_parameters())
+            if safe_merge and not all(torch.isfinite(value).all() for value in trained.values()):
+                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
+            for key, parameter in self.host.named_parameters(recurse=False):
+                self._unmerged[key] = parameter.data
+                parameter.data = trained[key].data.to(parameter.dtype, copy=True)
+            self.merged_adapters.append(name)
+
+    def unmerge(self) -> None:
+        """Give the host back the scale and shift it had, to the bit."""
+        for key, value in self._unmerged.items():
+            parameter = self.host.get_parameter(key)
+            parameter.data = value.to(parameter.device)
+        self._unmerged.clear()
+        self.merged_adapters.clear()

@@ -1,0 +1,33 @@
+"""The tuner of norm tuning: every normalisation layer of the base model that has a scale."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from inlay.methods.capabilities import alternatives
+from inlay.methods.norm.layer import NormLayer
+from inlay.methods.tuner import InlayTuner
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+
+
+class NormTuningModel(InlayTuner):
+    """`get_peft_model(model, NormTuningConfig())` makes one of these."""
+
+    prefix = "inlay_norm_"
+    child = "inlay_norm"
+    tuner_layer_cls = NormLayer
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """A normalisation layer with a scale. Architectures write RMS norms as classes of their own: known by name."""
+        named = type(module).__name__.lower()
+        is_norm = isinstance(module, NORMS) or "rmsnorm" in named or named.endswith("layernorm")
+        leaf = not any(True for child in module.children() if not isinstance(child, NormLayer))
+        return is_norm and leaf and getattr(module, "weight", None) is not None
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        """Rare: a model without norms, or whose norms have no scale."""
+        name = type(model).__name__
+        return f"norm trains scales of normalisation layers, and {name} has none. {alternatives(model, 'norm')}"

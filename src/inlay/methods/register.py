@@ -1,0 +1,154 @@
+"""The one place that extends PEFT: its closed list of method types, its mappings, and the card of a saved adapter.
+
+PEFT looks methods up in the enum `PeftType` and in mappings keyed by it. `register()` adds a member and the entries for
+every method of the registry that has a tuner of its own; it may be called any number of times. `when_peft_is_imported`
+arranges for that without importing PEFT, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from inlay.methods.registry import Method, all_methods
+
+PREFIX = "INLAY_"
+CARD_HEADING = "## How to load this adapter"
+
+
+def register() -> None:
+    """Make PEFT know every registered method of ours. Costs nothing when it does already."""
+    from peft.utils.peft_types import PeftType
+
+    known = set(PeftType.__members__)
+    for method in all_methods().values():
+        if method.tuner is not None and method.peft_type not in known and not _being_imported(method):
+            _register(method)
+    _extend_model_card()
+
+
+def _register(method: Method) -> None:
+    from peft.utils.peft_types import register_peft_method
+
+    if method.peft_type is None or not method.peft_type.startswith(PREFIX):
+        raise ValueError(
+            f"Method {method.name!r} has peft_type={method.peft_type!r}; ours start with {PREFIX!r}, since PEFT keeps "
+            "adding types of its own."
+        )
+    config, tuner = method.config_class(), method.tuner_class()
+    _add_member(method.peft_type)
+    register_peft_method(
+        name=method.peft_type.lower(), config_cls=config, model_cls=tuner, prefix=method.parameter_prefix
+    )
+
+
+def _add_member(name: str) -> None:
+    """Add a member to `PeftType`. Members are looked up by name, by value and as attributes: all three must know it."""
+    from peft.utils.peft_types import PeftType
+
+    member = str.__new__(PeftType, name)
+    member._name_ = name
+    member._value_ = name
+    member._sort_order_ = len(PeftType)
+    member.__objclass__ = PeftType
+    type.__setattr__(PeftType, name, member)
+    PeftType._member_names_.append(name)
+    PeftType._member_map_[name] = member
+    PeftType._value2member_map_[name] = member
+
+
+def _being_imported(method: Method) -> bool:
+    """Whether the method's own modules are half imported, because one of them is what brought PEFT in.
+
+    Such a method is registered a moment later, by the first config that is made.
+    """
+    paths = [path for path in (method.config, method.tuner) if path is not None]
+    modules = [sys.modules.get(name) for name in (*(path.partition(":")[0] for path in paths), "inlay.methods.config")]
+    return any(module is not None and getattr(module.__spec__, "_initializing", False) for module in modules)
+
+
+def _extend_model_card() -> None:
+    """Let the card that PEFT writes say that `inlay` must be imported: without it a loader meets a bare KeyError."""
+    from peft import PeftModel
+
+    original = PeftModel.create_or_update_model_card
+    if getattr(original, "_inlay", False):
+        return
+
+    @wraps(original)
+    def create_or_update_model_card(self: Any, output_dir: str) -> None:
+        original(self, output_dir)
+        if any(config.peft_type.value.startswith(PREFIX) for config in self.peft_config.values()):
+            card = Path(output_dir) / "README.md"
+            text = card.read_text(encoding="utf-8")
+            if CARD_HEADING not in text:
+                card.write_text(f"{text.rstrip()}\n\n{_card_section()}", encoding="utf-8")
+
+    create_or_update_model_card._inlay = True  # type: ignore[attr-defined]
+    PeftModel.create_or_update_model_card = create_or_update_model_card
+
+
+def _card_section() -> str:
+    return f"""{CARD_HEADING}
+
+The method is one of [inlay](https://pypi.org/project/inlay/)'s. Import it before PEFT reads the adapter:
+
+```python
+import inlay  # registers the method with PEFT
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(base_model, "this/folder")
+```
+"""
+
+
+def when_peft_is_imported(action: Callable[[], None]) -> None:
+    """Run `action` now if PEFT is imported, otherwise as soon as it has been."""
+    if "peft" in sys.modules and not getattr(sys.modules["peft"].__spec__, "_initializing", False):
+        action()
+    else:
+        sys.meta_path.insert(0, _AfterPeft(action))
+
+
+class _AfterPeft(importlib.abc.MetaPathFinder):
+    """A finder that stands aside for every module but PEFT, whose loader it makes run one more step, once."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "peft":
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("peft")
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.action)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, action: Callable[[], None]) -> None:
+        self.loader, self.action = loader, action
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # PEFT and its tools find their own loader on the module: give it back before they look.
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        self.action()

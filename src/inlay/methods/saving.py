@@ -1,0 +1,262 @@
+"""Save what a method trained, and put it back into a freshly loaded base model.
+
+`peft` is an adapter in PEFT's format; `head` the new head's parameters; `full` a whole checkpoint. Beside each lies a
+small JSON file that says which method it is, which base model it belongs to and what the weights' file hashes to.
+Only safetensors and JSON are read, and everything is checked before the model is trusted: one clear error each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.mapping_func import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.utils import logging
+
+from inlay.backbones.identity import fingerprint as fingerprint_of
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.methods.register import register
+from inlay.methods.registry import Method
+
+FORMAT = 1
+NEW = "_inlay_newly_initialised"
+NOTE = {"peft": "inlay.json", "head": "head.json", "full": "inlay.json"}
+WEIGHTS = {"peft": "adapter_model.safetensors", "head": "head.safetensors", "full": "model.safetensors"}
+CONFIG = "adapter_config.json"
+
+
+def save(
+    model: nn.Module,
+    method: Method | str,
+    folder: str | Path,
+    *,
+    adapter_name: str = "default",
+    base_model_name: str | None = None,
+    fingerprint: str | None = None,
+) -> None:
+    """Write what the method trained into `folder`. `fingerprint` is that of the frozen base, as its loader found it."""
+    method = registry.get(method) if isinstance(method, str) else method
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if method.form == "peft":
+        place = _save_adapter(model, folder, adapter_name, base_model_name)
+    elif method.form == "head":
+        place = folder
+        trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+        save_file(trained, folder / WEIGHTS["head"], metadata={"format": "pt"})
+    else:
+        place = folder
+        with _no_progress_bar():
+            model.save_pretrained(folder)
+    note = {
+        "format": FORMAT,
+        "method": method.name,
+        "base_model": base_model_name,
+        "fingerprint": fingerprint,
+        "newly_initialised": list(getattr(model, NEW, ())),
+        "sha256": {file.name: _sha256(file) for file in sorted(place.glob("*.safetensors"))},
+    }
+    (place / NOTE[method.form]).write_text(json.dumps(note, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def restore(
+    model: nn.Module,
+    method: Method | str,
+    folder: str | Path,
+    *,
+    adapter_name: str = "default",
+    fingerprint: str | None = None,
+) -> nn.Module:
+    """`model`, a freshly loaded base with a head of the same shape, with what `save` wrote into `folder`; in eval mode.
+
+    `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here.
+    """
+    method = registry.get(method) if isinstance(method, str) else method
+    place = _place(Path(folder), method)
+    note = _note(place, method)
+    if method.form != "full":
+        _check_base(model, note, place, fingerprint)
+    if method.form == "full":
+        restored = _restore_full(model, place, note)
+    else:
+        tensors = _tensors(place / WEIGHTS[method.form], note)
+        restore_form = _restore_adapter if method.form == "peft" else _restore_head
+        restored = restore_form(model, method, place, tensors, adapter_name)
+    setattr(restored, NEW, note.get("newly_initialised", []))
+    return restored.eval()
+
+
+def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> Path:
+    if base_model_name is not None:
+        model.peft_config[adapter_name].base_model_name_or_path = base_model_name
+    # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.
+    model.save_pretrained(folder, selected_adapters=[adapter_name], save_embedding_layers=False)
+    return folder if adapter_name == "default" else folder / adapter_name
+
+
+def _place(folder: Path, method: Method) -> Path:
+    """Where the weights lie: PEFT puts an adapter that is not called "default" into a folder of its name."""
+    weights = WEIGHTS[method.form]
+    index = f"{weights}.index.json"
+    places = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
+    for place in places:
+        if (place / weights).is_file() or (method.form == "full" and (place / index).is_file()):
+            return place
+    other = next((form for form in WEIGHTS if form != method.form and (folder / WEIGHTS[form]).is_file()), None)
+    hint = f" It holds {WEIGHTS[other]}, which another method wrote." if other else ""
+    raise InlayError(f"{folder} has no {weights}, which method {method.name!r} saves.{hint}")
+
+
+def _note(place: Path, method: Method) -> dict[str, Any]:
+    """What was written beside the weights; empty for an adapter that PEFT alone saved."""
+    path = place / NOTE[method.form]
+    if not path.is_file():
+        return {}
+    note = _json(path)
+    if note.get("format") != FORMAT:
+        raise InlayError(
+            f"{path} has format {note.get('format')!r}; this version reads {FORMAT}. Use the version of inlay that wrote it."
+        )
+    if note.get("method") != method.name:
+        raise InlayError(f"{place} was saved by method {note.get('method')!r}, not by {method.name!r}.")
+    return note
+
+
+def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerprint: str | None) -> None:
+    wanted = note.get("fingerprint")
+    if wanted is None:
+        return
+    found = fingerprint or fingerprint_of(model, note.get("newly_initialised", ()))
+    if found != wanted:
+        raise InlayError(
+            f"{place} belongs to another base model: it was trained on {note.get('base_model') or 'one'} with fingerprint "
+            f"{wanted[:12]}, and this one has {found[:12]}. Load the same weights, in the same precision."
+        )
+
+
+def _tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InlayError(
+            f"{path} cannot be read; it is truncated or damaged ({error}). Copy or train it again."
+        ) from error
+    _check_hash(path, note)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InlayError(f"{path} holds values that are not finite, in {name}. Train it again.")
+    return tensors
+
+
+def _check_hash(path: Path, note: Mapping[str, Any]) -> None:
+    wanted = note.get("sha256", {}).get(path.name)
+    if wanted is not None and _sha256(path) != wanted:
+        raise InlayError(f"{path} is not the file that was saved: its SHA-256 differs from the one beside it.")
+
+
+def _restore_head(
+    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str
+) -> nn.Module:
+    parameters = dict(model.named_parameters())
+    _compare(tensors, {name: parameters[name] for name in tensors if name in parameters}, place)
+    model.requires_grad_(False)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+            parameters[name].requires_grad_(True)
+    return model
+
+
+def _restore_adapter(
+    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str
+) -> nn.Module:
+    register()
+    data = _json(place / CONFIG)
+    if data.get("peft_type") not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise InlayError(f"{place / CONFIG} has peft_type={data.get('peft_type')!r}, which is no method known here.")
+    if PEFT_TYPE_TO_CONFIG_MAPPING[data["peft_type"]] is not method.config_class():
+        raise InlayError(f"{place} holds an adapter of type {data['peft_type']}, not of method {method.name!r}.")
+    try:
+        config = PeftConfig.from_pretrained(str(place))
+        config.inference_mode = True
+        wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+        adapted = wrapper(model, config, adapter_name)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
+    expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)
+    _compare(tensors, expected, place)
+    set_peft_model_state_dict(adapted, tensors, adapter_name=adapter_name)
+    return adapted
+
+
+def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module:
+    for path in sorted(place.glob("*.safetensors")):
+        _tensors(path, note)
+    try:
+        with _no_progress_bar():
+            loaded, report = type(model).from_pretrained(place, dtype=model.dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InlayError(f"{place} cannot be loaded as {type(model).__name__}: {error}") from error
+    state = loaded.state_dict()
+    lacking = {
+        key if isinstance(key, str) else key[0] for part in ("missing_keys", "mismatched_keys") for key in report[part]
+    }
+    _compare({name: tensor for name, tensor in state.items() if name not in lacking}, model.state_dict(), place)
+    model.load_state_dict(state)
+    return model
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing:
+        raise InlayError(f"{place} lacks {_some(missing)}: it is incomplete or belongs to another architecture.")
+    if extra:
+        raise InlayError(f"{place} holds {_some(extra)}, for which the model has no place: another architecture?")
+    for name, tensor in expected.items():
+        if tensor.shape != found[name].shape:
+            raise InlayError(
+                f"{place}: {name} has shape {tuple(found[name].shape)}, the model needs {tuple(tensor.shape)}. "
+                "The number of labels or the base model is another."
+            )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InlayError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise InlayError(f"{path} should hold a JSON object, not a {type(data).__name__}.")
+    return data
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _some(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,218 @@
+"""What inlay's own methods share: a tuner that attaches children, and the child.
+
+A method attaches a child to the module it adapts and never puts a wrapper around it: the names of everything else stay as
+they were, so that a LoRA can be added before or after, and each reloads without the other. The child hangs on the
+innermost module (below a LoRA's wrapper, if there is one), and a saved key names that module as the plain model does:
+`...query.inlay_bias_delta.weight`, whatever stood around `query` when it was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
+from peft.utils.other import AuxiliaryTrainingWrapper
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.config import InlayConfig
+from inlay.methods.heads import newly_initialised
+from inlay.methods.plain import plain_modules, plain_name
+
+
+class ChildLayer(nn.Module, BaseTunerLayer):
+    """A tuner layer that is a child of the module it adapts, its host.
+
+    The host is kept in a tuple, which hides it from `nn.Module`: parent and child would otherwise contain each other.
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self._host = (host,)
+        self._active_adapter: list[str] | str = []
+        self.merged_adapters: list[str] = []
+
+    @property
+    def host(self) -> nn.Module:
+        """The module that this child adapts."""
+        return self._host[0]
+
+    def get_base_layer(self) -> nn.Module:
+        """The host: PEFT reads the device and the dtype of its weight."""
+        return self.host
+
+    def running(self) -> list[str]:
+        """The adapters that take part in a forward pass of this layer."""
+        if self.disable_adapters or self.merged:
+            return []
+        available = getattr(self, self.adapter_layer_names[0])
+        return [name for name in self.active_adapters if name in available]
+
+    def attach(self) -> None:
+        """Make the host's forward pass go through this child."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Undo `attach`."""
+        raise NotImplementedError
+
+    def update_layer(self, adapter_name: str, config: Any) -> None:
+        """Make room for an adapter."""
+        raise NotImplementedError
+
+
+class InlayTuner(BaseTuner):
+    """A `BaseTuner` whose layers are children; a method says what it adapts and with which layer.
+
+    `child` is the attribute of the host under which the layer hangs; `prefix` is `child` and an underscore, and begins
+    the name of the layer's containers.
+    """
+
+    child: ClassVar[str]
+    target_module_mapping: ClassVar[dict[str, list[str]]] = {}
+
+    def __init__(self, model: nn.Module, peft_config: Any, adapter_name: str, **kwargs: Any) -> None:
+        existing = getattr(model, "peft_config", None) or {}
+        if adapter_name in existing:
+            raise InlayError(
+                f"The model already has an adapter called {adapter_name!r} ({existing[adapter_name].peft_type.value}). "
+                "Give this one another adapter_name, or unload() that one first."
+            )
+        super().__init__(model, peft_config, adapter_name, **kwargs)
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        """Whether the method can adapt this module."""
+        raise NotImplementedError
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        """Why the method cannot adapt this model, and what would."""
+        raise NotImplementedError
+
+    def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
+        if not peft_config.resolved:
+            if peft_config.newly_initialised is None:
+                peft_config.newly_initialised = newly_initialised(self.model)
+            wanted = [*(peft_config.modules_to_save or []), *peft_config.newly_initialised]
+            peft_config.modules_to_save = list(dict.fromkeys(wanted)) or None
+            peft_config.target_modules = self._targets(peft_config)
+            peft_config.resolved = True
+        # A tuple: PEFT abbreviates long lists to endings of names, and ours are matched exactly.
+        peft_config.target_modules = tuple(peft_config.target_modules or ())  # type: ignore[assignment]
+        return peft_config
+
+    def _targets(self, config: InlayConfig) -> list[str]:
+        heads = tuple(f"{name}." for name in config.modules_to_save or ())
+        fitting = [name for name, module in plain_modules(self.model) if name and self.fits(module)]
+        names = [name for name in fitting if not f"{name}.".startswith(heads)]
+        if not names:
+            raise InlayError(self.refusal(self.model))
+        found = [name for name in names if _selected(config, name)]
+        if config.layers is not None:
+            found = [name for name in found if _in_layers(self.model, config.layers, name)]
+        if not found:
+            raise InlayError(
+                f"target_modules={config.target_modules!r}, exclude_modules={config.exclude_modules!r} and "
+                f"layers={config.layers!r} leave no module to adapt. Modules that could be: {_some(names)}."
+            )
+        return found
+
+    @staticmethod
+    def _check_target_module_exists(peft_config: InlayConfig, key: str) -> bool:
+        return plain_name(key) in (peft_config.target_modules or ())
+
+    def _create_and_replace(
+        self,
+        peft_config: InlayConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        host = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+        layer = getattr(host, self.child, None)
+        if layer is None:
+            layer = self.tuner_layer_cls(host)
+            setattr(host, self.child, layer)
+            layer.attach()
+        layer.update_layer(adapter_name, peft_config)
+
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> nn.Module:
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, self.tuner_layer_cls):
+                if merge:
+                    module.merge(safe_merge=safe_merge, adapter_names=adapter_names)
+                elif module.merged:
+                    module.unmerge()
+                module.detach()
+                delattr(module.host, self.child)
+            elif isinstance(module, AuxiliaryTrainingWrapper):
+                plain = module.unload_and_optionally_merge_module(merge, safe_merge, adapter_names)
+                parent, _, last = name.rpartition(".")
+                setattr(self.model.get_submodule(parent), last, plain)
+        if hasattr(self.model, "peft_config"):
+            del self.model.peft_config
+        return self.model
+
+    def train(self, mode: bool = True) -> InlayTuner:
+        """Batch norms of the frozen base stay in eval mode: in training they would move its statistics."""
+        super().train(mode)
+        for _, module in plain_modules(self.model):
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                module.eval()
+        return self
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if kwargs.get("adapter_names") is not None:
+            raise InlayError(
+                f"adapter_names={kwargs['adapter_names']!r}: {type(self).__name__} does not mix adapters within a "
+                "batch. Run one adapter at a time: model.set_adapter(name)."
+            )
+        yield
+
+    @classmethod
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        found = super()._get_adapter_state_dict(*args, **kwargs)
+        return {key: value for key, value in found.items() if f".{cls.child}." in key}
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        host, child, rest = super()._remove_adapter_name_from_key(key, adapter_name).rpartition(f".{cls.child}.")
+        return f"{host.replace('.base_layer', '')}.{rest}" if child else rest
+
+
+def _selected(config: InlayConfig, name: str) -> bool:
+    wanted = SimpleNamespace(
+        target_modules=".*" if config.target_modules is None else config.target_modules,
+        target_parameters=None,
+        exclude_modules=config.exclude_modules,
+        modules_to_save=config.modules_to_save,
+    )
+    return bool(check_target_module_exists(wanted, name))
+
+
+def _in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
+    from inlay.anatomy import anatomy
+
+    blocks = {block.index: plain_name(block.name) for block in anatomy(model).blocks}
+    for layer in layers:
+        if layer not in blocks:
+            raise InlayError(f"layers={layers!r}: there is no layer {layer}; the model has 1 to {len(blocks)}.")
+    return any(name == blocks[layer] or name.startswith(f"{blocks[layer]}.") for layer in layers)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
