@@ -1,7 +1,7 @@
 """The base model's own modules and parameters, by their own names, whatever PEFT has put around and between them.
 
-PEFT wraps a model (`base_model.model.`), a module (`base_layer`, `original_module`) and adds modules of its own. Methods
-that look for what to adapt, and the search for new heads, must see through all of it.
+PEFT wraps a model (`base_model.model.`), a module (`base_layer`, `original_module`) and adds modules of its own.
+Methods that look for what to adapt, and the search for new heads, must see through all of it.
 """
 
 from __future__ import annotations

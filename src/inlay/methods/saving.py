@@ -127,7 +127,8 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
     note = _json(path)
     if note.get("format") != FORMAT:
         raise InlayError(
-            f"{path} has format {note.get('format')!r}; this version reads {FORMAT}. Use the version of inlay that wrote it."
+            f"{path} has format {note.get('format')!r}; this version of inlay reads {FORMAT}. "
+            "Use the version that wrote it."
         )
     if note.get("method") != method.name:
         raise InlayError(f"{place} was saved by method {note.get('method')!r}, not by {method.name!r}.")
@@ -141,8 +142,8 @@ def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerpr
     found = fingerprint or fingerprint_of(model, note.get("newly_initialised", ()))
     if found != wanted:
         raise InlayError(
-            f"{place} belongs to another base model: it was trained on {note.get('base_model') or 'one'} with fingerprint "
-            f"{wanted[:12]}, and this one has {found[:12]}. Load the same weights, in the same precision."
+            f"{place} belongs to another base model: it was trained on {note.get('base_model') or 'one'} with "
+            f"fingerprint {wanted[:12]}, and this one has {found[:12]}. Load the same weights, in the same precision."
         )
 
 
@@ -150,9 +151,7 @@ def _tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise InlayError(
-            f"{path} cannot be read; it is truncated or damaged ({error}). Copy or train it again."
-        ) from error
+        raise InlayError(f"{path} cannot be read: it is truncated or damaged ({error}).") from error
     _check_hash(path, note)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -210,9 +209,7 @@ def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module
     except (OSError, ValueError, RuntimeError) as error:
         raise InlayError(f"{place} cannot be loaded as {type(model).__name__}: {error}") from error
     state = loaded.state_dict()
-    lacking = {
-        key if isinstance(key, str) else key[0] for part in ("missing_keys", "mismatched_keys") for key in report[part]
-    }
+    lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     _compare({name: tensor for name, tensor in state.items() if name not in lacking}, model.state_dict(), place)
     model.load_state_dict(state)
     return model

@@ -1,9 +1,9 @@
 """What inlay's own methods share: a tuner that attaches children, and the child.
 
-A method attaches a child to the module it adapts and never puts a wrapper around it: the names of everything else stay as
-they were, so that a LoRA can be added before or after, and each reloads without the other. The child hangs on the
-innermost module (below a LoRA's wrapper, if there is one), and a saved key names that module as the plain model does:
-`...query.inlay_bias_delta.weight`, whatever stood around `query` when it was saved.
+A method attaches a child to the module it adapts and never puts a wrapper around it: the names of everything else
+stay as they were, so that a LoRA can be added before or after, and each reloads without the other. The child hangs on
+the innermost module (below a LoRA's wrapper, if there is one), and a saved key names that module as the plain model
+does: `...query.inlay_bias_delta.weight`, whatever stood around `query` when it was saved.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ class NormLayer(ChildLayer):
 
         y = (x - mean) / sqrt(var + eps) * gamma' + beta',      gamma' = gamma, beta' = beta at the start,
 
-    and likewise for norms without mean or shift. Each adapter is a copy of the host, since every architecture writes its
-    norm a little differently, and runs in place of it. The copies stay in eval mode: a batch norm's would otherwise
+    and likewise for norms without mean or shift. Each adapter is a copy of the host that runs in its place, since every
+    architecture writes its norm a little differently. The copies stay in eval mode: a batch norm's would otherwise
     normalise by the batch and move its statistics.
     """
 
@@ -64,13 +65,10 @@ class NormLayer(ChildLayer):
         """The host's forward: the active adapter's copy, or the host itself."""
         names = self.running()
         if not names:
-            return (
-                self._earlier(*args, **kwargs) if self._earlier else type(self.host).forward(self.host, *args, **kwargs)
-            )
+            forward = self._earlier or partial(type(self.host).forward, self.host)
+            return forward(*args, **kwargs)
         if len(names) > 1:
-            raise InlayError(
-                f"Norm tuning runs one adapter at a time, not {', '.join(names)}: model.set_adapter(name)."
-            )
+            raise InlayError(f"Norm tuning runs one adapter at a time, not {', '.join(names)}: call set_adapter.")
         copy = self.inlay_norm_copy[names[0]]
         dtype = next(self.host.parameters(recurse=False)).dtype
         if next(copy.parameters()).dtype == dtype:

@@ -1,4 +1,4 @@
-"""The methods that PEFT itself has, by name: nothing is rewritten, only what to target and how fast to learn is chosen."""
+"""The methods that PEFT itself has, by name: nothing is rewritten; only targets and learning rates are chosen."""
 
 from types import MappingProxyType
 
