@@ -58,6 +58,12 @@ def _refused(path: Path, number: int | None, error: Exception) -> InlayError:
     return InlayError(f"Cannot write {path}: {error}. Check the disk and the path, then give the same command again.")
 
 
+def sync_file(path: Path) -> None:
+    """Force a file's contents to disk."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Force a folder's entries (creations, renames, removals) to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -71,8 +77,7 @@ def sync_tree(folder: Path) -> None:
     """Force every file below `folder`, and the folders themselves, to disk."""
     for place, _, names in os.walk(folder):
         for name in names:
-            with open(Path(place) / name, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(Path(place) / name)
         sync_folder(Path(place))
 
 

@@ -1,1 +1,22 @@
-"""The Trainer glue."""
+"""The Trainer glue: see fitting.py. Imported lazily, since it brings torch and Transformers along."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.training.evaluation import evaluate
+    from inlay.training.fitting import Outcome, fit
+    from inlay.training.interrupts import Interrupted
+
+__all__ = ["Interrupted", "Outcome", "evaluate", "fit"]
+
+_PLACES = {"Interrupted": "interrupts", "Outcome": "fitting", "evaluate": "evaluation", "fit": "fitting"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"inlay.training.{_PLACES[name]}"), name)

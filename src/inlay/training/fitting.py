@@ -1,0 +1,243 @@
+"""Train one run: attach the method, train, return to the best, evaluate, save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, set_seed
+
+from inlay.errors import InlayError
+from inlay.methods import attach
+from inlay.methods.registry import Method
+from inlay.portrait.memory import PeakMemory
+from inlay.portrait.parameters import parameters, saved_bytes
+from inlay.portrait.speed import spread
+from inlay.records.atomic import write_folder, writing
+from inlay.records.spec import Spec
+from inlay.training import plan as plans
+from inlay.training.checkpoints import Checkpoints
+from inlay.training.display import Display
+from inlay.training.evaluation import Place, Scored, Stop, score, score_batches
+from inlay.training.interrupts import Interrupts
+from inlay.training.modes import Modes
+from inlay.training.progress import Journal
+from inlay.training.seeds import deterministic, undisturbed
+from inlay.training.trainer import InlayTrainer, NotFinite, Pace
+
+CHECKPOINT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. `resumed_from` is the step at which it was taken up again, if it was."""
+
+    model: nn.Module
+    metrics: dict[str, dict[str, float]]
+    history: list[dict[str, Any]]
+    portrait: dict[str, Any]
+    steps: int
+    resumed_from: int | None = None
+    stopped_early: bool = False
+    best_step: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def fit(
+    backbone: Any,
+    task: Any,
+    method: Method,
+    spec: Spec,
+    folder: Path,
+    *,
+    progress: bool = True,
+    tensorboard: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Outcome:
+    """Adapt `backbone` to `task` by `method`, in `folder`: checkpoints on the way, `adapter/` at the end.
+
+    Called again after any end before that (a kill, an interruption, a full disk), it goes on from the last checkpoint
+    and comes to the same result, on a CPU to the bit. `progress` shows a bar or lines on stderr; `checkpoint_seconds`
+    is how much work may be lost.
+    """
+    processor = backbone.processor
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    set_seed(spec.seed)
+    modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
+    model = attach.attach(
+        backbone.model,
+        method,
+        settings=spec.settings,
+        newly_initialised=backbone.newly_initialised,
+        task_kind=task.kind,
+    )
+    modes.adapt(model)
+    if spec.gradient_checkpointing:
+        modes.checkpoint()
+    encode = partial(task.encode, processor=processor, max_length=spec.max_length, model_config=model.config)
+    train = encode("train")
+    plan = plans.make(spec, method, len(train))
+    place = Place(plan.device, plan.dtype, plan.micro_batch)
+    collate = task.collator(processor, model)
+    memory = PeakMemory(model, plan.device)
+    interrupts = Interrupts()
+    pace = Pace()
+    callbacks: list[TrainerCallback] = [pace]
+    display = Display(f"{task.name} {method.name}")
+    if progress and _is_main():
+        callbacks.append(display)
+    if tensorboard:
+        callbacks.append(_tensorboard(folder))
+    watched, better = _watched(task)
+    evaluate_now: Callable[[Stop], Scored] | None = None
+    if _has(task, "validation"):
+        evaluate_now = partial(
+            score_batches, model, task, encode("validation"), collate, place, loss_only=_generates(task)
+        )
+    elif spec.early_stopping:
+        raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
+    trainer = InlayTrainer(
+        model=model,
+        args=plans.arguments(plan, spec, folder / "checkpoints"),
+        collate=collate,
+        train_dataset=train,
+        plan=plan,
+        modes=modes,
+        store=Checkpoints(folder / "checkpoints"),
+        journal=Journal(folder / "metrics.jsonl" if _is_main() else None),
+        interrupts=interrupts,
+        memory=memory,
+        evaluate_now=evaluate_now,
+        watched=watched,
+        better=better,
+        patience=spec.early_stopping,
+        checkpoint_seconds=checkpoint_seconds,
+        callbacks=callbacks,
+    )
+    pace.trainer = trainer
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InlayError(
+            "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
+            "the method with `inlay.methods.attach` and use your own Trainer."
+        )
+    checkpoint = trainer.store.latest()
+    with interrupts, deterministic(plan.device):
+        memory.start()
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            if trainer.checkpoint_is_due(last=True):
+                trainer.save()
+            trainer.load_best()
+            metrics = _final_metrics(trainer, task, processor, spec, place)
+        except NotFinite as error:
+            raise _keep_last_good(error, model, method, spec, backbone, folder) from error
+        finally:
+            display.close()
+            peak = memory.stop(seen=trainer.progress.peak_memory)
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    modes.close()
+    if _is_main():
+        _save(model, method, spec, backbone, folder / "adapter")
+    best = trainer.progress.best
+    return Outcome(
+        model=model,
+        metrics=metrics,
+        history=trainer.progress.history,
+        portrait=_portrait(trainer, plan, peak, len(train), folder / "adapter"),
+        steps=trainer.state.global_step,
+        resumed_from=None if checkpoint is None else int(checkpoint.name.rpartition("-")[2]),
+        stopped_early=trainer.progress.stopped,
+        best_step=best["step"] if best else None,
+    )
+
+
+def _final_metrics(
+    trainer: InlayTrainer, task: Any, processor: Any, spec: Spec, place: Place
+) -> dict[str, dict[str, float]]:
+    """The validation metrics of the state that is kept, which are known already, and those of the test split."""
+    progress = trainer.progress
+    found: dict[str, dict[str, float]] = {}
+    if trainer.evaluate_now is not None:
+        found["validation"] = progress.best["metrics"] if progress.best else progress.validation
+    for split in ("validation", "test"):
+        if not _has(task, split) or (split == "validation" and not _generates(task)):
+            continue
+        with undisturbed():
+            scored = score(trainer.modes.model, task, split, processor, spec, place, trainer.check_interrupt)
+        if not _generates(task):
+            progress.inference.append([scored.examples, scored.seconds])
+        found[split] = {**found.get(split, {}), **scored.metrics}
+        trainer.note({split: found[split]})
+    return found
+
+
+def _portrait(
+    trainer: InlayTrainer, plan: plans.Plan, peak: dict[str, Any], examples: int, adapter: Path
+) -> dict[str, Any]:
+    rates = trainer.speed.rates()
+    return {
+        "parameters": parameters(trainer.modes.model),
+        "saved_bytes": saved_bytes(adapter),
+        "peak_memory": peak,
+        "seconds_per_epoch": spread([examples / rate for rate in rates]),
+        "train_examples_per_second": spread(rates),
+        "inference_examples_per_second": spread([n / seconds for n, seconds in trainer.progress.inference]),
+        "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
+        "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
+        "processes": plan.world,
+    }
+
+
+def _watched(task: Any) -> tuple[str, Callable[[float, float], bool]]:
+    """The metric that early stopping watches, and which of two values is better. Writing texts to score them after
+    every epoch would take longer than training: such tasks are watched by their loss."""
+    from inlay.tasks.metrics import greater_is_better
+
+    name = "loss" if _generates(task) else task.metrics[0]
+    if name != "loss" and greater_is_better(name):
+        return name, lambda new, old: new > old
+    return name, lambda new, old: new < old
+
+
+def _keep_last_good(
+    error: NotFinite, model: nn.Module, method: Method, spec: Spec, backbone: Any, folder: Path
+) -> NotFinite:
+    if not _is_main():
+        return error
+    _save(model, method, spec, backbone, folder / "last-good")
+    return NotFinite(f"{error} They are in {folder / 'last-good'}.")
+
+
+def _save(model: nn.Module, method: Method, spec: Spec, backbone: Any, target: Path) -> None:
+    def fill(folder: Path) -> None:
+        attach.save(model, method, folder, base_model_name=spec.model, fingerprint=backbone.fingerprint)
+
+    write_folder(target, fill)
+
+
+def _tensorboard(folder: Path) -> TrainerCallback:
+    plans.check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations import TensorBoardCallback
+
+    return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if _is_main() else None)
+
+
+def _generates(task: Any) -> bool:
+    return bool(getattr(task, "generates", False))
+
+
+def _has(task: Any, split: str) -> bool:
+    rows = getattr(task, split, None)
+    return rows is not None and len(rows) > 0
+
+
+def _is_main() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0

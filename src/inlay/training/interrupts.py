@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM, answered at the next moment when nothing is half-done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop, has saved a checkpoint and can be resumed."""
+
+
+class Interrupts:
+    """While entered, the first signal is only noted (`wanted`); a second one interrupts at once.
+
+    Signals can be handled in the main thread only: elsewhere nothing is changed.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._earlier: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._earlier = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+        self._earlier.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True

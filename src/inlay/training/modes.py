@@ -1,0 +1,119 @@
+"""Which modules train and which stand still.
+
+A frozen model is a fixed function: its dropout does nothing, its batch norms keep their statistics, attention drops no
+weights. So everything that the base model brought along is in eval mode while a method trains, and what the method
+added (adapters with their own dropout, copies of heads) or loading left uninitialised (a head) is in train mode, with
+the dropout that stands outside the body, in front of the head. A batch norm moves its statistics only inside such a new
+head. `full` trains everything, statistics included.
+
+Transformers checkpoints activations of a `GradientCheckpointingLayer` only while the layer itself is in train mode,
+and some layers pass that same flag to a functional dropout. So a checkpointed layer is in train mode when it is called
+and, by a pair of hooks, in eval mode while it computes, in the first pass and in the recomputation alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase as BatchNorm
+from torch.utils.hooks import RemovableHandle
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from inlay.errors import InlayError
+
+
+class Modes:
+    """The modes of a model's modules: made before a method is attached, told of the adapted model after.
+
+    `new` names the modules that loading left uninitialised; `whole` says that everything trains.
+    """
+
+    def __init__(self, base: nn.Module, *, new: Iterable[str], whole: bool) -> None:
+        self._base = base
+        self._new = {inner for name in new for inner in base.get_submodule(name).modules()}
+        body = getattr(base, getattr(base, "base_model_prefix", ""), base)
+        inside = set(body.modules())
+        before_the_head = {module for module in base.modules() if module not in inside and not _has_parameters(module)}
+        self._frozen = set() if whole else set(base.modules()) - self._new - before_the_head
+        self._whole = whole
+        self._checkpointed: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+        self.model = base
+
+    def adapt(self, model: nn.Module) -> None:
+        """Take note of what the method attached: `model` is the base model with it, or around it."""
+        self.model = model
+        if self._whole:
+            return
+        copies = {
+            inner
+            for module in model.modules()
+            if isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict)
+            for inner in module.modules_to_save.modules()
+        }
+        self._frozen |= {m for m in model.modules() if isinstance(m, BatchNorm) and m not in self._new | copies}
+
+    def train(self) -> None:
+        """Set every module's mode for training."""
+        self.model.train()
+        for module in self._frozen:
+            module.training = False
+        for module in self._checkpointed:
+            module.training = True
+
+    def checkpoint(self) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        if not getattr(self._base, "supports_gradient_checkpointing", False):
+            raise InlayError(
+                f"{type(self._base).__name__} does not support gradient checkpointing. Leave it out, and use a smaller "
+                "batch or more gradient accumulation to save memory."
+            )
+        self._base.gradient_checkpointing_enable({"use_reentrant": False})
+        # Transformers makes the embeddings' output require a gradient, which only the reentrant kind needs: here it
+        # would pull the frozen trunk below the first trained piece into the graph.
+        self._base.disable_input_require_grads()
+        self._checkpointed = [
+            module for module in self._base.modules() if getattr(module, "gradient_checkpointing", False)
+        ]
+        for module in self._checkpointed:
+            if isinstance(module, GradientCheckpointingLayer) and module in self._frozen:
+                self._handles += _compute_in_eval_mode(module)
+
+    def trained_tensors(self) -> dict[str, Tensor]:
+        """All that training changes: the trained parameters, and the statistics of batch norms that move."""
+        tensors: dict[str, Tensor] = {
+            name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad
+        }
+        for name, module in self.model.named_modules():
+            if isinstance(module, BatchNorm) and module not in self._frozen:
+                tensors |= {f"{name}.{key}": buffer for key, buffer in module.named_buffers(recurse=False)}
+        return tensors
+
+    def close(self) -> None:
+        """Remove the hooks and leave the model as it is used after training: in eval mode."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._checkpointed:
+            self._base.gradient_checkpointing_disable()
+            self._checkpointed.clear()
+        self.model.eval()
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _compute_in_eval_mode(layer: nn.Module) -> list[RemovableHandle]:
+    modes: list[bool] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        modes.append(module.training)
+        module.training = False
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        module.training = modes.pop()
+
+    return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]

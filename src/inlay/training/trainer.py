@@ -1,0 +1,370 @@
+"""Transformers' Trainer, made exact where it is not: loss, modes, checkpoints, interruption.
+
+- The loss of an update is the mean over all its labels, however many micro-batches and processes it is split into: each
+  part's mean counts by its share of the labels. The stock Trainer multiplies a classification loss by the number of
+  accumulation steps.
+- Frozen modules stay in eval mode: see modes.py.
+- Evaluation leaves the random state alone, so that its frequency does not change training.
+- Checkpoints hold what is trained, without pickle, and the sums that are still open: see checkpoints.py. Resumed, a run
+  goes on as if nothing had happened.
+- A loss or gradient that is not finite ends the run before it reaches the parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+from torch.utils.data import Sampler
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import TrainOutput
+
+from inlay.errors import InlayError
+from inlay.portrait.memory import PeakMemory
+from inlay.portrait.speed import Speed
+from inlay.training import checkpoints as files
+from inlay.training.checkpoints import Checkpoints
+from inlay.training.evaluation import Scored, Stop, count_items, shifts_labels
+from inlay.training.interrupts import Interrupted, Interrupts
+from inlay.training.modes import Modes
+from inlay.training.plan import Plan
+from inlay.training.progress import Journal, Progress
+from inlay.training.seeds import random_state, set_random_state, undisturbed
+
+CHECKPOINT_SHARE = 0.02  # of the time may go into writing checkpoints
+FIRST_GUESS = 0.05  # seconds that a checkpoint takes, before one was written
+
+
+class NotFinite(InlayError):
+    """The loss or a gradient became infinite or not a number."""
+
+
+class EpochSampler(Sampler[int]):
+    """Every example once, in an order that follows from the seed and the epoch alone."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length, self.seed, self.epoch = length, seed, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        return iter(torch.randperm(self.length, generator=generator).tolist())
+
+
+class InlayTrainer(Trainer):
+    """Trains one run. `evaluate_now` scores the validation split, `better` compares values of the watched metric."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        args: TrainingArguments,
+        collate: Callable[[Any], Any],
+        train_dataset: Any,
+        plan: Plan,
+        modes: Modes,
+        store: Checkpoints,
+        journal: Journal,
+        interrupts: Interrupts,
+        memory: PeakMemory,
+        evaluate_now: Callable[[Stop], Scored] | None,
+        watched: str | None,
+        better: Callable[[float, float], bool],
+        patience: int | None,
+        checkpoint_seconds: float,
+        callbacks: list[TrainerCallback],
+    ) -> None:
+        super().__init__(
+            model=model, args=args, data_collator=collate, train_dataset=train_dataset, callbacks=callbacks
+        )
+        self.remove_callback(PrinterCallback)
+        self.plan = plan
+        self.modes = modes
+        self.store = store
+        self.journal = journal
+        self.interrupts = interrupts
+        self.memory = memory
+        self.evaluate_now = evaluate_now
+        self.watched = watched
+        self.better = better
+        self.patience = patience
+        self.checkpoint_seconds = checkpoint_seconds
+        self.progress = Progress()
+        self.speed = Speed(plan.total_steps)
+        self._sampler = EpochSampler(len(train_dataset), args.seed)
+        self._shifted = shifts_labels(model)
+        self._caught_up = False
+        self._in_eval_mode = True
+        self._update_loss: Tensor | None = None
+        self._update_examples = 0
+        self._mark = self._saved_at = time.perf_counter()
+        self._save_cost = FIRST_GUESS
+        self._best_of_checkpoint: str | None = None
+
+    # ---- one update
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | None]:
+        """The micro-batches of one update, and how many labels they have together, over all processes."""
+        found = list(itertools.islice(epoch_iterator, num_batches))
+        self._update_loss = None
+        self._update_examples = sum(_rows(batch) for batch in found) * self.plan.world
+        if len(found) <= 1 and self.plan.world == 1:
+            return found, None
+        total = torch.stack([self._items(batch) for batch in found]).sum().to(device)
+        if self.plan.world > 1:
+            distributed.all_reduce(total)
+        return found, total
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of one micro-batch."""
+        if self._in_eval_mode:
+            self.modes.train()
+            self._in_eval_mode = False
+        inputs = self._prepare_inputs(inputs)
+        loss = model(**inputs)["loss"]
+        if num_items_in_batch is not None:
+            items = self._items(inputs)
+            # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
+            # Without a single label the mean is 0 / 0, and counts for nothing.
+            share = items / num_items_in_batch * self.plan.world
+            loss = torch.where(items > 0, loss, 0.0) * share
+        self.accelerator.backward(loss)
+        detached = loss.detach()
+        self._update_loss = detached if self._update_loss is None else self._update_loss + detached
+        return detached
+
+    def _items(self, batch: dict[str, Any]) -> Tensor:
+        labels = batch.get("labels")
+        return torch.tensor(_rows(batch)) if labels is None else count_items(labels, shifted=self._shifted)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        # With float16 the scaler expects gradients that overflow, and skips the update. With several processes only the
+        # gradients are the same everywhere, and all must stop or none.
+        scaled = self.accelerator.scaler is not None
+        watched = self._update_loss if scaled else norm
+        if self._update_loss is not None and not scaled and self.plan.world == 1:
+            watched = norm + self._update_loss
+        if watched is not None and not torch.isfinite(torch.as_tensor(watched)):
+            raise NotFinite(
+                f"The loss or its gradient is not a finite number at step {self.state.global_step + 1} of "
+                f"{self.state.max_steps}, at a learning rate of {self._get_learning_rate():.3g}. The parameters before "
+                f"that step are kept. Try a lower learning rate, for example {self.plan.learning_rate / 3:.1g}"
+                + (", or precision float32." if self.plan.dtype else ".")
+            )
+        return norm
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: the stock estimate walks over all parameters at every step."""
+        return 0
+
+    # ---- between updates
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._mark = time.perf_counter()
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        return self._sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        self._catch_up()
+        if self.progress.stopped or self.state.global_step >= self.state.max_steps:
+            # Resumed after the last update: the stock loop would do one more.
+            self.control.should_training_stop = True
+            return
+        self._sampler.epoch = kwargs["epoch"]
+        super()._run_epoch(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        self._catch_up()
+        self.modes.model.eval()
+        return super()._finalize_training(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Put the training loss over time into the history; the summary of the end is ours to write."""
+        if "loss" in logs:
+            self.note({name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs})
+            self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Add to the history and the journal."""
+        whole = {"step": self.state.global_step, "epoch": round(self.state.epoch or 0.0, 6), **entry}
+        self.progress.history.append(whole)
+        self.journal.add(whole)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Score the validation split; an interruption leaves a checkpoint that begins with this evaluation."""
+        assert self.evaluate_now is not None
+        self._in_eval_mode = True
+        try:
+            with undisturbed():
+                scored = self.evaluate_now(self.check_interrupt)
+        except Interrupted:
+            self.save(evaluation_due=True)
+            raise
+        self.progress.validation = scored.metrics
+        self.progress.inference.append([scored.examples, scored.seconds])
+        self.note({"validation": scored.metrics})
+        metrics = {f"eval_{name}": value for name, value in scored.metrics.items()}
+        self.callback_handler.on_log(self.args, self.state, self.control, metrics)
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Keep the best state and stop when it has not been beaten for as many evaluations as the patience."""
+        if self.patience is None or self.watched is None:
+            return False
+        value, best = metrics[f"eval_{self.watched}"], self.progress.best
+        if best is None or self.better(value, best["value"]):
+            self.progress.waited = 0
+            self.progress.best = {
+                "step": self.state.global_step,
+                "value": value,
+                "metrics": self.progress.validation,
+                "file": self._write_best(),
+            }
+            return True
+        self.progress.waited += 1
+        if self.progress.waited >= self.patience:
+            self.progress.stopped = self.control.should_training_stop = True
+        return False
+
+    # ---- checkpoints
+
+    def checkpoint_is_due(self, *, last: bool = False) -> bool:
+        """Often enough to lose little, seldom enough to cost little; after the last update, if it is worth it."""
+        since = time.perf_counter() - self._saved_at
+        return since >= max(0.0 if last else self.checkpoint_seconds, self._save_cost / CHECKPOINT_SHARE)
+
+    def check_interrupt(self) -> None:
+        """Stop here if a signal asked for it. Several processes agree between steps instead: see `Pace`."""
+        if self.interrupts.wanted and self.plan.world == 1:
+            raise Interrupted
+
+    def save(self, *, evaluation_due: bool = False) -> None:
+        """Write a checkpoint of this moment, which lies between two updates."""
+        begin = time.perf_counter()
+        self.progress.evaluation_due = evaluation_due
+        self.progress.open_loss = float(self._tr_loss)
+        self.progress.logged_step = self._globalstep_last_logged
+        self.progress.speed = self.speed.blocks
+        self.progress.peak_memory = max(self.progress.peak_memory, self.memory.now())
+        randoms: list[Any] = [random_state()]
+        if self.plan.world > 1:
+            randoms = [None] * self.plan.world
+            distributed.all_gather_object(randoms, random_state())
+        if self.args.should_save:
+            scaler = self.accelerator.scaler
+            self.store.write(
+                self.state.global_step,
+                trained=self.modes.trained_tensors(),
+                optimizer=self.optimizer.state_dict(),
+                plain={
+                    "scheduler": self.lr_scheduler.state_dict(),
+                    "scaler": None if scaler is None else scaler.state_dict(),
+                    "random": randoms,
+                    "progress": self.progress.to_json(),
+                },
+                state=self.state,
+            )
+            self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
+        self._saved_at = time.perf_counter()
+        self._save_cost = self._saved_at - begin
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.save()
+
+    def _write_best(self) -> str:
+        if not self.args.should_save:
+            return ""
+        return self.store.write_best(
+            self.state.global_step, self.modes.trained_tensors(), keep=self._best_of_checkpoint
+        )
+
+    def load_best(self) -> None:
+        """Go back to the best state."""
+        if self.progress.best is None:
+            return
+        self.accelerator.wait_for_everyone()
+        name = self.progress.best["file"] or f"{files.BEST}{self.progress.best['step']:08d}.safetensors"
+        path = self.store.folder / name
+        files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        path = Path(resume_from_checkpoint) / files.TRAINED
+        files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
+        self.progress = Progress.from_json(files.load_json(path.with_name("progress.json")))
+        self.speed.blocks = self.progress.speed
+        self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            folder = Path(checkpoint)
+            tensors = files.load_tensors(folder / files.OPTIMIZER)
+            self.optimizer.load_state_dict(files.join_optimizer(tensors, files.load_json(folder / "optimizer.json")))
+            self.lr_scheduler.load_state_dict(files.load_json(folder / "scheduler.json"))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(files.load_json(Path(checkpoint) / "scaler.json"))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            states = files.load_json(Path(checkpoint) / "random.json")
+            if self.args.process_index < len(states):
+                set_random_state(states[self.args.process_index])
+
+    def _catch_up(self) -> None:
+        """Take up, once, what was open when the checkpoint was written: the running loss, a missed evaluation."""
+        if self._caught_up:
+            return
+        self._caught_up = True
+        self._mark = self._saved_at = time.perf_counter()
+        self.journal.restart(self.progress.history)
+        self._tr_loss += self.progress.open_loss
+        self._globalstep_last_logged = self.progress.logged_step
+        if self.progress.evaluation_due:
+            self.progress.evaluation_due = False
+            self._determine_best_metric(self.evaluate())
+
+
+class Pace(TrainerCallback):
+    """After every update: count the time, and say whether to evaluate, to save, or to stop."""
+
+    def __init__(self) -> None:
+        self.trainer: InlayTrainer | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The one place between two updates at which all of that is decided."""
+        trainer = self.trainer
+        assert trainer is not None
+        now = time.perf_counter()
+        trainer.speed.add(state.global_step, trainer._update_examples, now - trainer._mark)
+        evaluate = trainer.evaluate_now is not None and state.global_step in trainer.plan.evaluation_steps
+        stop, save = trainer.interrupts.wanted, trainer.checkpoint_is_due()
+        if trainer.plan.world > 1:
+            flags = torch.tensor([stop, save], dtype=torch.int32, device=args.device)
+            distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+            stop, save = (bool(flag) for flag in flags.tolist())
+        if stop:
+            trainer.save(evaluation_due=evaluate)
+            raise Interrupted
+        control.should_evaluate = evaluate
+        control.should_save = save
+
+
+def _rows(batch: dict[str, Any]) -> int:
+    return next(len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim)
