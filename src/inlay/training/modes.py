@@ -39,6 +39,7 @@ class Modes:
         self._frozen = set() if whole else set(base.modules()) - self._new - before_the_head
         self._whole = whole
         self._checkpointed: list[nn.Module] = []
+        self._used_cache: bool | None = None
         self._handles: list[RemovableHandle] = []
         self.model = base
 
@@ -47,13 +48,12 @@ class Modes:
         self.model = model
         if self._whole:
             return
-        copies = {
-            inner
-            for module in model.modules()
-            if isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict)
-            for inner in module.modules_to_save.modules()
-        }
-        self._frozen |= {m for m in model.modules() if isinstance(m, BatchNorm) and m not in self._new | copies}
+        wrappers = [m for m in model.modules() if isinstance(getattr(m, "modules_to_save", None), nn.ModuleDict)]
+        replaced = {inner for wrapper in wrappers for inner in wrapper.original_module.modules()}
+        copies = {inner for wrapper in wrappers for inner in wrapper.modules_to_save.modules()}
+        self._new = (self._new - replaced) | copies
+        norms = {module for module in model.modules() if isinstance(module, BatchNorm)}
+        self._frozen |= replaced | (norms - self._new)
 
     def train(self) -> None:
         """Set every module's mode for training."""
@@ -70,13 +70,21 @@ class Modes:
                 f"{type(self._base).__name__} does not support gradient checkpointing. Leave it out, and use a smaller "
                 "batch or more gradient accumulation to save memory."
             )
+        kinds = {str(config.peft_type.value) for config in getattr(self.model, "peft_config", {}).values()}
+        if "PREFIX_TUNING" in kinds:
+            raise InlayError(
+                "Gradient checkpointing drops the keys and values that prefix tuning passes to the layers. Leave it out, "
+                "or choose another method."
+            )
         self._base.gradient_checkpointing_enable({"use_reentrant": False})
         # Transformers makes the embeddings' output require a gradient, which only the reentrant kind needs: here it
         # would pull the frozen trunk below the first trained piece into the graph.
         self._base.disable_input_require_grads()
-        self._checkpointed = [
-            module for module in self._base.modules() if getattr(module, "gradient_checkpointing", False)
-        ]
+        # A recomputed layer would put its keys into the cache a second time. Models switch the cache off when they
+        # checkpoint, but only in train mode.
+        self._used_cache = getattr(self._base.config, "use_cache", None)
+        self._base.config.use_cache = False
+        self._checkpointed = [module for module in self._base.modules() if _checkpoints(module)]
         for module in self._checkpointed:
             if isinstance(module, GradientCheckpointingLayer) and module in self._frozen:
                 self._handles += _compute_in_eval_mode(module)
@@ -98,8 +106,19 @@ class Modes:
         self._handles.clear()
         if self._checkpointed:
             self._base.gradient_checkpointing_disable()
+            self._base.config.use_cache = self._used_cache
             self._checkpointed.clear()
         self.model.eval()
+
+
+def _checkpoints(module: nn.Module) -> bool:
+    """Whether a module checkpoints: by itself, or by calling the function in its own loop over layers of another kind.
+    Many a stack still has the flag from the time before its layers did it."""
+    if not getattr(module, "gradient_checkpointing", False):
+        return False
+    return isinstance(module, GradientCheckpointingLayer) or not any(
+        isinstance(inner, GradientCheckpointingLayer) for inner in module.modules()
+    )
 
 
 def _has_parameters(module: nn.Module) -> bool:
