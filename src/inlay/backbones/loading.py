@@ -6,7 +6,6 @@ incomplete model, a head drawn from the run's seed, quiet logs, and memory that 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from torch import nn
 from inlay.backbones import locate, newborn, processors
 from inlay.backbones.identity import fingerprint
 from inlay.backbones.locate import Place, heads
+from inlay.backbones.quiet import quiet
 from inlay.errors import InlayError, first_line
 from inlay.tasks import kinds
 
@@ -86,18 +86,17 @@ def load(
     labels = _labels(kinds.check_kind(kind), num_labels, label_names)
     place = locate.find(name, revision)
     notes = list(place.notes)
-    with _quiet():
+    with quiet(), newborn.seeded(seed):
         config = _config(place, trust_remote_code)
         wanted = _kind(kind, place, config, trust_remote_code)
         own_labels = dict(config.id2label or {})
         _set_labels(config, labels, wanted.problem)
         model, report = _from_pretrained(place, wanted, config, dtype, trust_remote_code)
-        new = newborn.new_modules(model, report, name)
+        new = newborn.new_modules(model, report, name, language=not labels)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
-        modality = locate.modality_of(place.model_type)
-        if modality == "text":
+        if place.modality == "text":
             processor = processors.text_processor(place, model, trust_remote_code, notes)
         else:
             processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
@@ -105,7 +104,7 @@ def load(
     new = [*new, *kept]
     notes += _remarks(place, model, dtype)
     model.config._name_or_path = model.name_or_path = name
-    return Backbone(name, model, processor, modality, new, fingerprint(model, new), place.source, notes)
+    return Backbone(name, model, processor, place.modality, new, fingerprint(model, new), place.source, notes)
 
 
 def _labels(kind: str, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
@@ -224,24 +223,6 @@ def _read_in_pieces() -> Iterator[None]:
         modeling_utils.safe_open = mapped
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Transformers' load report, progress bars and advice: what matters of it goes into the notes."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
 def _keep_or_renew(
     model: Any, new: list[str], labels: list[str], own_labels: dict[int, str], seed: int, notes: list[str]
 ) -> list[str]:
@@ -266,18 +247,20 @@ def _keep_or_renew(
 def _agree_on_size(model: Any, processor: Any, name: str) -> None:
     """The images that the processor gives must be ones that the model reads; models of any size are told the size."""
     side = processors.image_side(processor)
-    stated = getattr(model.config, "image_size", None)
+    config = model.config
+    stated = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", None)
     if stated is None:
-        model.config.image_size = side
+        config.image_size = side
     elif stated not in (side, [side, side], (side, side)):
-        channels = getattr(model.config, "num_channels", 3)
+        channels = getattr(config, "num_channels", 3)
         example = torch.zeros(1, channels, side, side, dtype=model.dtype)
         try:
             with torch.inference_mode():
                 model(example)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, RuntimeError, TypeError) as error:
             raise InlayError(
-                f"{name!r} reads images of {stated} pixels, not {side}: {first_line(error)} Leave image_size out."
+                f"{name!r} reads images of {stated} pixels, not {side} ({first_line(error)}). Leave image_size out, or "
+                f"mend the size in {locate.IMAGE_PROCESSOR}."
             ) from error
 
 

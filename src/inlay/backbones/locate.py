@@ -18,7 +18,6 @@ from inlay.errors import InlayError, first_line, unknown
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
-HUB_TIMEOUT = 10.0
 _CONVERT = (
     "Pickled weights can run code when they are opened, so inlay never opens them. Convert a checkpoint you trust "
     "once, with `AutoModel.from_pretrained(..., use_safetensors=False).save_pretrained(...)`, or take a revision that "
@@ -54,7 +53,13 @@ class Place:
     @property
     def model_type(self) -> str:
         """Transformers' name of the architecture."""
-        return "timm_wrapper" if "pretrained_cfg" in self.config else str(self.config["model_type"])
+        return "timm_wrapper" if "pretrained_cfg" in self.config else str(self.config.get("model_type"))
+
+    @property
+    def modality(self) -> Literal["text", "image"]:
+        """Whether it reads text or images."""
+        own_code = "AutoModelForImageClassification" in self.config.get("auto_map", {})
+        return "image" if own_code or self.model_type in heads("image-classification") else "text"
 
 
 def find(name: str, revision: str | None = None) -> Place:
@@ -73,12 +78,7 @@ def modality(name: str, revision: str | None = None) -> Literal["text", "image"]
     """Whether the backbone reads text or images, from its config alone."""
     if name.startswith(cards.PREFIX):
         return cards.card(name).modality
-    return modality_of(find(name, revision).model_type)
-
-
-def modality_of(model_type: str) -> Literal["text", "image"]:
-    """Whether an architecture reads text or images."""
-    return "image" if model_type in heads("image-classification") else "text"
+    return find(name, revision).modality
 
 
 @cache
@@ -136,7 +136,7 @@ def _hub(name: str, revision: str | None) -> Place:
     reason = "HF_HUB_OFFLINE is set"
     if not is_offline_mode():
         try:
-            info = HfApi().model_info(name, revision=revision, timeout=HUB_TIMEOUT)
+            info = HfApi().model_info(name, revision=revision, timeout=embedded.HUB_TIMEOUT)
             files = frozenset(entry.rfilename for entry in info.siblings or ())
             check_files(files, name)
             config = json.loads(Path(hf_hub_download(name, "config.json", revision=info.sha)).read_text("utf-8"))

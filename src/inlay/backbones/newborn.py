@@ -7,7 +7,8 @@ lacks is an error, and the new part is drawn from the run's own seed, whatever t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ _POOLER = re.compile(r"(^|\.)pooler(\.|$)")
 # Computed from the config, or used only in pretraining: nothing is lost where the checkpoint leaves them out.
 _HARMLESS = re.compile(
     r"(^|[._])(position_ids|token_type_ids|num_batches_tracked|relative_position_index|relative_coords_table|inv_freq|"
-    r"mask_token|masked_bias)$"
+    r"mask_token|masked_bias|final_logits_bias)$"
 )
 
 
@@ -32,18 +33,20 @@ def trunk(model: nn.Module) -> str:
     return max(model.named_children(), key=lambda child: sum(p.numel() for p in child[1].parameters()))[0]
 
 
-def new_modules(model: nn.Module, report: Mapping[str, Any], name: str) -> list[str]:
-    """The modules that loading drew anew, each as high up as all of it is new; an error for holes in the backbone."""
+def new_modules(model: nn.Module, report: Mapping[str, Any], name: str, language: bool) -> list[str]:
+    """The modules that loading drew anew, each as high up as all of it is new; an error for holes in the backbone.
+
+    `language` says that the model predicts tokens: then the head is its output embedding, otherwise all around the
+    backbone.
+    """
     mismatched = {key: (tuple(found), tuple(wanted)) for key, found, wanted in report["mismatched_keys"]}
     missing = {key for key in report["missing_keys"] if not _HARMLESS.search(key)} | set(mismatched)
-    inside, classifier = f"{trunk(model)}.", _timm_classifier(model)
-    holes = sorted(
-        key for key in missing if key.startswith(inside) and not _POOLER.search(key) and not key.startswith(classifier)
-    )
+    head = _head(model, language)
+    holes = sorted(key for key in missing if not _POOLER.search(key) and not key.startswith(head))
     if holes:
         key = holes[0]
         shapes = f": {mismatched[key][0]} in the file, {mismatched[key][1]} by config.json" if key in mismatched else ""
-        total = sum(1 for weight in model.state_dict() if weight.startswith(inside))
+        total = sum(1 for weight in model.state_dict() if not weight.startswith(head))
         raise InlayError(
             f"{name!r} does not hold {len(holes)} of the {total} weights that {type(model).__name__} needs in its "
             f"frozen part (such as {key}{shapes}). The checkpoint is incomplete, or its config.json describes "
@@ -67,44 +70,53 @@ def collapse(model: nn.Module, keys: Iterable[str]) -> list[str]:
 
 
 def output_layer(model: nn.Module, num_labels: int) -> str | None:
-    """The last layer outside the backbone that gives one number a label."""
-    inside, classifier = f"{trunk(model)}.", _timm_classifier(model)
-    found = None
+    """The last layer of a classifier's head that gives one number a label."""
+    head, found = _head(model, language=False), None
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        outside = not f"{name}.".startswith(inside) or f"{name}.".startswith(classifier)
-        if name and outside and isinstance(weight, nn.Parameter) and weight.dim() == 2 and len(weight) == num_labels:
-            found = name
+        if isinstance(weight, nn.Parameter) and f"{name}.".startswith(head) and weight.dim() == 2:
+            found = name if len(weight) == num_labels else found
     return found
 
 
-def _timm_classifier(model: nn.Module) -> tuple[str, ...]:
-    """timm keeps its classifier inside the backbone: its name there, as a prefix of weights' names."""
-    inner = getattr(model, "timm_model", None)
-    if inner is None:
-        return ()
-    classifier = inner.get_classifier()
-    return tuple(f"{name}." for name, module in model.named_modules() if module is classifier)
+def _head(model: Any, language: bool) -> tuple[str, ...]:
+    """How the names of the weights in the head begin. timm keeps its classifier inside the backbone."""
+    if language or hasattr(model, "timm_model"):
+        layer = model.get_output_embeddings() if language else model.timm_model.get_classifier()
+        return tuple(f"{name}." for name, module in model.named_modules() if module is layer)
+    backbone = trunk(model)
+    return tuple(f"{name}." for name, _ in model.named_children() if name != backbone)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What is drawn inside follows from `seed` alone, and the global generator is as before at the end.
+
+    The CPU's generator only: torch.manual_seed would also reseed the accelerators, whose state is not ours to change.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 @torch.no_grad()
 def draw(model: Any, names: Sequence[str], seed: int) -> None:
     """Initialise the modules called `names` by the model's own rule, from `seed` alone; nothing else is touched."""
+    if not names:
+        return
     fresh = [module for name in names for module in model.get_submodule(name).modules()]
     for module in fresh:
         module.__dict__.pop("_is_hf_initialized", None)
         for parameter in module.parameters(recurse=False):
             parameter.__dict__.pop("_is_hf_initialized", None)
             parameter.fill_(float("nan"))
-    # The CPU generator alone: torch.manual_seed would also reseed the accelerators, whose state is not ours to change.
-    generator = torch.default_generator
-    state = generator.get_state()
-    try:
-        generator.manual_seed(seed)
+    with seeded(seed):
         model.initialize_weights()
         for module in fresh:
             # Transformers has no rule for a few layers; torch's own is the one they were built with.
             if any(parameter.isnan().any() for parameter in module.parameters(recurse=False)):
                 module.reset_parameters()
-    finally:
-        generator.set_state(state)

@@ -180,7 +180,7 @@ def _make_grey(processor: Any, notes: list[str]) -> None:
 
 def image_side(processor: Any) -> int:
     """The side in pixels of the square images that a processor gives."""
-    size = (processor.crop_size if getattr(processor, "do_center_crop", False) else None) or processor.size
+    size = (processor.crop_size if getattr(processor, "do_center_crop", False) else None) or processor.size or {}
     for key in ("height", "shortest_edge", "longest_edge"):
         if size.get(key):
             return int(size[key])
