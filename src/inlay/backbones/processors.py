@@ -7,6 +7,7 @@ checkpoint has none.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from torch import nn
@@ -16,18 +17,22 @@ from inlay.errors import InlayError, first_line
 
 UNLIMITED = 10**9
 _DEFAULT_SIDE = 224
+_TOKENIZER = re.compile(r"(tokenizer|tekken|vocab|spiece|sentencepiece|merges|bpe)", re.IGNORECASE)
 
 
 def text_processor(place: Place, model: Any, trust_remote_code: bool, notes: list[str]) -> Any:
     """The tokenizer, made to agree with the model."""
     from transformers import AutoTokenizer
 
+    # Without its files Transformers gives a tokenizer that knows the special tokens and nothing else.
+    if not any(_TOKENIZER.match(file) for file in place.files):
+        raise InlayError(f"{place.name!r} has no tokenizer. Save one beside the model with tokenizer.save_pretrained.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(place.path, trust_remote_code=trust_remote_code, **place.arguments)
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         raise InlayError(
-            f"{place.name!r} has no tokenizer that can be read ({first_line(error)}). Save one beside the model with "
-            "tokenizer.save_pretrained."
+            f"The tokenizer of {place.name!r} cannot be read ({first_line(error)}). Save it again beside the model, "
+            "with tokenizer.save_pretrained."
         ) from error
     _check_vocabulary(tokenizer, model, place.name, notes)
     _set_pad_token(tokenizer, model, place.name, notes)
@@ -45,6 +50,11 @@ def _check_vocabulary(tokenizer: Any, model: Any, name: str, notes: list[str]) -
     """Every id the tokenizer gives must have a row in the embeddings."""
     rows = model.get_input_embeddings().weight.shape[0]
     beyond = sorted((index, token) for token, index in tokenizer.get_vocab().items() if index >= rows)
+    if len(tokenizer) * 100 < rows:
+        raise InlayError(
+            f"The tokenizer of {name!r} knows {len(tokenizer)} tokens, but the model has {rows}: its vocabulary is "
+            "missing. Save the whole tokenizer beside the model with tokenizer.save_pretrained."
+        )
     if not beyond:
         return
     added = tokenizer.added_tokens_decoder
