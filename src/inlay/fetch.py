@@ -13,12 +13,16 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
 
 from inlay.errors import InlayError
 
@@ -28,6 +32,46 @@ log = logging.getLogger("inlay")
 def cache_root() -> Path:
     """Where fetched models and data are kept: `$INLAY_CACHE`, or `~/.cache/inlay`."""
     return Path(os.environ.get("INLAY_CACHE") or Path.home() / ".cache" / "inlay").expanduser()
+
+
+@cache
+def hub_reachable() -> bool:
+    """Whether the Hugging Face hub answers; asked once, with little patience.
+
+    Its own client tries for half a minute before it gives up, with a warning a try. Behind a proxy nothing can be
+    told from here, so that the client is left to find out.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "huggingface.co", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """While the hub does not answer, its client and `datasets` look only into their caches, without waiting."""
+    if hub_reachable():
+        yield
+        return
+    import datasets.config
+    import huggingface_hub.constants
+
+    holders = (datasets.config, huggingface_hub.constants)
+    before = [holder.HF_HUB_OFFLINE for holder in holders]
+    try:
+        for holder in holders:
+            holder.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for holder, value in zip(holders, before, strict=True):
+            holder.HF_HUB_OFFLINE = value
 
 
 def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence[str], into: Path) -> Path:

@@ -1,0 +1,207 @@
+"""Which columns of a user's table are the texts, the label and the pictures, and what kind of task they make.
+
+A choice is made only where there is one; otherwise the error lists the columns and the options that name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inlay.errors import InlayError, unknown
+from inlay.records.spec import Spec
+from inlay.tasks import files, kinds, labels
+from inlay.tasks.files import Table
+
+_LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
+_TEXTS = ("text", "sentence", "body", "review", "content", "message", "document", "comment", "title", "tokens", "words")
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "passage"),
+    ("question", "sentence"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("query", "document"),
+)
+_NOT_TEXTS = ("id", "idx", "index", "guid", "uid", "uuid", "split", "source", "url", "path", "filename", "start", "end")
+_PICTURES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The columns of a task, and its kind."""
+
+    kind: str
+    texts: tuple[str, ...] = ()
+    label: str | None = None
+    image: str | None = None
+
+
+def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
+    """The columns that the spec names, completed where only one choice is sensible."""
+    if spec.kind is not None:
+        kinds.check_kind(spec.kind)
+    for given in (*spec.text, *filter(None, (spec.label, spec.image))):
+        _require(given, table)
+    if spec.image and spec.text:
+        raise InlayError(f"Give either --image or --text, not both ({spec.image!r} and {', '.join(spec.text)!r}).")
+    image = spec.image or _picture_column(table, spec)
+    if image:
+        return _with_pictures(table, spec, image, notes)
+    if spec.kind == kinds.IMAGES:
+        raise InlayError(
+            f"No column of {table.path.name!r} holds pictures or paths of pictures ({_listed(table)}). Name it with "
+            "--image."
+        )
+    if spec.kind in kinds.LANGUAGE_MODELS:
+        return _for_language_model(table, spec)
+    label = spec.label or _label_column(table, spec)
+    texts = spec.text or _text_columns(table, label)
+    if label in texts:
+        raise InlayError(f"Column {label!r} cannot be both the text and the label.")
+    if not (spec.label and spec.text):
+        notes.append(f"text from {', '.join(map(repr, texts))}, label from {label!r}")
+    return Choice(_kind(table, spec, texts, label, notes), texts, label)
+
+
+def _require(name: str, table: Table) -> str:
+    if name not in table.columns:
+        raise unknown(f"column of {table.path.name!r}", name, table.columns)
+    return name
+
+
+def _listed(table: Table) -> str:
+    return f"columns: {', '.join(table.columns)}"
+
+
+def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
+    found = (row[column] for row in table.rows)
+    return [value for value, _ in zip((v for v in found if not labels.is_missing(v)), range(most), strict=False)]
+
+
+# ------------------------------------------------------------------------------------------------------- pictures
+
+
+def _looks_like_picture(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return isinstance(value.get("bytes"), bytes) or _looks_like_picture(value.get("path"))
+    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(files.PICTURES))
+
+
+def _picture_column(table: Table, spec: Spec) -> str | None:
+    """The one column of pictures, unless texts were asked for."""
+    if spec.text or (spec.kind is not None and spec.kind != kinds.IMAGES):
+        return None
+    found = [
+        name
+        for name in table.columns
+        if name != spec.label and (values := _values(table, name, 20)) and all(map(_looks_like_picture, values))
+    ]
+    if len(found) > 1:
+        usual = [name for name in found if name.lower() in _PICTURES[:4]]
+        if len(usual) != 1:
+            raise InlayError(f"Columns {', '.join(found)} all hold pictures: choose one with --image.")
+        found = usual
+    return found[0] if found else None
+
+
+def _with_pictures(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:
+    if spec.kind not in (None, kinds.IMAGES):
+        raise InlayError(f"kind={spec.kind!r} does not go with pictures; only {kinds.IMAGES!r} does.")
+    label = spec.label or _label_column(table, spec, image)
+    values = looks = None
+    if table.class_names is None:
+        values = _values(table, label, len(table.rows))
+        looks = labels.looks_like_values(values)
+    if looks and spec.kind is None:
+        raise InlayError(
+            f"The label column {label!r} holds {looks}. Predicting amounts from pictures is not offered; if they are "
+            f"classes, say so with --kind {kinds.IMAGES}."
+        )
+    if not (spec.image and spec.label):
+        notes.append(f"pictures from {image!r}, label from {label!r}")
+    return Choice(kinds.IMAGES, label=label, image=image)
+
+
+# ----------------------------------------------------------------------------------------------- texts and labels
+
+
+def _label_column(table: Table, spec: Spec, image: str | None = None) -> str:
+    taken = {*spec.text, image}
+    left = [name for name in table.columns if name not in taken]
+    usual = [name for name in left if name.lower() in _LABELS]
+    if len(usual) == 1:
+        return usual[0]
+    if not usual and len(left) == 1 and taken - {None}:
+        return left[0]
+    if not usual and len(left) == 2 and not taken - {None}:
+        texts = [name for name in left if name.lower() in _TEXTS]
+        if len(texts) == 1:
+            return next(name for name in left if name != texts[0])
+    what = f"several columns may be the label ({', '.join(usual)})" if usual else "no column is plainly the label"
+    raise InlayError(f"{table.path.name!r}: {what}. Name it with --label ({_listed(table)}).")
+
+
+def _text_columns(table: Table, label: str) -> tuple[str, ...]:
+    others = [name for name in table.columns if name != label]
+    lower = {name.lower(): name for name in others}
+    for pair in _PAIRS:
+        if all(name in lower for name in pair):
+            return tuple(lower[name] for name in pair)
+    candidates = [name for name in others if name.lower() not in _NOT_TEXTS and _is_text(_values(table, name))]
+    usual = [name for name in candidates if name.lower() in _TEXTS]
+    chosen = usual if len(usual) == 1 else candidates
+    if len(chosen) == 1:
+        return (chosen[0],)
+    what = f"several columns may be the text ({', '.join(candidates)})" if candidates else "no column holds text"
+    raise InlayError(
+        f"{table.path.name!r}: {what}. Name one with --text, or two for a pair of texts ({_listed(table)})."
+    )
+
+
+def _is_text(values: Sequence[Any]) -> bool:
+    if not values or labels.as_numbers(values) is not None:
+        return False
+    return all(isinstance(v, str) or (isinstance(v, list) and all(isinstance(w, str) for w in v)) for v in values)
+
+
+def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: list[str]) -> str:
+    """The kind that the columns make, said in a note; what the spec says goes before."""
+    lists = isinstance(next(iter(_values(table, label, 1)), None), list)
+    spans = {"start", "end"} <= set(table.columns) and len(texts) == 1
+    one_text = kinds.PAIR if len(texts) > 1 else kinds.CLASSIFICATION
+    if spec.kind is not None:
+        if spec.kind == kinds.PAIR and len(texts) < 2:
+            raise kinds.refuse(spec.kind, f"it needs two texts, and there is one ({texts[0]!r}). Give --text twice.")
+        if spec.kind == kinds.SPANS and not spans:
+            raise kinds.refuse(spec.kind, f"it needs the columns 'start' and 'end' beside the text ({_listed(table)}).")
+        if spec.kind in (kinds.TOKENS, kinds.SPANS) and len(texts) > 1:
+            raise kinds.refuse(spec.kind, f"it needs one text, and there are several ({', '.join(texts)}).")
+        return one_text if spec.kind == kinds.CLASSIFICATION else spec.kind
+    if lists:
+        guess, why = kinds.TOKENS, f"{label!r} holds a list of labels a row"
+    elif spans:
+        guess, why = kinds.SPANS, "there are columns 'start' and 'end'"
+    elif table.class_names is None and (looks := labels.looks_like_values(_values(table, label, len(table.rows)))):
+        guess, why = kinds.REGRESSION, f"{label!r} holds {looks}"
+    else:
+        guess, why = one_text, f"{label!r} holds classes" + (" and there are two texts" if len(texts) > 1 else "")
+    notes.append(f"kind: {guess}, because {why} (--kind says otherwise)")
+    return guess
+
+
+def _for_language_model(table: Table, spec: Spec) -> Choice:
+    """A text to continue, or a prompt and what should follow: --text PROMPT --label ANSWER, or --text twice."""
+    assert spec.kind is not None
+    texts: list[str] = list(spec.text or _text_columns(table, spec.label or ""))
+    answer = spec.label
+    if answer is None and len(texts) == 2:
+        (*texts, answer) = texts
+    if len(texts) > 1:
+        raise kinds.refuse(spec.kind, f"it needs one text and at most one answer, not {', '.join(texts)}.")
+    if spec.kind == kinds.DATA_TO_TEXT and answer is None:
+        raise kinds.refuse(spec.kind, f"it needs the text to write: name it with --label ({_listed(table)}).")
+    return Choice(spec.kind, tuple(texts), answer)

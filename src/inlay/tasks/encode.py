@@ -1,0 +1,380 @@
+"""From rows to tokens: templates filled, sub-words aligned, texts cut where the model ends, all counted.
+
+Everything is tokenised once, up front, and kept as flat integer arrays, so that the result has a length, is the same
+every time, and takes little memory. Cutting is never silent: `Encoded.cut` says how many rows lost something.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.errors import InlayError
+from inlay.tasks import templates
+
+IGNORED = -100
+DEFAULT_LENGTH = 512
+_BATCH = 1000
+# Architectures whose position table starts after the padding index.
+_OFFSET_POSITIONS = ("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text")
+# Architectures whose positions are relative: a number in their config is no limit.
+_RELATIVE_POSITIONS = ("t5", "mt5", "umt5", "longt5")
+
+
+def length_limit(tokenizer: Any, config: Any = None) -> int | None:
+    """The most tokens the model can read, as its tokenizer and its config say; None when nothing limits it."""
+    limits = []
+    said = getattr(tokenizer, "model_max_length", None)
+    if said is not None and said < 1 << 24:
+        limits.append(int(said))
+    model_type = getattr(config, "model_type", None)
+    if config is not None and model_type not in _RELATIVE_POSITIONS:
+        positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+        if positions and positions > 0:
+            offset = (getattr(config, "pad_token_id", None) or 0) + 1 if model_type in _OFFSET_POSITIONS else 0
+            limits.append(int(positions) - offset)
+    return min(limits) if limits else None
+
+
+class Ragged:
+    """Lists of ints of different lengths in one flat array."""
+
+    def __init__(self, values: np.ndarray, offsets: np.ndarray) -> None:
+        self.values = values
+        self.offsets = offsets
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[int]]) -> Ragged:
+        lengths = np.fromiter((len(each) for each in lists), dtype=np.int64, count=len(lists))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return cls(np.fromiter((v for each in lists for v in each), np.int32, count=int(offsets[-1])), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> list[int]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return self.values[self.offsets[index] : self.offsets[index + 1]].tolist()
+
+
+class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
+    """Tokenised rows: items are dicts of lists of ints, ready for `TextCollator`.
+
+    `words` holds for each token the word it begins, -1 for the others: what token classification needs to come back
+    from tokens to words.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Sequence[int]] | Ragged],
+        labels: Sequence[Any] | Ragged | None = None,
+        words: Sequence[Sequence[int]] | None = None,
+        cut: int = 0,
+    ) -> None:
+        self._columns = {
+            name: values if isinstance(values, Ragged) else Ragged.of(values) for name, values in columns.items()
+        }
+        self._labels = labels
+        self.words = words
+        self.cut = cut
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item: dict[str, Any] = {name: values[index] for name, values in self._columns.items()}
+        if self._labels is not None:
+            item["labels"] = self._labels[index]
+        return item
+
+
+# -------------------------------------------------------------------------------------------------- one or two texts
+
+
+def encode_texts(
+    rows: Sequence[Mapping[str, Any]], template: str, tokenizer: Any, max_length: int
+) -> tuple[dict[str, list[list[int]]], int]:
+    """The rows through the template and the tokenizer; of two segments the longer one is cut first.
+
+    A template with a mask is not cut at its end, where the mask may be: its longest field gives way instead.
+    """
+    columns: dict[str, list[list[int]]] = {}
+    cut = 0
+    for batch in _batches(rows):
+        firsts, seconds = _render(batch, template, tokenizer)
+        whole = tokenizer(firsts, seconds, verbose=False)
+        long = [len(ids) > max_length for ids in whole["input_ids"]]
+        if any(long):
+            if templates.uses_mask(template):
+                batch = [
+                    _shortened(row, template, tokenizer, max_length) if too_long else row
+                    for row, too_long in zip(batch, long, strict=True)
+                ]
+                firsts, seconds = _render(batch, template, tokenizer)
+            whole = tokenizer(firsts, seconds, truncation=True, max_length=max_length)
+        cut += sum(long)
+        for name, values in whole.items():
+            columns.setdefault(name, []).extend(values)
+    return _never_empty(columns, tokenizer), cut
+
+
+def _render(rows: Iterable[Mapping[str, Any]], template: str, tokenizer: Any) -> tuple[list[str], list[str] | None]:
+    pairs = [templates.render(template, row, getattr(tokenizer, "mask_token", None)) for row in rows]
+    seconds = [second for _, second in pairs if second is not None]
+    return [first for first, _ in pairs], seconds or None
+
+
+def _batches(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+    for start in range(0, len(rows), _BATCH):
+        yield [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
+
+
+def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
+    """The row with its longest field cut to as many words as fit."""
+    field = max(templates.fields_of(template), key=lambda name: len(str(row[name])))
+    words = str(row[field]).split()
+
+    def narrowed(count: int) -> Mapping[str, Any]:
+        return {**row, field: " ".join(words[:count])}
+
+    return narrowed(_most_that_fits(narrowed, len(words), template, tokenizer, max_length))
+
+
+def _most_that_fits(
+    narrowed: Callable[[int], Mapping[str, Any]], most: int, template: str, tokenizer: Any, max_length: int
+) -> int:
+    """The largest number of words, by bisection, with which the row still fits."""
+
+    def fits(count: int) -> bool:
+        firsts, seconds = _render([narrowed(count)], template, tokenizer)
+        return len(tokenizer(firsts, seconds, verbose=False)["input_ids"][0]) <= max_length
+
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _never_empty(columns: dict[str, list[list[int]]], tokenizer: Any) -> dict[str, list[list[int]]]:
+    """A text without a token (an empty one, with a tokenizer that adds none) becomes one end-of-text token."""
+    for i, ids in enumerate(columns.get("input_ids", ())):
+        if not ids:
+            for name, values in columns.items():
+                values[i] = [_end(tokenizer) if name == "input_ids" else int(name == "attention_mask")]
+    return columns
+
+
+def _end(tokenizer: Any) -> int:
+    """The token that ends a text, or the one that comes nearest to it."""
+    for name in ("eos_token_id", "sep_token_id", "bos_token_id", "pad_token_id"):
+        if getattr(tokenizer, name, None) is not None:
+            return int(getattr(tokenizer, name))
+    raise InlayError(f"The tokenizer {type(tokenizer).__name__} has no end-of-text, separator or padding token.")
+
+
+# ------------------------------------------------------------------------------------------------------------ spans
+
+
+def encode_spans(
+    rows: Sequence[Mapping[str, Any]], template: str, tokenizer: Any, max_length: int
+) -> tuple[dict[str, list[list[int]]], int]:
+    """As `encode_texts`, but a text that is too long is cut around its marked span, never through it.
+
+    The window holds as much context as fits, in equal parts before and after while both last.
+    """
+    fitted, cut = [], 0
+    for batch in _batches(rows):
+        firsts, seconds = _render(batch, template, tokenizer)
+        lengths = [len(ids) for ids in tokenizer(firsts, seconds, verbose=False)["input_ids"]]
+        for row, length in zip(batch, lengths, strict=True):
+            if length > max_length:
+                cut += 1
+                row = _window(row, template, tokenizer, max_length)
+            fitted.append(row)
+    columns, _ = encode_texts(fitted, template, tokenizer, max_length)
+    return columns, cut
+
+
+def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
+    """The row with as many words around its span as fit."""
+    text, start, end = row["text"], row["start"], row["end"]
+    before, after = text[:start].split(), text[end:].split()
+
+    def narrowed(context: int) -> Mapping[str, Any]:
+        left = min(context // 2, len(before))
+        right = min(context - left, len(after))
+        left = min(context - right, len(before))
+        words = [*before[len(before) - left :], text[start:end].strip(), *after[:right]]
+        return {**row, "text": " ".join(words)}
+
+    most = len(before) + len(after)
+    return narrowed(_most_that_fits(narrowed, most, template, tokenizer, max_length))
+
+
+# ----------------------------------------------------------------------------------------------------------- tokens
+
+
+def encode_tokens(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Any, max_length: int
+) -> tuple[dict[str, list[list[int]]], list[list[int]], int]:
+    """Sentences of words, and for each token the word it begins (-1: a special token or the rest of a word).
+
+    Words are joined by spaces and found again by their characters, which works for every fast tokenizer. A token
+    belongs to the word in which it ends: byte-level ones begin with the space before it.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise InlayError(f"Token classification needs a fast tokenizer; {type(tokenizer).__name__} is not one.")
+    columns: dict[str, list[list[int]]] = {}
+    words: list[list[int]] = []
+    cut = 0
+    for batch in _batches(rows):
+        texts = [" ".join(row["tokens"]) for row in batch]
+        whole = tokenizer(texts, return_offsets_mapping=True, return_special_tokens_mask=True)
+        long = [len(ids) > max_length for ids in whole["input_ids"]]
+        if any(long):
+            how = {"truncation": True, "max_length": max_length}
+            whole = tokenizer(texts, return_offsets_mapping=True, return_special_tokens_mask=True, **how)
+        cut += sum(long)
+        offsets, special = whole.pop("offset_mapping"), whole.pop("special_tokens_mask")
+        words += [_first_tokens(row["tokens"], offsets[i], special[i]) for i, row in enumerate(batch)]
+        for name, values in whole.items():
+            columns.setdefault(name, []).extend(values)
+    if any(not ids for ids in columns.get("input_ids", ())):
+        words = [each or [-1] for each in words]
+    return _never_empty(columns, tokenizer), words, cut
+
+
+def _first_tokens(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], special: Sequence[int]) -> list[int]:
+    ends = np.cumsum([len(word) + 1 for word in tokens]) - 1
+    spaces = set(ends.tolist())
+    found, seen = [], -1
+    for (start, end), is_special in zip(offsets, special, strict=True):
+        nothing = is_special or end <= start or end - 1 in spaces
+        word = -1 if nothing else int(np.searchsorted(ends, end - 1, side="right"))
+        found.append(word if word > seen else -1)
+        seen = max(seen, word)
+    return found
+
+
+def align_labels(words: Sequence[int], labels: Sequence[int]) -> list[int]:
+    """A word's label on its first token, nothing to learn elsewhere."""
+    return [labels[word] if word >= 0 else IGNORED for word in words]
+
+
+# -------------------------------------------------------------------------------------------------- language models
+
+
+def encode_blocks(texts: Iterable[str], joint: str, tokenizer: Any, length: int) -> Encoded:
+    """Running text in blocks of `length` tokens, all of it learnt; the last block is what is left.
+
+    `joint` stands between the texts: a line break, or the end-of-text token of the tokenizer.
+    """
+    ids = array("i")
+    chunk: list[str] = []
+    size = 0
+
+    def flush() -> None:
+        ids.extend(tokenizer("".join(chunk), add_special_tokens=not ids, verbose=False)["input_ids"])
+        chunk.clear()
+
+    for text in texts:
+        chunk += [joint, text] if ids or chunk else [text]
+        size += len(text)
+        # Tokenising about a million characters at a time bounds the memory; it is never within a text.
+        if size > 1 << 20:
+            flush()
+            size = 0
+    if chunk:
+        flush()
+    flat = np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, np.int32)
+    if len(flat) < 2:
+        raise InlayError("There is no text to learn from: every row is empty.")
+    offsets = np.append(np.arange(0, len(flat), length), len(flat))
+    if len(offsets) > 2 and offsets[-1] - offsets[-2] < 2:
+        offsets = offsets[:-1]  # a block of one token predicts nothing
+    blocks = Ragged(flat, offsets)
+    mask = Ragged(np.ones(len(flat), dtype=np.int8), offsets)
+    return Encoded({"input_ids": blocks, "attention_mask": mask}, labels=blocks)
+
+
+def encode_prompts(prompts: Sequence[str], tokenizer: Any, max_length: int) -> Encoded:
+    """Prompts that the model is to continue; of one that is too long the beginning is cut."""
+    ids = [_prompt_ids(prompt, tokenizer) for prompt in prompts]
+    cut = sum(len(each) > max_length for each in ids)
+    kept = [each[-max_length:] for each in ids]
+    return Encoded({"input_ids": kept, "attention_mask": [[1] * len(each) for each in kept]}, cut=cut)
+
+
+def encode_answers(
+    prompts: Sequence[str], answers: Sequence[str], tokenizer: Any, max_length: int, *, end: bool = True
+) -> Encoded:
+    """Prompts and what should follow; the loss is on the answer (and the end-of-text token after it) alone.
+
+    What is too long loses the beginning of its prompt, and the end of its answer only when that alone is too long.
+    """
+    inputs, labels, cut = [], [], 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        joint = "" if not prompt or prompt[-1].isspace() else " "
+        ahead = _prompt_ids(prompt, tokenizer)
+        behind = list(tokenizer(joint + answer, add_special_tokens=False, verbose=False)["input_ids"])
+        behind += [_end(tokenizer)] if end else []
+        if len(ahead) + len(behind) > max_length:
+            cut += 1
+            behind = behind[: max_length - 1]
+            ahead = ahead[max(0, len(ahead) + len(behind) - max_length) :]
+        inputs.append(ahead + behind)
+        labels.append([IGNORED] * len(ahead) + behind)
+    masks = [[1] * len(each) for each in inputs]
+    return Encoded({"input_ids": inputs, "attention_mask": masks}, labels=labels, cut=cut)
+
+
+def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
+    """The prompt's tokens with what the tokenizer puts before a text, and nothing of what it puts after one."""
+    plain = list(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
+    whole = list(tokenizer(prompt, verbose=False)["input_ids"])
+    before = next((i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain), 0)
+    return whole[:before] + plain or [_end(tokenizer)]
+
+
+# -------------------------------------------------------------------------------------------------------- batches
+
+
+class TextCollator:
+    """A batch padded to its longest row: on the right to learn and predict, on the left to generate."""
+
+    def __init__(self, tokenizer: Any, *, left: bool = False) -> None:
+        if tokenizer.pad_token_id is None:
+            raise InlayError(
+                "The tokenizer has no padding token. `inlay.backbones.load` sets one; set `tokenizer.pad_token` "
+                "(the end-of-text token will do) on one of your own."
+            )
+        self.left = left
+        self.fill = {
+            "input_ids": int(tokenizer.pad_token_id),
+            "token_type_ids": int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
+            "labels": IGNORED,
+        }
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = {}
+        width = max(len(item["input_ids"]) for item in items)
+        for name in items[0]:
+            values = [item[name] for item in items]
+            if isinstance(values[0], list):
+                fill = self.fill.get(name, 0)
+                rows = [self._pad(value, [fill] * (width - len(value))) for value in values]
+                batch[name] = torch.tensor(rows, dtype=torch.long)
+            else:
+                kind = torch.float32 if isinstance(values[0], float) else torch.long
+                batch[name] = torch.tensor(values, dtype=kind)
+        return batch
+
+    def _pad(self, value: list[int], padding: list[int]) -> list[int]:
+        return padding + value if self.left else value + padding

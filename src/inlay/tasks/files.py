@@ -1,0 +1,344 @@
+"""Reading tables and folders from disk: CSV, TSV, JSON lines, JSON, Parquet, class folders.
+
+Whatever is wrong with a file is said once, with its name and the line. Nothing is guessed at: a ragged row is an
+error, not a row with holes.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+
+Row = dict[str, Any]
+
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
+TEXTS = (".txt",)
+SPLIT_NAMES: Mapping[str, str] = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+
+@dataclass
+class Table:
+    """Rows with named columns, and where they came from. `class_names` when the file brings them."""
+
+    path: Path
+    columns: list[str]
+    rows: list[Row]
+    class_names: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def suffix(path: Path) -> str:
+    """The ending that says what a file is, `.gz` set aside."""
+    name = path.name.lower()
+    return Path(name.removesuffix(".gz")).suffix
+
+
+def read_table(path: Path) -> Table:
+    """The table in a file, by the file's ending."""
+    if not path.exists():
+        raise InlayError(f"There is no file {str(path)!r}. Check the path.")
+    kind = suffix(path)
+    if kind not in TABLES:
+        hint = " Save the sheet as CSV." if kind in (".xls", ".xlsx", ".ods") else ""
+        raise InlayError(f"{str(path)!r} is not a table that can be read: the ending is none of {TABLES}.{hint}")
+    try:
+        table = _parquet(path) if kind == ".parquet" else _text_table(path, kind)
+    except OSError as error:
+        raise InlayError(f"Cannot read {str(path)!r}: {error.strerror or error}.") from error
+    if not table.rows:
+        raise InlayError(f"{str(path)!r} has no rows. Check that it is the right file.")
+    return table
+
+
+def _text_table(path: Path, kind: str) -> Table:
+    text = _decode(path)
+    if not text.strip():
+        raise InlayError(f"{str(path)!r} is empty.")
+    if kind == ".json":
+        return _json(path, text)
+    if kind in (".jsonl", ".ndjson"):
+        return _from_records(path, _json_lines(path, text))
+    return _delimited(path, text, "\t" if kind == ".tsv" else ",")
+
+
+def _decode(path: Path, otherwise: str | None = None) -> str:
+    """The file's text, which must be UTF-8, or else in the other encoding if one is given."""
+    raw = path.read_bytes()
+    if path.name.lower().endswith(".gz"):
+        try:
+            raw = gzip.decompress(raw)
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise InlayError(f"{str(path)!r} is not a complete gzip file ({error}).") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if otherwise is not None:
+            return raw.decode(otherwise)
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InlayError(
+            f"{str(path)!r} is not UTF-8: byte 0x{raw[error.start]:02x} in line {line}. Save it as UTF-8, or convert "
+            f"it, e.g. `iconv -f latin1 -t utf-8`."
+        ) from None
+
+
+# ---------------------------------------------------------------------------------------------------- delimited
+
+
+def _delimited(path: Path, text: str, delimiter: str) -> Table:
+    notes: list[str] = []
+    header = text[: text.find("\n")] if "\n" in text else text
+    if delimiter == "," and "," not in header and (";" in header or "\t" in header):
+        delimiter = ";" if ";" in header else "\t"
+        notes.append(f"{path.name}: columns are divided by {delimiter!r}")
+    lines = _unquoted(text) if delimiter == "\t" else None
+    numbered = iter(lines) if lines is not None else _quoted(path, text, delimiter)
+    _, columns = next(numbered)
+    columns = [name.strip() for name in columns]
+    index = columns[0] == "" and len(columns) > 1
+    if index:
+        columns[0] = "(row number)"
+        notes.append(f"{path.name}: the first column has no name and is taken for row numbers")
+    doubled = sorted({name for name in columns if columns.count(name) > 1})
+    if doubled or "" in columns:
+        what = f"twice: {', '.join(doubled)}" if doubled else "without a name"
+        raise InlayError(f"{str(path)!r} has a column {what}. The first line must name every column once.")
+    rows = []
+    for number, values in numbered:
+        if len(values) != len(columns):
+            raise InlayError(
+                f"{str(path)!r}, line {number}: {len(values)} values where the header names {len(columns)} columns "
+                f"({', '.join(columns)}). A value that holds the separator or a line break must stand in double quotes."
+            )
+        rows.append(dict(zip(columns[index:], values[index:], strict=True)))
+    return Table(path, columns[index:], rows, notes=notes)
+
+
+def _quoted(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a file with quotes, each with the number of its last line; blank lines are no rows."""
+    csv.field_size_limit(1 << 30)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        for values in reader:
+            if values:
+                yield reader.line_num, values
+    except csv.Error as error:
+        raise InlayError(f"{str(path)!r}, line {reader.line_num}: {error}. Check the quotes around there.") from None
+
+
+def _unquoted(text: str) -> list[tuple[int, list[str]]] | None:
+    """The rows of a tab-separated file without multi-line quotes (where a quote is mostly just a quote), or None.
+
+    Every line then has the same number of tabs. A value wholly in quotes, as spreadsheets write it, loses them.
+    """
+    found = enumerate(text.split("\n"), start=1)
+    lines = [(number, line.rstrip("\r").split("\t")) for number, line in found if line.strip()]
+    if len({len(values) for _, values in lines}) > 1:
+        return None
+    return [(number, [_bare(value) for value in values]) for number, values in lines]
+
+
+def _bare(value: str) -> str:
+    inner = value[1:-1]
+    quoted = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if quoted else value
+
+
+# ---------------------------------------------------------------------------------------------------------- JSON
+
+
+def _json_lines(path: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InlayError(f"{str(path)!r}, line {number}: not JSON ({error.msg}).") from None
+        if not isinstance(record, dict):
+            raise InlayError(f"{str(path)!r}, line {number}: an object {{...}} is expected, one a line.")
+        yield record
+
+
+def _json(path: Path, text: str) -> Table:
+    """A file of one JSON list of objects; one that holds an object a line is read as JSON lines."""
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError:
+        return _from_records(path, _json_lines(path, text))
+    if isinstance(records, dict):
+        records = [records]
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InlayError(f"{str(path)!r} should hold a list of objects.")
+    return _from_records(path, records)
+
+
+def _from_records(path: Path, records: Iterator[Row] | Sequence[Row]) -> Table:
+    """Objects as a table: the columns are all keys that occur, and what an object lacks is missing."""
+    rows = list(records)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return Table(path, columns, [{name: row.get(name) for name in columns} for row in rows])
+
+
+# ------------------------------------------------------------------------------------------------------- Parquet
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise InlayError(f"{str(path)!r} is not a Parquet file that can be read ({error}).") from None
+    return Table(path, table.column_names, table.to_pylist(), class_names=parquet_class_names(table.schema))
+
+
+def parquet_class_names(schema: Any) -> list[str] | None:
+    """The class names in the metadata of a Parquet file: the key `class_names`, or the hub's own features."""
+    metadata = schema.metadata or {}
+    if b"class_names" in metadata:
+        return list(json.loads(metadata[b"class_names"]))
+    if b"huggingface" in metadata:
+        features = json.loads(metadata[b"huggingface"]).get("info", {}).get("features", {})
+        return next((entry["names"] for entry in features.values() if "names" in entry), None)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+
+
+def visible(folder: Path) -> list[Path]:
+    """What is in a folder, sorted by name, without what systems leave there (.DS_Store, Thumbs.db, ...)."""
+    hidden = ("thumbs.db", "desktop.ini", "__macosx")
+    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in hidden)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the file's ending is that of a picture."""
+    return path.suffix.lower() in PICTURES
+
+
+def read_folder(folder: Path) -> dict[str, Table]:
+    """The tables of a folder by split: class folders, split folders of class folders, or tables named after splits.
+
+    A folder that is not divided gives the one entry "all".
+    """
+    found = visible(folder)
+    split_folders = {SPLIT_NAMES[p.name.lower()]: p for p in found if p.is_dir() and p.name.lower() in SPLIT_NAMES}
+    if "train" in split_folders:
+        return {split: class_folders(path) for split, path in split_folders.items()}
+    tables = {
+        SPLIT_NAMES[stem]: p
+        for p in found
+        if p.is_file() and suffix(p) in TABLES and (stem := p.name.split(".")[0].lower()) in SPLIT_NAMES
+    }
+    if "train" in tables:
+        return {split: read_table(path) for split, path in tables.items()}
+    if any(p.is_dir() for p in found):
+        return {"all": class_folders(folder)}
+    if any(is_picture(p) for p in found):
+        raise InlayError(
+            f"{str(folder)!r} holds pictures but no class folders. Put the pictures of each class into a folder named "
+            "after it, or give a table with a column of paths and a column of labels."
+        )
+    names = ", ".join(p.name for p in found[:5]) or "nothing"
+    raise InlayError(
+        f"{str(folder)!r} holds no data that is understood (there is {names}). It should hold class folders, the "
+        "folders train, validation and test of class folders, or tables named train and test."
+    )
+
+
+def class_folders(folder: Path, otherwise: str | None = None) -> Table:
+    """A folder whose folders are classes, of pictures or of text files, at any depth below the class.
+
+    Text files are UTF-8; `otherwise` is the encoding of those that are not.
+    """
+    classes = [p for p in visible(folder) if p.is_dir()]
+    if not classes:
+        raise InlayError(f"{str(folder)!r} should hold one folder a class, and holds no folders.")
+    rows: list[Row] = []
+    strangers: list[Path] = []
+    empty = []
+    for each in classes:
+        files = [p for p in sorted(each.rglob("*")) if p.is_file() and not p.name.startswith(".")]
+        files = [p for p in files if p.name.lower() not in ("thumbs.db", "desktop.ini")]
+        known = [p for p in files if p.suffix.lower() in PICTURES + TEXTS]
+        strangers += [p for p in files if p not in set(known)]
+        if not known:
+            empty.append(each.name)
+        rows += [{"path": path, "label": each.name} for path in known]
+    if not rows:
+        raise InlayError(f"{str(folder)!r}: no picture or text file in any of its folders ({', '.join(empty[:5])}).")
+    if empty:
+        raise InlayError(
+            f"{str(folder)!r}: the class folder{'s' if len(empty) > 1 else ''} {', '.join(map(repr, empty))} hold"
+            f"{'' if len(empty) > 1 else 's'} no picture or text. Remove or fill what is empty."
+        )
+    endings = {row["path"].suffix.lower() in TEXTS for row in rows}
+    if len(endings) > 1:
+        raise InlayError(f"{str(folder)!r} mixes pictures and text files. Keep one kind.")
+    notes = []
+    if strangers:
+        shown = ", ".join(str(p.relative_to(folder)) for p in strangers[:3])
+        notes.append(f"{len(strangers)} files that are neither pictures nor text were left out ({shown})")
+    if endings.pop():
+        rows = [{"text": _decode(row["path"], otherwise), "label": row["label"]} for row in rows]
+        return Table(folder, ["text", "label"], rows, notes=notes)
+    rows = [{"image": str(row["path"]), "label": row["label"]} for row in rows]
+    return Table(folder, ["image", "label"], rows, notes=notes)
+
+
+def by_split(table: Table) -> dict[str, Table]:
+    """A table divided by its column `split`, where it has one that names splits."""
+    name = next((c for c in table.columns if c.lower() == "split"), None)
+    if name is None or not {str(row[name]).lower() for row in table.rows} <= set(SPLIT_NAMES):
+        return {"all": table}
+    columns = [c for c in table.columns if c != name]
+    parts: dict[str, list[Row]] = {}
+    for row in table.rows:
+        parts.setdefault(SPLIT_NAMES[str(row[name]).lower()], []).append({c: row[c] for c in columns})
+    return {
+        split: Table(table.path, columns, rows, table.class_names, table.notes if i == 0 else [])
+        for i, (split, rows) in enumerate(parts.items())
+    }
+
+
+def content_digest(path: str | Path) -> str:
+    """A digest of what is in a file or a folder, names and contents, wherever it lies."""
+    import hashlib
+
+    root = Path(path)
+    if not root.exists():
+        raise InlayError(f"There is no file or folder {str(root)!r}. Check the path.")
+    digest = hashlib.sha256()
+    for file in sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]:
+        digest.update(f"{file.relative_to(root).as_posix() if root.is_dir() else ''}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def read_lines(path: Path) -> Table:
+    """A plain text file as a table of its lines, blank ones too, in the column `text`."""
+    lines = _decode(path).split("\n")
+    if not any(line.strip() for line in lines):
+        raise InlayError(f"{str(path)!r} is empty.")
+    return Table(path, ["text"], [{"text": line.rstrip("\r")} for line in lines])

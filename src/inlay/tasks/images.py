@@ -1,0 +1,217 @@
+"""Pictures: opened with their faults named, turned to RGB, preprocessed once, kept compactly.
+
+A processor's rescaling and normalisation act on each value of each channel by itself. So what is kept of a picture is
+the resized 8-bit pixels, a quarter of the float tensor, and a table of 256 values a channel gives the processor's own
+result to the bit. Where a processor does anything else, the tensors themselves are kept.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from inlay.errors import InlayError
+
+CACHE_LIMIT = 1 << 30
+_THREADS = min(4, os.cpu_count() or 1)
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any picture as 8-bit RGB: turned as its EXIF data say, transparency over white, 16 bits scaled down."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "F", *_SIXTEEN_BITS):
+        values = np.asarray(image, dtype=np.float64)
+        # "I" and "F" do not say their range; the smallest usual one that holds the values is taken.
+        top = 65535.0 if image.mode in _SIXTEEN_BITS else next((t for t in (1, 255, 65535) if values.max() <= t), None)
+        if image.mode == "I" and top == 1:
+            top = 255
+        scaled = values * (255.0 / (top or max(values.max(), 1.0)))
+        image = Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+    if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def name_of(source: Any) -> str:
+    """What to call a picture in a message."""
+    if isinstance(source, Mapping):
+        return str(source.get("path") or "a picture inside the table")
+    return str(source) if isinstance(source, str | Path) else "a picture inside the table"
+
+
+def raw_bytes(source: Any) -> bytes | None:
+    """The encoded picture, if `source` (a path, bytes, or the hub's {"bytes", "path"}) has one; None for PIL images."""
+    if isinstance(source, Mapping):
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, str | Path):
+        try:
+            return Path(source).read_bytes()
+        except OSError as error:
+            raise InlayError(f"Cannot read the picture {str(source)!r}: {error.strerror or error}.") from error
+    return source if isinstance(source, bytes) else None
+
+
+def open_rgb(source: Any) -> Image.Image:
+    """The picture as 8-bit RGB, or a clear error that names it."""
+    return _opened(source, to_rgb)
+
+
+def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
+    try:
+        if isinstance(source, Image.Image):
+            return use(source)
+        data = raw_bytes(source)
+        if not data:
+            raise InlayError(f"{name_of(source)!r} is an empty file, not a picture.")
+        with warnings.catch_warnings():
+            # Palettes with transparency in bytes and odd EXIF blocks are handled; the warnings help nobody.
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as image:
+                return use(image)
+    except Image.UnidentifiedImageError:
+        raise InlayError(f"{name_of(source)!r} is not a picture.") from None
+    except Image.DecompressionBombError as error:
+        raise InlayError(f"{name_of(source)!r} is too large to open safely: {error}.") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise InlayError(f"{name_of(source)!r} is a damaged or truncated picture: {error}.") from None
+
+
+def _decode_cheaply(image: Image.Image) -> None:
+    """Read the whole picture; JPEGs at an eighth of their size, which finds truncation all the same."""
+    image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
+    image.load()
+
+
+def check_all(sources: Sequence[Any]) -> None:
+    """One error that counts and names the pictures that cannot be read, before any work is done on the others."""
+
+    def fault(source: Any) -> str | None:
+        try:
+            _opened(source, _decode_cheaply)
+        except InlayError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        faults = [found for found in pool.map(fault, sources) if found]
+    if faults:
+        shown = " ".join(faults[:5]) + (f" And {len(faults) - 5} more." if len(faults) > 5 else "")
+        count = "1 picture" if len(faults) == 1 else f"{len(faults)} pictures"
+        raise InlayError(f"{count} of {len(sources)} cannot be read. {shown} Mend or remove the files and try again.")
+
+
+# ---------------------------------------------------------------------------------------------- for the processor
+
+
+def pixels(processor: Any, image: Image.Image, **changes: Any) -> torch.Tensor:
+    """One picture through the processor: a tensor without the batch dimension."""
+    return processor(image, return_tensors="pt", **changes)["pixel_values"][0]
+
+
+class _Compact:
+    """8-bit pixels to the processor's floats and back; only for processors that work value by value."""
+
+    def __init__(self, processor: Any) -> None:
+        ramp = Image.fromarray(np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2))
+        self.table = pixels(processor, ramp, do_resize=False, do_center_crop=False)[:, 0, :]
+        self.processor = processor
+
+    def pack(self, image: Image.Image) -> torch.Tensor:
+        packed = pixels(self.processor, image, do_rescale=False, do_normalize=False)
+        return packed if packed.dtype == torch.uint8 else packed.to(torch.float32)
+
+    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.table[c][packed[c].long()] for c in range(packed.shape[0])])
+
+
+def _compact(processor: Any, image: Image.Image) -> _Compact | None:
+    """The compact form for this processor, if it gives exactly the processor's own result on a picture of the data."""
+    try:
+        made = _Compact(processor)
+        packed = made.pack(image)
+        exact = packed.dtype == torch.uint8 and torch.equal(made.unpack(packed), pixels(processor, image))
+    except (TypeError, ValueError, KeyError, IndexError, RuntimeError):
+        return None
+    return made if exact else None
+
+
+class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
+    """Pictures ready for a model: {"pixel_values", "labels"}. Preprocessed once when they fit in `limit` bytes."""
+
+    def __init__(
+        self, sources: Sequence[Any], labels: Sequence[int] | None, processor: Any, limit: int = CACHE_LIMIT
+    ) -> None:
+        self.sources = sources
+        self.labels = labels
+        self.processor = processor
+        self._kept: torch.Tensor | None = None
+        self._form: _Compact | None = None
+        if len(sources) == 0:
+            return
+        first = open_rgb(sources[0])
+        self._form = _compact(processor, first)
+        sample = self._pack(first)
+        if sample.numel() * sample.element_size() * len(sources) <= limit:
+            self._kept = torch.empty((len(sources), *sample.shape), dtype=sample.dtype)
+            self._fill(range(len(sources)))
+
+    def _pack(self, image: Image.Image) -> torch.Tensor:
+        return self._form.pack(image) if self._form else pixels(self.processor, image)
+
+    def _fill(self, indices: Iterable[int]) -> None:
+        kept = self._kept
+        assert kept is not None
+
+        def one(i: int) -> None:
+            packed = self._pack(open_rgb(self.sources[i]))
+            if packed.shape != kept[i].shape:
+                raise _unequal([tuple(packed.shape), tuple(kept[i].shape)])
+            kept[i] = packed
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(one, indices):
+                pass
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self._kept is None:
+            values = pixels(self.processor, open_rgb(self.sources[index]))
+        else:
+            values = self._form.unpack(self._kept[index]) if self._form else self._kept[index]
+        item: dict[str, Any] = {"pixel_values": values}
+        if self.labels is not None:
+            item["labels"] = int(self.labels[index])
+        return item
+
+
+def _unequal(shapes: Iterable[tuple[int, ...]]) -> InlayError:
+    return InlayError(
+        f"The image processor gives pictures of different sizes ({', '.join(map(str, sorted(shapes)))}), which cannot "
+        "be in one batch. Give it a fixed size to resize or crop to."
+    )
+
+
+class ImageCollator:
+    """A batch of pictures."""
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        shapes = {tuple(item["pixel_values"].shape) for item in items}
+        if len(shapes) > 1:
+            raise _unequal(shapes)
+        batch = {"pixel_values": torch.stack([item["pixel_values"] for item in items])}
+        if "labels" in items[0]:
+            batch["labels"] = torch.tensor([item["labels"] for item in items])
+        return batch

@@ -1,0 +1,102 @@
+"""Labels: what their names are, what is missing, and what is odd about them and should be said."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from inlay.errors import InlayError
+
+IMBALANCE = 10
+# Whole numbers with more distinct values than this, not counted up from 0 or 1, are amounts and not classes.
+MOST_NUMBERED_CLASSES = 50
+
+
+def is_missing(value: Any) -> bool:
+    """Nothing, not a number, or blank."""
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
+
+
+def as_name(value: Any) -> str:
+    """A label's name: 3, 3.0, "3" and "3.0" are one label."""
+    text = str(value).strip()
+    return text.partition(".")[0] if re.fullmatch(r"-?\d+\.0*", text) else text
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def as_numbers(values: Iterable[Any]) -> list[float] | None:
+    """The labels as numbers, if all of them are; truth values are not."""
+    found = []
+    for value in values:
+        number = None if isinstance(value, bool) else _number(str(value).strip())
+        if number is None:
+            return None
+        found.append(number)
+    return found
+
+
+def looks_like_values(values: Sequence[Any]) -> str | None:
+    """Why the labels seem to be amounts to predict rather than classes, in words; None when they seem classes."""
+    numbers = as_numbers(values)
+    if numbers is None:
+        return None
+    distinct = sorted(set(numbers))
+    if any(not number.is_integer() for number in distinct):
+        return f"numbers with fractions, {len(distinct)} different ones"
+    counted = distinct in ([float(i + first) for i in range(len(distinct))] for first in (0, 1))
+    if len(distinct) > MOST_NUMBERED_CLASSES and not counted:
+        return f"{len(distinct)} different numbers"
+    return None
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Label names sorted: by value if they are all numbers, else by spelling."""
+    distinct = set(names)
+    if all(_number(name) is not None for name in distinct):
+        return sorted(distinct, key=lambda name: (float(name), name))
+    return sorted(distinct)
+
+
+def number(names: Sequence[str], label_names: Sequence[str], where: str) -> list[int]:
+    """The numbers of labels given by name; one that training does not know is an error that counts them."""
+    index = {name: i for i, name in enumerate(label_names)}
+    strange = Counter(name for name in names if name not in index)
+    if strange:
+        shown = ", ".join(f"{name!r} ({count} rows)" for name, count in strange.most_common(5))
+        known = ", ".join(label_names[:10]) + (", ..." if len(label_names) > 10 else "")
+        raise InlayError(
+            f"{where} has labels that do not occur in training: {shown}. Known: {known}. Remove those rows, or add "
+            "such examples to the training data."
+        )
+    return [index[name] for name in names]
+
+
+def check_classes(labels: Sequence[int], label_names: Sequence[str], where: str) -> list[str]:
+    """Refuse a single class; say when classes are very uneven or single rows."""
+    counts = Counter(labels)
+    if len(counts) < 2:
+        only = f"only {label_names[next(iter(counts))]!r}" if counts else "none"
+        raise InlayError(f"{where} has {only}: a classifier needs at least two classes to tell apart.")
+    notes = []
+    most, least = max(counts.values()), min(counts.values())
+    if most >= IMBALANCE * least:
+        largest, smallest = max(counts, key=lambda c: counts[c]), min(counts, key=lambda c: counts[c])
+        notes.append(
+            f"classes are uneven: {label_names[largest]!r} has {most:,} rows and {label_names[smallest]!r} {least:,}; "
+            f"always saying {label_names[largest]!r} would be right {most / len(labels):.1%} of the time"
+        )
+    return notes

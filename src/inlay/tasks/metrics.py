@@ -1,0 +1,235 @@
+"""What a prediction is worth. Each metric is a name, the direction that is better, and a function of a few lines.
+
+Classes, values and rank correlations come from scikit-learn and SciPy, BLEU from sacrebleu; the entity scorer, the
+official SemEval-2010 score and the matching of mathematical answers are here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from inlay.errors import unknown
+from inlay.tasks.tags import entities
+
+LOWER_IS_BETTER = frozenset({"mse", "perplexity"})
+
+# Metrics of texts that the model has to write first.
+OF_TEXTS = frozenset({"bleu", "answer-accuracy", "exact-match"})
+
+
+def greater_is_better(name: str) -> bool:
+    """Which way the metric improves."""
+    if name not in ALL:
+        raise unknown("metric", name, ALL)
+    return name not in LOWER_IS_BETTER
+
+
+# ----------------------------------------------------------------------------------- one class or value an example
+
+
+def of_classes(
+    names: Sequence[str], predicted: np.ndarray, true: np.ndarray, label_names: Sequence[str]
+) -> dict[str, float]:
+    """The named metrics of predicted class numbers."""
+    return {name: _OF_CLASSES[name](predicted, true, label_names) for name in names if name in _OF_CLASSES}
+
+
+def _accuracy(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(true, predicted))
+
+
+def _f1(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
+    """F1 of class 1."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(true, predicted, pos_label=1, average="binary", zero_division=0.0))
+
+
+def _macro_f1(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
+    """Mean of the classes' F1 over the classes that occur, as predicted or as true."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(true, predicted, average="macro", zero_division=0.0))
+
+
+def _matthews(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(true, predicted))
+
+
+def semeval_f1(predicted: Sequence[str], true: Sequence[str]) -> float:
+    """SemEval-2010 task 8, the official score: macro-F1 over the nine relations, direction counted, Other left out.
+
+    The two directions of a relation are one class for counting what was predicted and what is there, but a prediction
+    is right only with the right direction: the wrong one is a false positive and a false negative of that relation.
+    """
+
+    def relation(label: str) -> str:
+        return label.partition("(")[0]
+
+    scores = []
+    for name in sorted({relation(label) for label in true} - {"Other"}):
+        hits = sum(p == t for p, t in zip(predicted, true, strict=True) if relation(t) == name)
+        claimed = sum(relation(p) == name for p in predicted)
+        present = sum(relation(t) == name for t in true)
+        scores.append(2 * hits / (claimed + present) if claimed + present else 0.0)
+    return float(np.mean(scores)) if scores else 0.0
+
+
+def _semeval(predicted: np.ndarray, true: np.ndarray, label_names: Sequence[str]) -> float:
+    return semeval_f1([label_names[i] for i in predicted], [label_names[i] for i in true])
+
+
+_OF_CLASSES: Mapping[str, Callable[[np.ndarray, np.ndarray, Sequence[str]], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "macro-f1": _macro_f1,
+    "matthews": _matthews,
+    "semeval-f1": _semeval,
+}
+
+
+def of_values(names: Sequence[str], predicted: np.ndarray, true: np.ndarray) -> dict[str, float]:
+    """The named metrics of predicted numbers. A correlation with a constant is 0, not undefined."""
+    from scipy.stats import pearsonr, spearmanr
+
+    constant = len(true) < 2 or np.ptp(predicted) == 0 or np.ptp(true) == 0
+    made = {
+        "pearson": lambda: 0.0 if constant else float(pearsonr(predicted, true).statistic),
+        "spearman": lambda: 0.0 if constant else float(spearmanr(predicted, true).statistic),
+        "mse": lambda: float(np.mean((predicted - true) ** 2)),
+    }
+    return {name: made[name]() for name in names if name in made}
+
+
+# ------------------------------------------------------------------------------------------------------- entities
+
+
+def of_entities(
+    names: Sequence[str], predicted: Sequence[Sequence[str]], true: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Micro-averaged over entities, of which one is right when its type and both its ends are; or over words."""
+    hits = claimed = present = 0
+    for guess, truth in zip(predicted, true, strict=True):
+        found, wanted = set(entities(guess)), set(entities(truth))
+        hits, claimed, present = hits + len(found & wanted), claimed + len(found), present + len(wanted)
+    words = [g == t for guess, truth in zip(predicted, true, strict=True) for g, t in zip(guess, truth, strict=True)]
+    made = {
+        "token-accuracy": float(np.mean(words)) if words else 0.0,
+        "entity-f1": 2 * hits / (claimed + present) if claimed + present else 0.0,
+        "entity-precision": hits / claimed if claimed else 0.0,
+        "entity-recall": hits / present if present else 0.0,
+    }
+    return {name: made[name] for name in names if name in made}
+
+
+# ------------------------------------------------------------------------------------------------ language models
+
+
+def of_tokens(names: Sequence[str], losses: np.ndarray, counts: np.ndarray, right: np.ndarray) -> dict[str, float]:
+    """From each example's summed loss, its number of predicted tokens, and whether all of them were predicted.
+
+    Perplexity is exp of the mean loss over tokens (not over examples or batches); infinite when that overflows.
+    """
+    total = float(counts.sum())
+    mean = float(losses.sum()) / total if total else math.nan
+    made = {
+        "perplexity": math.exp(mean) if mean < 700 else math.inf,
+        "last-word-accuracy": float(np.mean(right)) if len(right) else math.nan,
+    }
+    return {name: made[name] for name in names if name in made}
+
+
+def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus BLEU, 0 to 100, over all references of each text; sacrebleu's 13a tokens, case kept."""
+    from sacrebleu import corpus_bleu
+
+    most = max((len(found) for found in references), default=1)
+    columns: list[list[Any]] = [[f[i] if i < len(f) else None for f in references] for i in range(most)]
+    return float(corpus_bleu(list(texts), columns).score)
+
+
+_BOXED = re.compile(r"\\boxed\s*\{|\\fbox\s*\{")
+_SAID = re.compile(r"(?:####|[Tt]he (?:final )?answer is:?)\s*([^\n]+)")
+_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def answer(text: str) -> str:
+    """The final answer of a worked solution: what is boxed, what follows `####` or "the answer is", the last number."""
+    boxes = list(_BOXED.finditer(text))
+    if boxes:
+        start, depth = boxes[-1].end(), 1
+        for i in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[start:i]
+    said = _SAID.findall(text)
+    if said:
+        numbers = _NUMBER.findall(said[-1])
+        return numbers[0] if len(numbers) == 1 else said[-1]
+    numbers = _NUMBER.findall(text)
+    return numbers[-1] if numbers else text
+
+
+def same_answer(one: str, other: str) -> bool:
+    """Whether two final answers are the same but for typography: 1,000 and $1000.00, \\dfrac12 and 1/2."""
+    one, other = _plain(one), _plain(other)
+    if one == other:
+        return True
+    left, right = _value(one), _value(other)
+    return left is not None and right is not None and math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9)
+
+
+def _plain(text: str) -> str:
+    """The answer without typography."""
+    text = text.strip().rstrip(".").strip()
+    text = re.sub(r"\\(?:left|right|!|,|;|:|quad|%|\$)", "", text.replace("\\ ", ""))
+    text = re.sub(r"\\(?:text|mbox|mathrm|textbf)\s*\{([^{}]*)\}", r"\1", text)
+    text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\^\{?\\circ\}?", "", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text)
+    return re.sub(r"[\s$%]", "", text)
+
+
+def _value(text: str) -> float | None:
+    """The answer as a number, if it is one."""
+    fraction = re.fullmatch(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}|(-?\d+)/(\d+)", text)
+    try:
+        if fraction:
+            sign, top, bottom, plain_top, plain_bottom = fraction.groups()
+            value = int(top or plain_top) / int(bottom or plain_bottom)
+            return -value if sign else value
+        return float(text)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def answer_accuracy(texts: Sequence[str], solutions: Sequence[str]) -> float:
+    """The share of texts whose final answer is that of the solution."""
+    right = [same_answer(answer(text), answer(true)) for text, true in zip(texts, solutions, strict=True)]
+    return float(np.mean(right)) if right else math.nan
+
+
+def exact_match(texts: Sequence[str], wanted: Sequence[str]) -> float:
+    """The share of texts that are what was wanted, but for white space."""
+    right = [text.split() == true.split() for text, true in zip(texts, wanted, strict=True)]
+    return float(np.mean(right)) if right else math.nan
+
+
+ALL = (
+    *_OF_CLASSES,
+    *("pearson", "spearman", "mse"),
+    *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
+    *("perplexity", "last-word-accuracy"),
+    *("bleu", "answer-accuracy", "exact-match"),
+)

@@ -1,0 +1,232 @@
+"""Data of the user's own: a table, a folder of class folders, a table of pictures. Read, checked, normalised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.records.spec import Spec
+from inlay.tasks import files, images, kinds, labels, prepare
+from inlay.tasks.catalogue import Hub
+from inlay.tasks.columns import Choice, choose
+from inlay.tasks.draft import Draft, Row
+from inlay.tasks.files import Table
+
+_BIO = re.compile(r"O|[BI]-.+")
+
+
+def load(spec: Spec) -> Draft:
+    """The user's data as a draft of a task."""
+    assert spec.data is not None
+    path = Path(spec.data).expanduser()
+    source = f"your {'folder' if path.is_dir() else 'file'} {path}"
+    return from_tables(spec, read(path, spec.kind), path.name.split(".")[0], source)
+
+
+def load_hub_id(spec: Spec) -> Draft:
+    """A data set of the hub that the catalogue does not have, `owner/name` or `owner/name:config`."""
+    from inlay.tasks import sources
+
+    assert spec.task is not None
+    path, _, config = spec.task.partition(":")
+    whole = sources.load_unnamed(Hub(path, config or None))
+    tables = {}
+    for name, data in whole.items():
+        if name in files.SPLIT_NAMES:
+            tables[files.SPLIT_NAMES[name]] = Table(Path(path), data.column_names, data.to_list())
+    if "train" not in tables:
+        raise InlayError(f"The hub's {spec.task!r} has the splits {', '.join(whole)}, and none of them is train.")
+    return from_tables(spec, tables, path.rpartition("/")[2], f"the hub: {spec.task}")
+
+
+def from_tables(spec: Spec, tables: dict[str, Table], name: str, source: str) -> Draft:
+    """A draft of tables by split."""
+    notes = [note for table in tables.values() for note in table.notes]
+    first = tables.get("train") or next(iter(tables.values()))
+    choice = choose(first, spec, notes)
+    splits = {split: _normalise(table, choice, split, notes) for split, table in tables.items()}
+    if spec.test_data is not None:
+        splits["test"] = _test_data(spec, choice, notes)
+    if choice.image:
+        images.check_all([row["image"] for rows in splits.values() for row in rows])
+    draft = _draft(name, choice, splits, notes, first.class_names)
+    draft.source = source
+    draft.lm = "lines" if draft.lm and files.suffix(first.path) == ".txt" else draft.lm
+    return draft
+
+
+def read(path: Path, kind: str | None = None) -> dict[str, Table]:
+    """The tables at a path by split, "all" where there is no division."""
+    if not path.exists():
+        raise InlayError(f"There is no file or folder {str(path)!r}. Check the path.")
+    if path.is_dir():
+        return files.read_folder(path)
+    if files.suffix(path) == ".txt" and kind == kinds.CAUSAL_LM:
+        return {"all": files.read_lines(path)}
+    return files.by_split(files.read_table(path))
+
+
+def _test_data(spec: Spec, choice: Choice, notes: list[str]) -> list[Row]:
+    assert spec.test_data is not None
+    tables = read(Path(spec.test_data).expanduser(), spec.kind)
+    table = tables.get("test") or next(iter(tables.values()))
+    for name in (*choice.texts, choice.label, choice.image):
+        if name is not None and name not in table.columns:
+            raise InlayError(
+                f"{table.path.name!r} lacks the column {name!r} that the training data has (columns: "
+                f"{', '.join(table.columns)})."
+            )
+    return _normalise(table, choice, "test", notes)
+
+
+def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> list[Row]:
+    """The rows of a table with the columns of their kind; rows with something missing are dropped and counted."""
+    needed = [name for name in (*choice.texts, choice.label, choice.image) if name is not None]
+    needed += ["start", "end"] if choice.kind == kinds.SPANS else []
+    running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
+    absent = (lambda value: value is None) if running_text else labels.is_missing
+    whole = [row for row in table.rows if not any(absent(row.get(name)) for name in needed)]
+    dropped = len(table.rows) - len(whole)
+    where = table.path.name if split == "all" else f"{table.path.name} ({split})"
+    if not whole:
+        empty = [name for name in needed if all(labels.is_missing(row.get(name)) for row in table.rows)]
+        about = f"nothing in {', '.join(map(repr, empty))}" if empty else "something missing in every row"
+        raise InlayError(f"{where}: all {dropped} rows are unusable, with {about}.")
+    if dropped:
+        notes.append(
+            f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {_one_of(needed)}"
+        )
+    return list(_rows(whole, table, choice, where))
+
+
+def _one_of(names: list[str]) -> str:
+    return " or ".join(map(repr, names))
+
+
+def _rows(rows: list[Row], table: Table, choice: Choice, where: str) -> Iterator[Row]:
+    """Rows in the form of their kind."""
+    for position, row in enumerate(rows, start=1):
+        if choice.kind == kinds.IMAGES:
+            yield {
+                "image": locate(row[choice.image or ""], table.path),
+                "label": _class(row[choice.label or ""], table),
+            }
+        elif choice.kind == kinds.TOKENS:
+            yield _tagged(row, choice, f"{where}, row {position}")
+        elif choice.kind == kinds.SPANS:
+            yield _span(row, choice, f"{where}, row {position}", table)
+        elif choice.kind in kinds.LANGUAGE_MODELS:
+            made: Row = {"source" if choice.kind == kinds.DATA_TO_TEXT else choice.texts[0]: str(row[choice.texts[0]])}
+            if choice.label is not None:
+                references = row[choice.label] if isinstance(row[choice.label], list) else [row[choice.label]]
+                if choice.kind == kinds.DATA_TO_TEXT:
+                    made["references"] = [str(text) for text in references]
+                else:
+                    made["target"] = str(row[choice.label])
+            yield made
+        else:
+            made = {name: str(row[name]) for name in choice.texts}
+            value = row[choice.label or ""]
+            if choice.kind == kinds.REGRESSION:
+                numbers = labels.as_numbers([value])
+                if numbers is None:
+                    raise InlayError(
+                        f"{where}, row {position}: the value {value!r} of {choice.label!r} is not a number."
+                    )
+                yield made | {"label": numbers[0]}
+            else:
+                yield made | {"label": _class(value, table)}
+
+
+def _class(value: Any, table: Table) -> str:
+    """A class's name; a number stands for a name where the file names its classes."""
+    if table.class_names is not None and isinstance(value, int) and 0 <= value < len(table.class_names):
+        return table.class_names[value]
+    return labels.as_name(value)
+
+
+def _tagged(row: Mapping[str, Any], choice: Choice, where: str) -> Row:
+    tokens, tags = row[choice.texts[0]], row[choice.label or ""]
+    tokens = tokens.split() if isinstance(tokens, str) else [str(token) for token in tokens]
+    tags = tags.split() if isinstance(tags, str) else [labels.as_name(tag) for tag in tags]
+    if len(tokens) != len(tags):
+        raise InlayError(f"{where}: {len(tokens)} words and {len(tags)} labels; each word needs one.")
+    return {"tokens": tokens, "label": tags}
+
+
+def _span(row: Mapping[str, Any], choice: Choice, where: str, table: Table) -> Row:
+    text = row[choice.texts[0]]
+    key = "tokens" if isinstance(text, list) else "text"
+    try:
+        (made,) = prepare.spans({key: text, "start": row["start"], "end": row["end"]})
+    except ValueError:
+        raise InlayError(f"{where}: 'start' and 'end' must be whole numbers.") from None
+    except InlayError as error:
+        raise InlayError(f"{where}: {error}") from None
+    return made | {"label": _class(row[choice.label or ""], table)}
+
+
+def locate(value: Any, table: Path) -> Any:
+    """A picture of a table: bytes as they are, a path relative to the table."""
+    if isinstance(value, Mapping):
+        return value if value.get("bytes") else locate(value.get("path"), table)
+    if isinstance(value, bytes):
+        return value
+    path = Path(str(value)).expanduser()
+    folder = table if table.is_dir() else table.parent
+    return str(path if path.is_absolute() else folder / path)
+
+
+def _draft(
+    name: str, choice: Choice, splits: dict[str, list[Row]], notes: list[str], class_names: list[str] | None
+) -> Draft:
+    """The draft, with the metrics and fields that the kind implies."""
+    training = splits.get("train") or splits.get("all") or next(iter(splits.values()))
+    answers = choice.kind in kinds.LANGUAGE_MODELS and choice.label is not None
+    fields: tuple[str, ...] = choice.texts
+    metrics: tuple[str, ...] = ("accuracy", "macro-f1")
+    names: tuple[str, ...] | None = None
+    if choice.kind in kinds.ONE_LABEL:
+        found = {row["label"] for row in training}
+        names = tuple(class_names) if class_names and found <= set(class_names) else tuple(labels.in_order(found))
+        fields = {kinds.IMAGES: ("image",), kinds.SPANS: ("text", "span")}.get(choice.kind, fields)
+    elif choice.kind == kinds.TOKENS:
+        fields, names = ("tokens",), tuple(labels.in_order(tag for row in training for tag in row["label"]))
+        entity = all(_BIO.fullmatch(name) for name in names)
+        metrics = ("entity-f1", "entity-precision", "entity-recall") if entity else ("token-accuracy",)
+    elif choice.kind == kinds.REGRESSION:
+        metrics = ("pearson", "spearman", "mse")
+    elif choice.kind == kinds.DATA_TO_TEXT:
+        fields, metrics = ("source",), ("bleu", "perplexity")
+    else:
+        metrics = ("perplexity", "exact-match") if answers else ("perplexity",)
+    return Draft(
+        name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "data",
+        kind=choice.kind,
+        fields=fields,
+        splits=splits,
+        source="",
+        metrics=metrics,
+        label_names=names,
+        target="target" if answers else None,
+        prepare="spans" if choice.kind == kinds.SPANS else None,
+        group="source" if choice.kind == kinds.DATA_TO_TEXT else None,
+        lm="documents" if choice.kind == kinds.CAUSAL_LM and not answers else None,
+        standardise=choice.kind == kinds.REGRESSION,
+        columns=_input_columns(choice),
+        notes=notes,
+    )
+
+
+def _input_columns(choice: Choice) -> dict[str, str]:
+    """Which column of the user's files each normalised field was read from, where the two differ."""
+    if choice.image:
+        return {"image": choice.image}
+    if choice.kind == kinds.DATA_TO_TEXT:
+        return {"source": choice.texts[0]}
+    if choice.kind in (kinds.TOKENS, kinds.SPANS):
+        return {"tokens" if choice.kind == kinds.TOKENS else "text": choice.texts[0]}
+    return {}

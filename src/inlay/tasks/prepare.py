@@ -1,0 +1,127 @@
+"""From a row as a data set has it to the normalised row of its kind. A row may become several, or none.
+
+Span classification: `text` with the spans marked in place, `span` the marked words, and `start`, `end`: the range of
+characters, marks included, that truncation must keep. Data to text: `source` in one line, `references` all texts for
+it. The label stays under the name it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.tasks.tags import entities
+
+Row = dict[str, Any]
+Prepare = Callable[[Mapping[str, Any]], Iterable[Row]]
+
+OPEN, CLOSE = "[", "]"
+_ENTITY = re.compile(r"</?e[12]>")
+
+
+def mark_words(tokens: list[str], start: int, end: int) -> Row:
+    """The text of `tokens` with the words `start` to `end` (exclusive) in marks."""
+    if not 0 <= start < end <= len(tokens):
+        raise InlayError(f"A span from word {start} to {end} does not lie in a text of {len(tokens)} words.")
+    span = " ".join(tokens[start:end])
+    before = " ".join(tokens[:start])
+    marked = f"{OPEN} {span} {CLOSE}"
+    first = len(before) + 1 if before else 0
+    text = " ".join(part for part in (before, marked, " ".join(tokens[end:])) if part)
+    return {"text": text, "span": span, "start": first, "end": first + len(marked)}
+
+
+def mark_characters(text: str, start: int, end: int) -> Row:
+    """`text` with the characters `start` to `end` (exclusive) in marks."""
+    if not 0 <= start < end <= len(text):
+        raise InlayError(f"A span from character {start} to {end} does not lie in a text of {len(text)} characters.")
+    span = text[start:end]
+    marked = f"{OPEN} {span} {CLOSE}"
+    return {
+        "text": text[:start] + marked + text[end:],
+        "span": span,
+        "start": start,
+        "end": start + len(marked),
+    }
+
+
+def spans(row: Mapping[str, Any]) -> Iterable[Row]:
+    """Entity typing: a given span (of words or of characters), or every entity of a tagged sentence."""
+    if "start" in row and "end" in row:
+        start, end = int(row["start"]), int(row["end"])
+        rest = {key: value for key, value in row.items() if key not in ("tokens", "text", "start", "end")}
+        if "tokens" in row:
+            yield rest | mark_words(list(row["tokens"]), start, end)
+        else:
+            yield rest | mark_characters(str(row["text"]), start, end)
+    else:
+        tokens = list(row["tokens"])
+        for kind, start, end in entities(row["ner_tags"]):
+            yield mark_words(tokens, start, end) | {"type": kind}
+
+
+def marked_entities(row: Mapping[str, Any]) -> Iterable[Row]:
+    """Relation classification: <e1>...</e1> and <e2>...</e2> stand in the sentence already."""
+    text = str(row["sentence"]).strip()
+    marks = list(_ENTITY.finditer(text))
+    if len(marks) != 4:
+        raise InlayError(f"A sentence should mark two entities, <e1>...</e1> and <e2>...</e2>, and does not: {text!r}")
+    rest = {key: value for key, value in row.items() if key != "sentence"}
+    yield rest | {"text": text, "start": marks[0].start(), "end": marks[-1].end()}
+
+
+def wsc(row: Mapping[str, Any]) -> Iterable[Row]:
+    """Winograd schemas: the pronoun is marked, for it may occur more than once."""
+    words = str(row["text"]).split(" ")
+    at, pronoun = int(row["span2_index"]), str(row["span2_text"])
+    length = len(pronoun.split(" "))
+    marked = [*words[:at], OPEN, *words[at : at + length], CLOSE, *words[at + length :]]
+    rest = {key: value for key, value in row.items() if not key.endswith("_index")}
+    yield rest | {"text": " ".join(marked), "span1_text": str(row["span1_text"]), "span2_text": pronoun}
+
+
+def e2e(row: Mapping[str, Any]) -> Iterable[Row]:
+    """E2E: `name[Blue Spice], area[city centre]` is read as `name : Blue Spice | area : city centre`."""
+    pairs = re.findall(r"\s*([^\[\],]+)\[([^\]]*)\]", str(row["meaning_representation"]))
+    made: Row = {"source": " | ".join(f"{key} : {value}" for key, value in pairs)}
+    if row.get("human_reference") is not None:
+        made["references"] = [str(row["human_reference"])]
+    yield made
+
+
+def triples(row: Mapping[str, Any]) -> Iterable[Row]:
+    """WebNLG and DART, in the layout of a data folder or of the hub: `subject : predicate : object | ...`."""
+    if "triples" in row:
+        found, texts = row["triples"], row.get("texts")
+    elif "tripleset" in row:
+        found, texts = row["tripleset"], row["annotations"]["text"]
+    else:
+        sets = row["modified_triple_sets"]["mtriple_set"]
+        found = [triple.split(" | ") for triple in sets[0]]
+        good = zip(row["lex"]["text"], row["lex"]["comment"], strict=True)
+        texts = [text for text, comment in good if comment == "good"]
+    source = " | ".join(" : ".join(str(part).replace("_", " ").strip('"') for part in triple) for triple in found)
+    if texts is None:
+        yield {"source": source}
+    elif texts:
+        yield {"source": source, "references": [str(text) for text in texts]}
+
+
+PREPARE: Mapping[str, Prepare] = {
+    "spans": spans,
+    "marked-entities": marked_entities,
+    "wsc": wsc,
+    "e2e": e2e,
+    "triples": triples,
+}
+
+# The columns a row must have to be prepared for a prediction, one of these sets.
+INPUTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "spans": (("tokens", "start", "end"), ("text", "start", "end")),
+    "marked-entities": (("sentence",),),
+    "wsc": (("text", "span1_text", "span2_text", "span2_index"),),
+    "e2e": (("meaning_representation",),),
+    "triples": (("triples",),),
+}

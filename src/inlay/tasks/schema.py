@@ -1,0 +1,280 @@
+"""What a prediction needs of a task once the training data is out of sight: small, plain, JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from inlay.errors import InlayError, unknown
+from inlay.tasks import files, kinds, metrics, prepare, templates
+from inlay.tasks.own import locate
+from inlay.tasks.own import read as read_own
+
+if TYPE_CHECKING:
+    from inlay.tasks.encode import Encoded
+    from inlay.tasks.images import EncodedImages
+
+FORMAT = 1
+_TUPLES = ("fields", "label_names", "metrics")
+
+
+@dataclass(frozen=True)
+class TaskSchema:
+    """The shape of a task's inputs and outputs.
+
+    `columns` names the user's column for a field where the two differ; `mean` and `deviation` undo the scaling of a
+    regression's values; `answers` says that a language model completes a prompt.
+    """
+
+    name: str
+    kind: str
+    fields: tuple[str, ...]
+    metrics: tuple[str, ...]
+    label_names: tuple[str, ...] | None = None
+    template: str | None = None
+    prepare: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    answers: bool = False
+    lm: str | None = None
+    max_length: int | None = None
+    max_new_tokens: int | None = None
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @property
+    def num_labels(self) -> int | None:
+        """Outputs of the head: the classes, 1 for a value, None for language models."""
+        if self.kind == kinds.REGRESSION:
+            return 1
+        return len(self.label_names) if self.label_names is not None else None
+
+    @property
+    def modality(self) -> str:
+        """What the model reads: "text" or "image"."""
+        return kinds.modality(self.kind)
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether a prediction is a text that the model generates."""
+        return self.kind in kinds.LANGUAGE_MODELS
+
+    @property
+    def generates(self) -> bool:
+        """Whether some of the metrics need generated texts: generate, then `score_texts`."""
+        return bool(set(self.metrics) & metrics.OF_TEXTS)
+
+    @property
+    def full_template(self) -> str:
+        """The template, or the default that the fields imply."""
+        return self.template or templates.default(self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema as JSON-ready data."""
+        return {"format": FORMAT} | json.loads(json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TaskSchema:
+        """The schema from what `to_json` made, of this version or an earlier one."""
+        entries = dict(data)
+        version = entries.pop("format", None)
+        if not isinstance(version, int) or version > FORMAT:
+            raise InlayError(
+                f"The task's description has format {version!r}; this version of inlay reads up to {FORMAT}. Use the "
+                "version that wrote it, or a later one."
+            )
+        known = {each.name for each in dataclasses.fields(cls)}
+        for key in entries:
+            if key not in known:
+                raise unknown("field of a task's description", key, known)
+        for key in _TUPLES:
+            if entries.get(key) is not None:
+                entries[key] = tuple(entries[key])
+        return cls(**entries)
+
+    # ---------------------------------------------------------------------------------------------------- inputs
+
+    def read_inputs(self, path: str | Path) -> list[dict[str, Any]]:
+        """The rows of new data to predict, from a table, a folder of pictures, or one picture.
+
+        Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says
+        is ignored. An empty text is predicted like any other.
+        """
+        path = Path(path).expanduser()
+        if self.kind == kinds.IMAGES and (path.is_dir() or files.is_picture(path)):
+            return self._pictures(path)
+        if path.is_dir():
+            raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
+        (table, *more) = read_own(path, self.kind).values()
+        rows = [row for each in (table, *more) for row in each.rows]
+        if self.kind == kinds.IMAGES:
+            column = self._column("image", table.columns, path)
+            return [{"image": locate(row[column], path)} for row in rows]
+        return [self._input(row, table.columns, path, i + 1) for i, row in enumerate(rows)]
+
+    def _pictures(self, path: Path) -> list[dict[str, Any]]:
+        found = [p for p in sorted(path.rglob("*")) if files.is_picture(p)] if path.is_dir() else [path]
+        found = [p for p in found if not p.name.startswith(".")]
+        if not found:
+            raise InlayError(f"There is no picture in {str(path)!r} ({', '.join(files.PICTURES)}).")
+        return [{"image": str(p)} for p in found]
+
+    def _column(self, name: str, columns: Sequence[str], path: Path) -> str:
+        column = self.columns.get(name, name)
+        if column not in columns:
+            raise InlayError(
+                f"{path.name!r} lacks the column {column!r} that the model was trained on (columns: "
+                f"{', '.join(columns)})."
+            )
+        return column
+
+    def _input(self, row: Mapping[str, Any], columns: Sequence[str], path: Path, number: int) -> dict[str, Any]:
+        """One row to predict, normalised as in training."""
+        if self.prepare:
+            needed = prepare.INPUTS[self.prepare]
+            renamed = {ours: row[theirs] for ours, theirs in self.columns.items() if theirs in row}
+            found = next((names for names in needed if all(n in row or n in renamed for n in names)), None)
+            if found is None:
+                wanted = " or ".join(", ".join(map(repr, names)) for names in needed)
+                raise InlayError(f"{path.name!r} needs the columns {wanted} (it has {', '.join(columns)}).")
+            given = {name: renamed.get(name, row.get(name)) for name in found}
+            if isinstance(given.get("text"), list):
+                given["tokens"] = given.pop("text")
+            try:
+                (made,) = prepare.PREPARE[self.prepare](given)
+            except InlayError as error:
+                raise InlayError(f"{path.name!r}, row {number}: {error}") from None
+            return made
+        values = {name: row[self._column(name, columns, path)] for name in self.fields}
+        if self.kind == kinds.TOKENS:
+            tokens = values["tokens"]
+            return {"tokens": tokens.split() if isinstance(tokens, str) else [str(t) for t in tokens or ()]}
+        return {name: "" if value is None else str(value) for name, value in values.items()}
+
+    def encode_inputs(
+        self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None
+    ) -> Encoded | EncodedImages:
+        """Unlabelled rows ready for the collator. For language models: prompts to be continued."""
+        from inlay.tasks import encode, images
+
+        if self.kind == kinds.IMAGES:
+            sources = [row["image"] for row in rows]
+            images.check_all(sources)
+            return images.EncodedImages(sources, None, processor)
+        length = max_length or self.max_length or min(encode.DEFAULT_LENGTH, encode.length_limit(processor) or 1 << 30)
+        if self.writes_text:
+            mask = getattr(processor, "mask_token", None)
+            prompts = [templates.render(self.full_template, row, mask)[0] for row in rows]
+            room = max(1, length - (self.max_new_tokens or 0))
+            return encode.encode_prompts(prompts, processor, room)
+        if self.kind == kinds.TOKENS:
+            columns, words, cut = encode.encode_tokens(rows, processor, length)
+            return encode.Encoded(columns, words=words, cut=cut)
+        how = encode.encode_spans if self.kind == kinds.SPANS else encode.encode_texts
+        columns, cut = how(rows, self.full_template, processor, length)
+        return encode.Encoded(columns, cut=cut)
+
+    def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
+        """What makes a batch of encoded rows; padded on the left when the batch is to be continued.
+
+        `model` is accepted for the convenience of callers and not needed.
+        """
+        from inlay.tasks.encode import TextCollator
+        from inlay.tasks.images import ImageCollator
+
+        return ImageCollator() if self.kind == kinds.IMAGES else TextCollator(processor, left=generation)
+
+    # --------------------------------------------------------------------------------------------------- outputs
+
+    def decode(self, predictions: Any, inputs: Encoded | None = None) -> list[dict[str, Any]]:
+        """Predictions in words, one dict a row.
+
+        Classes: label and score (its probability). A value: value. Token classification: a tag for each word, for
+        which the encoded `inputs` are needed. Language models: the generated texts as they are.
+        """
+        if self.writes_text:
+            return [{"text": str(text).strip()} for text in predictions]
+        predictions = np.asarray(predictions)
+        if self.kind == kinds.REGRESSION:
+            return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
+        names = self.label_names or ()
+        if self.kind == kinds.TOKENS:
+            if inputs is None or inputs.words is None:
+                raise InlayError(
+                    "To decode token classification, pass the encoded inputs: decode(predictions, inputs)."
+                )
+            return [self._tags(row, words) for row, words in zip(predictions, inputs.words, strict=True)]
+        logits = predictions.astype(np.float64)
+        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        shares /= shares.sum(axis=-1, keepdims=True)
+        best = shares.argmax(axis=-1)
+        return [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
+
+    def _tags(self, logits: np.ndarray, words: Sequence[int]) -> dict[str, Any]:
+        """A tag for each word up to the last that has a token; a word without one (control characters) gets O."""
+        names = self.label_names or ()
+        tags = ["O" if "O" in names else names[0]] * (max(words, default=-1) + 1)
+        for position, word in enumerate(words):
+            if word >= 0:
+                tags[word] = names[int(logits[position].argmax())]
+        return {"tags": tags}
+
+    def unscale(self, values: np.ndarray) -> np.ndarray:
+        """Values as the data has them, from values as the model is trained on them."""
+        return values.astype(np.float64) * self.deviation + self.mean
+
+    def compute_metrics(self, predictions: Any, labels: Any) -> dict[str, float]:
+        """The task's metrics from the model's outputs (for language models: from those of `reduce_logits`)."""
+        predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
+        labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
+        if self.kind in kinds.LANGUAGE_MODELS:
+            return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])
+        if self.kind == kinds.REGRESSION:
+            return metrics.of_values(
+                self.metrics, self.unscale(predictions.reshape(-1)), self.unscale(labels.reshape(-1))
+            )
+        names = self.label_names or ()
+        if self.kind == kinds.TOKENS:
+            # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.
+            best = predictions[:, predictions.shape[1] - labels.shape[1] :].argmax(axis=-1)
+            kept = labels >= 0
+            predicted = [[names[i] for i in row[mask]] for row, mask in zip(best, kept, strict=True)]
+            true = [[names[i] for i in row[mask]] for row, mask in zip(labels, kept, strict=True)]
+            return metrics.of_entities(self.metrics, predicted, true)
+        return metrics.of_classes(self.metrics, predictions.argmax(axis=-1), labels, names)
+
+    def reduce_logits(self, logits: Any, labels: Any) -> Any:
+        """What to keep of a batch's logits for `compute_metrics`; pass as `preprocess_logits_for_metrics`.
+
+        For language models three numbers an example (summed loss, predicted tokens, whether all were right) in place
+        of the whole vocabulary at every position.
+        """
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        if self.kind not in kinds.LANGUAGE_MODELS:
+            return logits
+        ahead = logits[:, -labels.shape[1] : -1].float()
+        wanted = labels[:, 1:]
+        losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=-100, reduction="none")
+        counted = wanted != -100
+        right = ((ahead.argmax(-1) == wanted) | ~counted).all(-1)
+        return torch.stack([losses.sum(-1), counted.sum(-1).float(), right.float()], dim=1)
+
+    def score_texts(self, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The metrics of generated texts, one for each of `rows` (those of a split, in order)."""
+        texts = [text.strip() for text in texts]
+        found = {}
+        if "bleu" in self.metrics:
+            found["bleu"] = metrics.bleu(texts, [row["references"] for row in rows])
+        if "answer-accuracy" in self.metrics:
+            found["answer-accuracy"] = metrics.answer_accuracy(texts, [row["target"] for row in rows])
+        if "exact-match" in self.metrics:
+            found["exact-match"] = metrics.exact_match(texts, [row["target"] for row in rows])
+        return found

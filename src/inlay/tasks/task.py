@@ -1,0 +1,195 @@
+"""A task: rows divided into training, selection and test, and what turns them into batches and into metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import unknown
+from inlay.tasks import encode as encoding
+from inlay.tasks import images, kinds, metrics, templates
+from inlay.tasks.catalogue import SPLITS
+from inlay.tasks.schema import TaskSchema
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class Task:
+    """A data set with its template, labels and metrics. The splits are `datasets.Dataset`s of normalised columns.
+
+    `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
+    `notes` are the things that a user should know: rows dropped, kinds inferred, texts cut.
+    """
+
+    schema: TaskSchema
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+    source: str
+    digest: str
+    notes: list[str] = field(default_factory=list)
+
+    # What callers read most, without the detour.
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def kind(self) -> str:
+        return self.schema.kind
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.schema.fields
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        return self.schema.label_names
+
+    @property
+    def num_labels(self) -> int | None:
+        return self.schema.num_labels
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.schema.metrics
+
+    @property
+    def template(self) -> str:
+        return self.schema.full_template
+
+    @property
+    def generates(self) -> bool:
+        return self.schema.generates
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        return self.schema.max_new_tokens
+
+    @property
+    def selection_metric(self) -> str:
+        """The metric to choose a checkpoint by: the first that needs no generated texts."""
+        return next(name for name in self.metrics if name not in metrics.OF_TEXTS)
+
+    def greater_is_better(self, metric: str | None = None) -> bool:
+        """Which way a metric improves; by default the one to select by."""
+        return metrics.greater_is_better(metric or self.selection_metric)
+
+    def split(self, name: str) -> Dataset:
+        """The rows of a split by name."""
+        if name not in SPLITS:
+            raise unknown("split", name, SPLITS)
+        return getattr(self, name)
+
+    def to_json(self) -> dict[str, Any]:
+        """What predicting needs, as JSON-ready data; `TaskSchema.from_json` reads it."""
+        return self.schema.to_json()
+
+    # ------------------------------------------------------------------------------------------------- encoding
+
+    def encode(
+        self, split: str, processor: Any, max_length: int | None = None, *, model_config: Any = None
+    ) -> encoding.Encoded | images.EncodedImages:
+        """A split as a data set for the Trainer. The length that was settled on goes into the schema."""
+        data = self.split(split)
+        if self.kind == kinds.IMAGES:
+            return images.EncodedImages(Pictures(data), list(data["label"]), processor)
+        length = self._length(processor, max_length, model_config)
+        made = self._encode_text(split, data, processor, length)
+        if made.cut:
+            self._note(f"{made.cut:,} of {len(made):,} {split} texts are longer than {length} tokens and were cut")
+        return made
+
+    def _length(self, tokenizer: Any, max_length: int | None, config: Any) -> int:
+        limit = encoding.length_limit(tokenizer, config)
+        wanted = max_length or min(encoding.DEFAULT_LENGTH, limit or encoding.DEFAULT_LENGTH)
+        if limit is not None and wanted > limit:
+            self._note(f"max_length={wanted} is more than the model reads: {limit} is used")
+            wanted = limit
+        self.schema = dataclasses.replace(self.schema, max_length=wanted)
+        return wanted
+
+    def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
+        template = self.template
+        if self.kind in kinds.LANGUAGE_MODELS:
+            return self._encode_language(split, data, tokenizer, length)
+        rows = data.to_list()
+        if self.kind == kinds.TOKENS:
+            columns, words, cut = encoding.encode_tokens(rows, tokenizer, length)
+            aligned = [encoding.align_labels(each, row["label"]) for each, row in zip(words, rows, strict=True)]
+            return encoding.Encoded(columns, aligned, words, cut)
+        how = encoding.encode_spans if self.kind == kinds.SPANS else encoding.encode_texts
+        columns, cut = how(rows, template, tokenizer, length)
+        targets = [row["label"] for row in rows]
+        if self.kind == kinds.REGRESSION:
+            targets = [(value - self.schema.mean) / self.schema.deviation for value in targets]
+        return encoding.Encoded(columns, targets, cut=cut)
+
+    def _encode_language(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
+        if self.schema.answers:
+            mask = getattr(tokenizer, "mask_token", None)
+            prompts = [templates.render(self.template, row, mask)[0] for row in data]
+            return encoding.encode_answers(prompts, list(data["target"]), tokenizer, length)
+        texts = data[self.fields[0]]
+        if self.schema.lm == "last-word" and split != "train":
+            parts = [text.rstrip().rpartition(" ") for text in texts]
+            prompts, words = [before for before, _, _ in parts], [word for _, _, word in parts]
+            return encoding.encode_answers(prompts, words, tokenizer, length, end=False)
+        ending = getattr(tokenizer, "eos_token", None) or "\n\n"
+        return encoding.encode_blocks(texts, "\n" if self.schema.lm == "lines" else ending, tokenizer, length)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # ---------------------------------------------------------------------------------- as the schema does them
+
+    def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
+        """What makes a batch; see `TaskSchema.collator`."""
+        return self.schema.collator(processor, model, generation=generation)
+
+    def encode_inputs(
+        self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None
+    ) -> encoding.Encoded | images.EncodedImages:
+        """Unlabelled rows, or prompts; see `TaskSchema.encode_inputs`."""
+        return self.schema.encode_inputs(rows, processor, max_length)
+
+    def read_inputs(self, path: str | Path) -> list[dict[str, Any]]:
+        """New rows from disk; see `TaskSchema.read_inputs`."""
+        return self.schema.read_inputs(path)
+
+    def decode(self, predictions: Any, inputs: encoding.Encoded | None = None) -> list[dict[str, Any]]:
+        """Predictions in words; see `TaskSchema.decode`."""
+        return self.schema.decode(predictions, inputs)
+
+    def compute_metrics(self, predictions: Any, labels: Any) -> dict[str, float]:
+        """The task's metrics; see `TaskSchema.compute_metrics`."""
+        return self.schema.compute_metrics(predictions, labels)
+
+    def reduce_logits(self, logits: Any, labels: Any) -> Any:
+        """What to keep of a batch's logits; see `TaskSchema.reduce_logits`."""
+        return self.schema.reduce_logits(logits, labels)
+
+    def score_texts(self, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The metrics of generated texts; see `TaskSchema.score_texts`."""
+        return self.schema.score_texts(texts, rows)
+
+
+class Pictures(Sequence[Any]):
+    """The undecoded pictures of a data set: {"bytes", "path"} each, read when asked for."""
+
+    def __init__(self, data: Dataset) -> None:
+        from datasets import Image
+
+        self._data = data.select_columns("image").cast_column("image", Image(decode=False))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._data[index]["image"]
