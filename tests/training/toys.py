@@ -29,12 +29,18 @@ class ToyBackbone:
     fingerprint: str = "f" * 64
 
 
-def backbone(family: str = "bert", task: Any = "classification", **config: float) -> ToyBackbone:
-    """A tiny backbone; `config` sets attributes such as dropout, in every module that reads its config later."""
-    model, _ = zoo.tiny(family, task)
+def backbone(
+    family: str = "bert", task: Any = "classification", dropout: float = 0.1, num_labels: int = 3
+) -> ToyBackbone:
+    """A tiny backbone, its weights large enough for what it reads to reach the head."""
+    model, _ = zoo.tiny(family, task, num_labels=num_labels)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
     for module in model.modules():
-        if isinstance(module, nn.Dropout) and "dropout" in config:
-            module.p = config["dropout"]
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
     return ToyBackbone(f"toy-{family}", model, head_modules(model))
 
 
@@ -90,11 +96,11 @@ def text_task(train: int = 96, validation: int = 48, test: int = 48) -> ToyTask:
 
 
 def lm_task(train: int = 24) -> ToyTask:
-    """Rows of tokens to be continued; each row's first half is masked out of the loss."""
-    rows = [
-        {**row, "labels": [-100] * (len(row["input_ids"]) // 2) + row["input_ids"][len(row["input_ids"]) // 2 :]}
-        for row in text_rows(train, 4)
-    ]
+    """Rows of tokens to be continued; the first half of every other row is masked out of the loss."""
+    rows = text_rows(train, 4)
+    for number, row in enumerate(rows):
+        masked = number % 2 * (len(row["input_ids"]) // 2)
+        row["labels"] = [-100] * masked + row["input_ids"][masked:]
     return ToyTask(kind="causal-lm", train=rows, validation=rows[:8], test=rows[:8])
 
 

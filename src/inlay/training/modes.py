@@ -39,7 +39,7 @@ class Modes:
         self._frozen = set() if whole else set(base.modules()) - self._new - before_the_head
         self._whole = whole
         self._checkpointed: list[nn.Module] = []
-        self._used_cache: bool | None = None
+        self._used_cache = getattr(getattr(base, "config", None), "use_cache", None)
         self._handles: list[RemovableHandle] = []
         self.model = base
 
@@ -73,8 +73,8 @@ class Modes:
         kinds = {str(config.peft_type.value) for config in getattr(self.model, "peft_config", {}).values()}
         if "PREFIX_TUNING" in kinds:
             raise InlayError(
-                "Gradient checkpointing drops the keys and values that prefix tuning passes to the layers. Leave it out, "
-                "or choose another method."
+                "Gradient checkpointing drops the keys and values that prefix tuning passes to the layers. Leave it "
+                "out, or choose another method."
             )
         self._base.gradient_checkpointing_enable({"use_reentrant": False})
         # Transformers makes the embeddings' output require a gradient, which only the reentrant kind needs: here it
@@ -82,7 +82,6 @@ class Modes:
         self._base.disable_input_require_grads()
         # A recomputed layer would put its keys into the cache a second time. Models switch the cache off when they
         # checkpoint, but only in train mode.
-        self._used_cache = getattr(self._base.config, "use_cache", None)
         self._base.config.use_cache = False
         self._checkpointed = [module for module in self._base.modules() if _checkpoints(module)]
         for module in self._checkpointed:
@@ -106,8 +105,9 @@ class Modes:
         self._handles.clear()
         if self._checkpointed:
             self._base.gradient_checkpointing_disable()
-            self._base.config.use_cache = self._used_cache
             self._checkpointed.clear()
+        if self._used_cache is not None:  # the Trainer switches it off
+            self._base.config.use_cache = self._used_cache
         self.model.eval()
 
 

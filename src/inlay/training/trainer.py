@@ -246,6 +246,8 @@ class InlayTrainer(Trainer):
 
     def checkpoint_is_due(self, *, last: bool = False) -> bool:
         """Often enough to lose little, seldom enough to cost little; after the last update, if it is worth it."""
+        if not self.checkpoint_seconds:
+            return True
         since = time.perf_counter() - self._saved_at
         return since >= max(0.0 if last else self.checkpoint_seconds, self._save_cost / CHECKPOINT_SHARE)
 
