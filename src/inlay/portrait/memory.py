@@ -9,7 +9,6 @@ the model's own tensors, every page of which is touched first: weights mapped fr
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,22 @@ PAGE = 4096  # bytes
 
 
 class PeakMemory:
-    """Measures from `start` to `stop`; `seen` is a maximum found by an earlier process of the same run."""
+    """Measures from `start` to `stop`. Collect garbage before: an earlier run's would count as idle."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.device = device
         self.peak = 0
         self._idle = 0
+        self._started = False
         self._sampler: _Sampler | None = None
 
     def start(self) -> None:
         """Begin: set the kernel's maximum back to what is resident now."""
+        self._started = True
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
-        gc.collect()
         _give_back()
         own = {
             tensor.untyped_storage().data_ptr(): _touch(tensor)
@@ -50,7 +50,7 @@ class PeakMemory:
             self._sampler.start()
 
     def stop(self, seen: int = 0) -> dict[str, Any]:
-        """End, and tell the maximum in bytes and how it was measured."""
+        """End, and tell the maximum in bytes and how it was measured; `seen` is that of the run's earlier process."""
         self.peak = max(seen, self.now())
         how = "allocator" if self.device.type == "cuda" else "sampled" if self._sampler else "resident set"
         if self._sampler:
@@ -60,6 +60,8 @@ class PeakMemory:
 
     def now(self) -> int:
         """The maximum so far, in bytes."""
+        if not self._started:
+            return 0
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         highest = self._sampler.highest if self._sampler else _maximum()

@@ -6,7 +6,6 @@ caches, kernels chosen) is left out where there are others.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -42,9 +41,8 @@ def spread(values: Sequence[float]) -> dict[str, Any] | None:
     """Mean, standard deviation and number of repetitions; None for no values."""
     if not values:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return {
         "mean": statistics.fmean(values),
-        "spread": None if math.isnan(deviation) else deviation,
+        "spread": statistics.stdev(values) if len(values) > 1 else None,
         "repetitions": len(values),
     }

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Subset
 
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
+from inlay.tasks import kinds
 from inlay.training.plan import pick_device, pick_dtype
 from inlay.training.seeds import undisturbed
 
@@ -90,7 +91,7 @@ def score_batches(
     """One pass over an encoded split: the loss, averaged over what it is a mean of, and the task's metrics."""
     begin = time.perf_counter()
     reduce = getattr(task, "reduce_logits", None)
-    shifted = shifts_labels(model)
+    shifted = shifts_labels(model, task.kind)
     kept: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
@@ -155,12 +156,13 @@ def count_items(labels: Tensor, *, shifted: bool) -> Tensor:
     return (labels[..., 1:] if shifted else labels).ne(PAD).sum()
 
 
-def shifts_labels(model: nn.Module) -> bool:
-    """Whether the first label of a row is never predicted, as in a causal language model without virtual tokens."""
+def shifts_labels(model: nn.Module, kind: str) -> bool:
+    """Whether the first label of a row is never predicted: in a causal language model nothing stands before it, unless
+    the method puts virtual tokens there. An encoder-decoder's labels are not shifted."""
+    if kind not in kinds.LANGUAGE_MODELS or getattr(model.config, "is_encoder_decoder", False):
+        return False
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
-    prepends = getattr(config, "is_prompt_learning", False) and getattr(config, "peft_type", "") != "PREFIX_TUNING"
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return getattr(base, "loss_type", None) == "ForCausalLM" and not prepends
+    return not getattr(config, "is_prompt_learning", False) or config.peft_type == "PREFIX_TUNING"
 
 
 def _rank() -> tuple[int, int]:

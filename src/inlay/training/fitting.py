@@ -24,7 +24,7 @@ from inlay.records.spec import Spec
 from inlay.training import plan as plans
 from inlay.training.checkpoints import Checkpoints
 from inlay.training.display import Display
-from inlay.training.evaluation import Place, Scored, Stop, score, score_batches
+from inlay.training.evaluation import Place, Scored, Stop, score, score_batches, shifts_labels
 from inlay.training.interrupts import Interrupts
 from inlay.training.modes import Modes
 from inlay.training.progress import Journal
@@ -111,6 +111,7 @@ def fit(
         train_dataset=train,
         plan=plan,
         modes=modes,
+        shifted=shifts_labels(model, task.kind),
         store=Checkpoints(folder / "checkpoints"),
         journal=Journal(folder / "metrics.jsonl" if _is_main() else None),
         interrupts=interrupts,
@@ -130,7 +131,6 @@ def fit(
         )
     checkpoint = trainer.store.latest()
     with interrupts, deterministic(plan.device):
-        memory.start()
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             if trainer.checkpoint_is_due(last=True):

@@ -30,7 +30,7 @@ from inlay.portrait.memory import PeakMemory
 from inlay.portrait.speed import Speed
 from inlay.training import checkpoints as files
 from inlay.training.checkpoints import Checkpoints
-from inlay.training.evaluation import Scored, Stop, count_items, shifts_labels
+from inlay.training.evaluation import Scored, Stop, count_items
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
 from inlay.training.plan import Plan
@@ -71,6 +71,7 @@ class InlayTrainer(Trainer):
         train_dataset: Any,
         plan: Plan,
         modes: Modes,
+        shifted: bool,
         store: Checkpoints,
         journal: Journal,
         interrupts: Interrupts,
@@ -100,7 +101,7 @@ class InlayTrainer(Trainer):
         self.progress = Progress()
         self.speed = Speed(plan.total_steps)
         self._sampler = EpochSampler(len(train_dataset), args.seed)
-        self._shifted = shifts_labels(model)
+        self._shifted = shifted
         self._caught_up = False
         self._in_eval_mode = True
         self._update_loss: Tensor | None = None
@@ -348,6 +349,11 @@ class Pace(TrainerCallback):
 
     def __init__(self) -> None:
         self.trainer: InlayTrainer | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Everything is loaded, and the Trainer has just collected what earlier runs left."""
+        assert self.trainer is not None
+        self.trainer.memory.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The one place between two updates at which all of that is decided."""
