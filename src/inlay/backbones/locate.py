@@ -126,7 +126,6 @@ def _hub(name: str, revision: str | None) -> Place:
     """A model of the hub at one commit; out of the cache where the hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download, is_offline_mode
     from huggingface_hub.errors import (
-        EntryNotFoundError,
         GatedRepoError,
         HFValidationError,
         RepositoryNotFoundError,
@@ -139,9 +138,11 @@ def _hub(name: str, revision: str | None) -> Place:
             info = HfApi().model_info(name, revision=revision, timeout=embedded.HUB_TIMEOUT)
             files = frozenset(entry.rfilename for entry in info.siblings or ())
             check_files(files, name)
-            config = json.loads(Path(hf_hub_download(name, "config.json", revision=info.sha)).read_text("utf-8"))
+            # By the name the user gave, so that the cache remembers it; all the rest by the commit that this gave.
+            file = Path(hf_hub_download(name, "config.json", revision=revision))
+            config, commit = json.loads(file.read_text("utf-8")), file.parent.name
             check_config(config, name)
-            return Place(name, name, config, f"hub {name} at {str(info.sha)[:12]}", files, revision=info.sha)
+            return Place(name, name, config, f"hub {name} at {commit[:12]}", files, revision=commit)
         except InlayError:
             raise
         except HFValidationError as error:
@@ -158,8 +159,6 @@ def _hub(name: str, revision: str | None) -> Place:
                 f"There is no model {name!r} on the hub that you may read, and no folder of that name here. Check the "
                 "spelling; if it is private, log in with `hf auth login` (or set HF_TOKEN)."
             ) from error
-        except EntryNotFoundError as error:
-            raise InlayError(f"The hub model {name!r} has no config.json, so it cannot be loaded.") from error
         except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
             reason = f"{type(error).__name__}: {first_line(error)}"
     return _cached(name, revision, reason)
