@@ -129,8 +129,8 @@ def _read() -> tuple[Mapping[str, TaskCard], Mapping[str, str]]:
 
 
 def fold(name: str) -> str:
-    """A name as it is compared: case, underscores and slashes do not matter (`Clevr/count` is `clevr-count`)."""
-    return name.strip().casefold().replace("_", "-").replace("/", "-").replace(" ", "-")
+    """A name as it is compared: only letters and digits count (`Clevr/count` is `clevr-count`)."""
+    return "".join(filter(str.isalnum, name.casefold()))
 
 
 @cache

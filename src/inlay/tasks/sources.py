@@ -63,15 +63,13 @@ def _not_found(card: TaskCard, data_dir: str | None, faults: Sequence[str]) -> s
     place = f"images/{card.folder}.parquet" if is_image else f"text/{card.folder}/train.jsonl.gz and test.jsonl.gz"
     tried = [f"{data_dir} (no {card.folder} there)"] if data_dir else []
     tried += [f"the cache {cache_root() / 'data'}", *faults]
-    why = f" {card.local}." if card.local else ""
+    why = f" {card.local[0].upper()}{card.local[1:]}." if card.local else ""
+    how = ""
     if card.hub:
-        how = (
-            f" On a machine with a network, `datasets.load_dataset({card.hub.path!r}"
-            + (f", {card.hub.config!r}" if card.hub.config else "")
-            + ")` gets it."
-        )
-    else:
-        how = ""
+        given = {"data_dir": card.hub.data_dir, "revision": card.hub.revision}
+        options = [repr(card.hub.path), *([repr(card.hub.config)] if card.hub.config else [])]
+        options += [f"{key}={value!r}" for key, value in given.items() if value]
+        how = f" On a machine with a network, `datasets.load_dataset({', '.join(options)})` gets it."
     return (
         f"No data for the task {card.name!r}. Tried: {'; '.join(tried)}.{why}{how} Put it into a folder DIR as {place} "
         f"and pass --data-dir DIR, or put it into {str(cache_root() / 'data')!r}."

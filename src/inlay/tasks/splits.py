@@ -95,26 +95,30 @@ def _rest(count: int, taken: np.ndarray) -> np.ndarray:
 def hold_out(rows: Rows, size: int, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows divided into (rest, held out), about `size` held out; indices in the order of the data.
 
-    Classes are held out in proportion and every class keeps at least one row in the rest. Rows of one group are never
-    divided, and then the classes are left to chance.
+    Classes are held out in proportion and every class keeps at least one row in the rest. Rows that are the same go
+    to the same side, so that nothing leaks. So do rows of one group, and then the classes are left to chance.
     """
     rng = stream(seed, purpose)
-    if rows.groups is not None and len(set(rows.groups)) < len(rows):
-        members: dict[str, list[int]] = {}
-        for i, group in enumerate(rows.groups):
-            members.setdefault(group, []).append(i)
+    together = rows.keys if rows.groups is None else rows.groups
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(together):
+        members.setdefault(name, []).append(i)
+    if rows.groups is not None:
         names = sorted(members)
         held: list[int] = []
         for i in rng.permutation(len(names))[: len(names) - 1]:
             if len(held) >= size:
                 break
             held += members[names[i]]
-        taken = np.sort(np.asarray(held, dtype=np.int64))
     else:
-        strata = _by_stratum(rows)
+        firsts = np.asarray([found[0] for found in members.values()], dtype=np.int64)
+        distinct = rows.take(firsts)
+        strata = _by_stratum(distinct)
         counts = {name: len(found) for name, found in strata.items()}
         most = {name: count - 1 for name, count in counts.items()}
-        taken = _pick(strata, _proportional(counts, min(size, sum(most.values())), most), rng)
+        picked = _pick(strata, _proportional(counts, min(size, sum(most.values())), most), rng)
+        held = [i for first in picked for i in members[distinct.keys[first]]]
+    taken = np.sort(np.asarray(held, dtype=np.int64))
     if len(taken) == 0 or len(taken) == len(rows):
         raise InlayError(
             f"{len(rows)} rows are too few to hold some out for {purpose}"
