@@ -11,7 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peft import PeftConfig, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
@@ -23,7 +25,8 @@ from inlay.methods.heads import newly_initialised as find_new
 from inlay.methods.plain import base_of, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
-from inlay.methods.saving import NEW, restore, save
+from inlay.methods.saving import NEW, restore, save, use_head
+from inlay.methods.tuner import InlayTuner
 from inlay.tasks import kinds
 
 __all__ = ["attach", "restore", "save", "task_type", "trained_parameters"]
@@ -60,17 +63,20 @@ def attach(
     adapter_name: str = "default",
     newly_initialised: Sequence[str] | None = None,
     task_kind: str | None = None,
+    force: bool = False,
 ) -> nn.Module:
     """The model with the method in it, ready to be trained; `model` itself is changed.
 
-    `newly_initialised` names the modules that loading did not find in the checkpoint; where it is not given they are
-    found. `settings` are arguments of the method's config and override its defaults.
+    `settings` are arguments of the method's config and override its defaults. `newly_initialised` names the modules
+    that loading did not find in the checkpoint; where it is not given they are found. A model that has an adapter
+    already gets another one beside it, under another `adapter_name`; the head in use is then the last one's.
+    `force` tries also what the probes found not to work.
     """
     method = registry.get(method) if isinstance(method, str) else method
     settings = dict(settings or {})
     new = list(find_new(model) if newly_initialised is None else newly_initialised)
     if method.form == "peft":
-        adapted = _attach_adapter(model, method, settings, adapter_name, new, task_kind)
+        adapted = _attach_adapter(model, method, settings, adapter_name, new, task_type(model, task_kind), force)
     else:
         if settings:
             raise InlayError(f"Method {method.name!r} has no settings; got {', '.join(sorted(settings))}.")
@@ -106,22 +112,47 @@ def _attach_head(model: nn.Module, method: Method, new: list[str]) -> nn.Module:
 
 
 def _attach_adapter(
-    model: nn.Module, method: Method, settings: dict[str, Any], adapter_name: str, new: list[str], task_kind: str | None
+    model: nn.Module,
+    method: Method,
+    settings: dict[str, Any],
+    adapter_name: str,
+    new: list[str],
+    kind: str | None,
+    force: bool,
 ) -> nn.Module:
     register()
-    kind = task_type(model, task_kind)
-    refuse_unfit(method.name, base_of(model), _PROBED.get(kind or "", "classification" if _sees(model) else None))
+    if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
+        raise InlayError(f"A prompt stands around the model: put {method.name} into it first, and the prompt last.")
+    # Side by side in one base, not one PEFT model around another: PEFT would not find the saved heads again.
+    model = base_of(model)
+    if not force:
+        refuse_unfit(method.name, model, _PROBED.get(kind or "", "classification" if _sees(model) else None))
     _check_adapter_name(model, adapter_name)
     config = _config(model, method, settings, new, kind)
+    _refuse_wrapping_twice(model, method, config)
     try:
         adapted = get_peft_model(model, config, adapter_name=adapter_name)
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise InlayError(
-            f"{method.name} cannot be put into {type(base_of(model)).__name__}: {error} "
-            f"{alternatives(model, method.name)}"
+            f"{method.name} cannot be put into {type(model).__name__}: {error} {alternatives(model, method.name)}"
         ) from error
     _check_kept(adapted, config.modules_to_save or ())
+    use_head(adapted, adapter_name)
     return adapted
+
+
+def _refuse_wrapping_twice(model: nn.Module, method: Method, config: Any) -> None:
+    """PEFT's methods wrap modules: the outer wrapper would rename the inner one's weights, and neither could reload."""
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type]
+    if config.is_prompt_learning or issubclass(tuner, InlayTuner):
+        return
+    for name, module in model.named_modules():
+        wraps = isinstance(module, BaseTunerLayer) and hasattr(module, "base_layer")
+        if wraps and not isinstance(module, tuner.tuner_layer_cls) and check_target_module_exists(config, name):
+            raise InlayError(
+                f"{method.name} and {type(module).__name__} would both wrap {name}, and could not be loaded again. "
+                "Give them different target_modules, or stack one of inlay's own methods."
+            )
 
 
 def _check_kept(adapted: nn.Module, names: Sequence[str]) -> None:
@@ -129,7 +160,9 @@ def _check_kept(adapted: nn.Module, names: Sequence[str]) -> None:
     for found, module in adapted.named_modules():
         wanted = any(f".{found}".endswith(f".{name}") for name in names)
         if isinstance(module, AuxiliaryTrainingWrapper) and not wanted:
-            raise InlayError(f"PEFT would train {found} too, because its name ends like one of {', '.join(names)}.")
+            raise InlayError(
+                f"PEFT would train {found} too, because its name ends like one of {', '.join(set(names))}."
+            )
 
 
 def _sees(model: nn.Module) -> bool:

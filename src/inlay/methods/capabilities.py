@@ -20,7 +20,8 @@ FILE = "capabilities.json"
 @cache
 def capabilities() -> Mapping[str, Mapping[str, Any]]:
     """`methods`: by method and family, the tasks it works for; `tasks`: by family, the tasks that were probed;
-    `model_types`: by family, the name that Transformers knows it by."""
+    `modalities` and `model_types`: of each family, the latter as Transformers has it; `trained`: by method, the
+    parameters of BERT-base that it trains beside a new head."""
     return json.loads((files("inlay.methods") / FILE).read_text(encoding="utf-8"))
 
 

@@ -29,8 +29,8 @@ class Method:
 
     `form` says how what it trained is saved: `peft`, an adapter in PEFT's format; `head`, the new head alone; `full`,
     a whole checkpoint. `config` and `tuner` are import paths, `module:Class`; a method that PEFT itself has leaves
-    `tuner` and `peft_type` empty. `settings` are the config's arguments where they differ from the config's own defaults;
-    `defaults` is the import path of a function that gives those that depend on the model, such as what to target.
+    `tuner` and `peft_type` empty. `settings` are the config's arguments where they differ from the config's own
+    defaults; `defaults` is the import path of a function that gives those that depend on the model: what to target.
     """
 
     name: str

@@ -18,6 +18,8 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from peft.mapping_func import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -27,6 +29,7 @@ from transformers.utils import logging
 from inlay.backbones.identity import fingerprint as fingerprint_of
 from inlay.errors import InlayError
 from inlay.methods import registry
+from inlay.methods.plain import base_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 
@@ -98,6 +101,14 @@ def restore(
     return restored.eval()
 
 
+def use_head(model: nn.Module, adapter_name: str) -> None:
+    """Let an adapter's own head and other new parts be the ones in use, where several adapters have them."""
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper) and adapter_name in module.modules_to_save:
+            trains = any(parameter.requires_grad for parameter in module.modules_to_save.parameters())
+            module.set_adapter(adapter_name, inference_mode=not trains)
+
+
 def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> Path:
     if base_model_name is not None:
         model.peft_config[adapter_name].base_model_name_or_path = base_model_name
@@ -137,7 +148,8 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
 
 def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerprint: str | None) -> None:
     wanted = note.get("fingerprint")
-    if wanted is None:
+    # With an adapter in it already the base was checked when that one came, and its names are no longer the same.
+    if wanted is None or any(isinstance(module, BaseTunerLayer) for module in model.modules()):
         return
     found = fingerprint or fingerprint_of(model, note.get("newly_initialised", ()))
     if found != wanted:
@@ -191,12 +203,13 @@ def _restore_adapter(
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
-        adapted = wrapper(model, config, adapter_name)
+        adapted = wrapper(base_of(model), config, adapter_name)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)
     _compare(tensors, expected, place)
     set_peft_model_state_dict(adapted, tensors, adapter_name=adapter_name)
+    use_head(adapted, adapter_name)
     return adapted
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -75,6 +76,11 @@ class InlayTuner(BaseTuner):
     target_module_mapping: ClassVar[dict[str, list[str]]] = {}
 
     def __init__(self, model: nn.Module, peft_config: Any, adapter_name: str, **kwargs: Any) -> None:
+        if isinstance(model, PeftModel):
+            raise InlayError(
+                f"{type(self).__name__} goes beside other adapters, not around them: PEFT could not load it again. "
+                "Give get_peft_model the model.get_base_model(), and an adapter_name of its own."
+            )
         existing = getattr(model, "peft_config", None) or {}
         if adapter_name in existing:
             raise InlayError(
