@@ -2,8 +2,8 @@
 
     python kill.py FOLDER SCENARIO KILLS
 
-Everything is imported once and every training runs in a fork. The moments at which one can be killed are counted: before
-every forward pass, every forcing of a file to disk, every rename and every removal. A first training is not
+Everything is imported once and every training runs in a fork. The moments at which one can be killed are counted:
+before every forward pass, every forcing of a file to disk, every rename and every removal. A first training is not
 killed. Then, for KILLS moments spread over the whole of it, a training is killed with SIGKILL at that moment, resumed,
 killed again a little later, and resumed until it ends. Prints, as JSON, how each differs from the first.
 """

@@ -59,6 +59,18 @@ class ToyTask:
     def collator(self, processor: Any, model: nn.Module) -> Any:
         return collate
 
+    generates = False
+
+    @property
+    def selection_metric(self) -> str:
+        return self.metrics[0]
+
+    def greater_is_better(self) -> bool:
+        return self.selection_metric == "accuracy"
+
+    def reduce_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return logits
+
     def compute_metrics(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         if self.metrics == ("mse",):
             return {"mse": float(np.mean((predictions.squeeze(-1) - labels) ** 2))}

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.training.evaluation import evaluate
+    from inlay.training.evaluation import evaluate, predict
     from inlay.training.fitting import Outcome, fit
     from inlay.training.interrupts import Interrupted
 
-__all__ = ["Interrupted", "Outcome", "evaluate", "fit"]
+__all__ = ["Interrupted", "Outcome", "evaluate", "fit", "predict"]
 
-_PLACES = {"Interrupted": "interrupts", "Outcome": "fitting", "evaluate": "evaluation", "fit": "fitting"}
+_PLACES = {
+    "Interrupted": "interrupts",
+    "Outcome": "fitting",
+    "evaluate": "evaluation",
+    "fit": "fitting",
+    "predict": "evaluation",
+}
 
 
 def __getattr__(name: str) -> Any:

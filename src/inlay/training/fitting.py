@@ -24,9 +24,10 @@ from inlay.records.spec import Spec
 from inlay.training import plan as plans
 from inlay.training.checkpoints import Checkpoints
 from inlay.training.display import Display
-from inlay.training.evaluation import Place, Scored, Stop, score, score_batches, shifts_labels
-from inlay.training.interrupts import Interrupts
+from inlay.training.evaluation import Scored, score, shifts_labels, write
+from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
+from inlay.training.place import Place, Stop
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
@@ -96,12 +97,9 @@ def fit(
         callbacks.append(display)
     if tensorboard:
         callbacks.append(_tensorboard(folder))
-    watched, better = _watched(task)
     evaluate_now: Callable[[Stop], Scored] | None = None
-    if _has(task, "validation"):
-        evaluate_now = partial(
-            score_batches, model, task, encode("validation"), collate, place, loss_only=_generates(task)
-        )
+    if len(task.validation):
+        evaluate_now = partial(score, model, task, encode("validation"), collate, place)
     elif spec.early_stopping:
         raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
     trainer = InlayTrainer(
@@ -117,8 +115,8 @@ def fit(
         interrupts=interrupts,
         memory=memory,
         evaluate_now=evaluate_now,
-        watched=watched,
-        better=better,
+        watched=task.selection_metric,
+        greater_is_better=task.greater_is_better(),
         patience=spec.early_stopping,
         checkpoint_seconds=checkpoint_seconds,
         callbacks=callbacks,
@@ -136,13 +134,17 @@ def fit(
             if trainer.checkpoint_is_due(last=True):
                 trainer.save()
             trainer.load_best()
-            metrics = _final_metrics(trainer, task, processor, spec, place)
+            try:
+                metrics = _final_metrics(trainer, task, processor, spec, place)
+            except Interrupted:
+                trainer.save()
+                raise
         except NotFinite as error:
             raise _keep_last_good(error, model, method, spec, backbone, folder) from error
         finally:
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
-    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    _take_off_autocast(trainer)
     modes.close()
     if _is_main():
         _save(model, method, spec, backbone, folder / "adapter")
@@ -159,23 +161,33 @@ def fit(
     )
 
 
+def _take_off_autocast(trainer: InlayTrainer) -> None:
+    """Undo Accelerate's wrapping of the model's forward, which it leaves behind as an attribute even when undone."""
+    model = trainer.modes.model
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    if getattr(model.__dict__.get("forward"), "__func__", None) is type(model).forward:
+        del model.forward
+
+
 def _final_metrics(
     trainer: InlayTrainer, task: Any, processor: Any, spec: Spec, place: Place
 ) -> dict[str, dict[str, float]]:
-    """The validation metrics of the state that is kept, which are known already, and those of the test split."""
-    progress = trainer.progress
+    """Metrics of the state that is kept: on validation they are known already, but for texts still to be written."""
+    model, progress = trainer.modes.model, trainer.progress
     found: dict[str, dict[str, float]] = {}
-    if trainer.evaluate_now is not None:
-        found["validation"] = progress.best["metrics"] if progress.best else progress.validation
-    for split in ("validation", "test"):
-        if not _has(task, split) or (split == "validation" and not _generates(task)):
-            continue
-        with undisturbed():
-            scored = score(trainer.modes.model, task, split, processor, spec, place, trainer.check_interrupt)
-        if not _generates(task):
+    with undisturbed():
+        if len(task.validation):
+            found["validation"] = progress.best["metrics"] if progress.best else progress.validation
+        if len(task.test):
+            encoded = task.encode("test", processor, spec.max_length, model_config=model.config)
+            scored = score(model, task, encoded, task.collator(processor, model), place, trainer.check_interrupt)
             progress.inference.append([scored.examples, scored.seconds])
-        found[split] = {**found.get(split, {}), **scored.metrics}
-        trainer.note({split: found[split]})
+            found["test"] = scored.metrics
+        if task.generates:
+            for split, known in found.items():
+                written = write(model, task, split, processor, spec, place, trainer.check_interrupt)
+                found[split] = known | written.metrics
+    trainer.note({"final": found})
     return found
 
 
@@ -194,17 +206,6 @@ def _portrait(
         "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
         "processes": plan.world,
     }
-
-
-def _watched(task: Any) -> tuple[str, Callable[[float, float], bool]]:
-    """The metric that early stopping watches, and which of two values is better. Writing texts to score them after
-    every epoch would take longer than training: such tasks are watched by their loss."""
-    from inlay.tasks.metrics import greater_is_better
-
-    name = "loss" if _generates(task) else task.metrics[0]
-    if name != "loss" and greater_is_better(name):
-        return name, lambda new, old: new > old
-    return name, lambda new, old: new < old
 
 
 def _keep_last_good(
@@ -229,15 +230,6 @@ def _tensorboard(folder: Path) -> TrainerCallback:
     from transformers.integrations import TensorBoardCallback
 
     return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if _is_main() else None)
-
-
-def _generates(task: Any) -> bool:
-    return bool(getattr(task, "generates", False))
-
-
-def _has(task: Any, split: str) -> bool:
-    rows = getattr(task, split, None)
-    return rows is not None and len(rows) > 0
 
 
 def _is_main() -> bool:

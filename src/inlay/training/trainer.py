@@ -30,9 +30,10 @@ from inlay.portrait.memory import PeakMemory
 from inlay.portrait.speed import Speed
 from inlay.training import checkpoints as files
 from inlay.training.checkpoints import Checkpoints
-from inlay.training.evaluation import Scored, Stop, count_items
+from inlay.training.evaluation import Scored, count_items
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
+from inlay.training.place import Stop
 from inlay.training.plan import Plan
 from inlay.training.progress import Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
@@ -60,7 +61,7 @@ class EpochSampler(Sampler[int]):
 
 
 class InlayTrainer(Trainer):
-    """Trains one run. `evaluate_now` scores the validation split, `better` compares values of the watched metric."""
+    """Trains one run. `evaluate_now` scores the validation split; the best value of the metric `watched` is kept."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class InlayTrainer(Trainer):
         interrupts: Interrupts,
         memory: PeakMemory,
         evaluate_now: Callable[[Stop], Scored] | None,
-        watched: str | None,
-        better: Callable[[float, float], bool],
+        watched: str,
+        greater_is_better: bool,
         patience: int | None,
         checkpoint_seconds: float,
         callbacks: list[TrainerCallback],
@@ -95,7 +96,7 @@ class InlayTrainer(Trainer):
         self.memory = memory
         self.evaluate_now = evaluate_now
         self.watched = watched
-        self.better = better
+        self.greater_is_better = greater_is_better
         self.patience = patience
         self.checkpoint_seconds = checkpoint_seconds
         self.progress = Progress()
@@ -104,6 +105,7 @@ class InlayTrainer(Trainer):
         self._shifted = shifted
         self._caught_up = False
         self._in_eval_mode = True
+        self._stopping = False
         self._update_loss: Tensor | None = None
         self._update_examples = 0
         self._mark = self._saved_at = time.perf_counter()
@@ -174,7 +176,13 @@ class InlayTrainer(Trainer):
     # ---- between updates
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        evaluation_due = self.control.should_evaluate
+        if self._stopping:
+            self.control.should_evaluate = self.control.should_save = False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self._stopping:
+            self.save(evaluation_due=evaluation_due)
+            raise Interrupted
         self._mark = time.perf_counter()
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
@@ -226,10 +234,10 @@ class InlayTrainer(Trainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
         """Keep the best state and stop when it has not been beaten for as many evaluations as the patience."""
-        if self.patience is None or self.watched is None:
+        if self.patience is None:
             return False
         value, best = metrics[f"eval_{self.watched}"], self.progress.best
-        if best is None or self.better(value, best["value"]):
+        if best is None or (value > best["value"] if self.greater_is_better else value < best["value"]):
             self.progress.waited = 0
             self.progress.best = {
                 "step": self.state.global_step,
@@ -367,9 +375,7 @@ class Pace(TrainerCallback):
             flags = torch.tensor([stop, save], dtype=torch.int32, device=args.device)
             distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
             stop, save = (bool(flag) for flag in flags.tolist())
-        if stop:
-            trainer.save(evaluation_due=evaluate)
-            raise Interrupted
+        trainer._stopping = stop
         control.should_evaluate = evaluate
         control.should_save = save
 

@@ -1,0 +1,47 @@
+"""Let a language model continue prompts, greedily, with a cache of keys and values, padded on the left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inlay.training.place import Place, Stop, batches, gather
+
+MOST_TOKENS = 128  # where the task does not say
+
+
+def generate(
+    model: Any,
+    task: Any,
+    rows: Sequence[Any],
+    processor: Any,
+    max_length: int | None,
+    place: Place,
+    stop: Stop | None = None,
+) -> list[str]:
+    """A text for each row. The task (or its schema) makes the prompts."""
+    encoded = task.encode_inputs(rows, processor, max_length)
+    decoder_only = not getattr(model.config, "is_encoder_decoder", False)
+    # Whatever sampling the checkpoint asks for: the same prompt is to get the same text.
+    how = {
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+        "max_new_tokens": task.max_new_tokens or MOST_TOKENS,
+        "pad_token_id": processor.pad_token_id,
+        "eos_token_id": processor.eos_token_id,
+    }
+    texts: list[str] = []
+    for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
+        batch.pop("token_type_ids", None)
+        with torch.no_grad(), place.autocast():
+            ids = model.generate(**batch, **how)
+        written = ids[:, batch["input_ids"].shape[1] :] if decoder_only else ids
+        texts += processor.batch_decode(written, skip_special_tokens=True)
+    parts = gather(texts)
+    whole = [""] * len(encoded)
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return whole
