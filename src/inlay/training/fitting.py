@@ -27,7 +27,7 @@ from inlay.training.display import Display
 from inlay.training.evaluation import Scored, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
-from inlay.training.place import Place, Stop
+from inlay.training.place import Place, Stop, gather
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
@@ -127,7 +127,8 @@ def fit(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
             "the method with `inlay.methods.attach` and use your own Trainer."
         )
-    checkpoint = trainer.store.latest()
+    # The first process looks and the others are told: they must not disagree.
+    checkpoint = gather(trainer.store.latest() if _is_main() else None)[0]
     with interrupts, deterministic(plan.device):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -33,7 +33,7 @@ from inlay.training.checkpoints import Checkpoints
 from inlay.training.evaluation import Scored, count_items
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
-from inlay.training.place import Stop
+from inlay.training.place import Stop, gather
 from inlay.training.plan import Plan
 from inlay.training.progress import Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
@@ -273,10 +273,7 @@ class InlayTrainer(Trainer):
         self.progress.logged_step = self._globalstep_last_logged
         self.progress.speed = self.speed.blocks
         self.progress.peak_memory = max(self.progress.peak_memory, self.memory.now())
-        randoms: list[Any] = [random_state()]
-        if self.plan.world > 1:
-            randoms = [None] * self.plan.world
-            distributed.all_gather_object(randoms, random_state())
+        randoms = gather(random_state())
         if self.args.should_save:
             scaler = self.accelerator.scaler
             self.store.write(
@@ -292,6 +289,7 @@ class InlayTrainer(Trainer):
                 state=self.state,
             )
             self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
+        self.accelerator.wait_for_everyone()
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - begin
 

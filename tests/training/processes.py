@@ -1,0 +1,77 @@
+"""Train in several processes: run by test_processes.py under `accelerate launch`.
+
+    accelerate launch processes.py FOLDER
+
+Trains a run whole; then one that the second process is told to interrupt, and resumes it. Every process writes what it
+found into FOLDER.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import torch  # noqa: E402
+import toys  # noqa: E402
+
+from inlay.methods.registry import get  # noqa: E402
+from inlay.records import Spec, Store  # noqa: E402
+from inlay.training import Interrupted, Outcome, fit  # noqa: E402
+
+SPEC = Spec(
+    model="toy", method="lora", task="toy", epochs=3, batch_size=16, gradient_accumulation=2, learning_rate=3e-2,
+    early_stopping=5,
+)  # fmt: skip
+
+
+def described(outcome: Outcome) -> dict:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(outcome.model.state_dict().items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return {
+        "metrics": outcome.metrics,
+        "history": outcome.history,
+        "weights": digest.hexdigest(),
+        "resumed_from": outcome.resumed_from,
+        "best_step": outcome.best_step,
+    }
+
+
+def train(folder: Path, interrupt_at: int = 0) -> Outcome:
+    backbone = toys.backbone(dropout=0.0)
+    passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == interrupt_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    backbone.model.register_forward_pre_hook(count)
+    return fit(backbone, toys.text_task(), get("lora"), SPEC, folder, progress=False)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    found = {}
+    with Store(folder / "runs").open(SPEC, SPEC.digest()) as run:
+        outcome = train(run.folder)
+        run.finish({"metrics": outcome.metrics, "portrait": outcome.portrait})
+    found["whole"] = described(outcome)
+    try:
+        train(folder / "interrupted", interrupt_at=15 if rank == 1 else 0)
+    except Interrupted:
+        found["resumed"] = described(train(folder / "interrupted"))
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
