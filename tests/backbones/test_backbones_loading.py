@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import logging
@@ -359,3 +360,21 @@ def test_shards_are_read_and_a_missing_one_is_named(write: Write, tmp_path: Path
     gone.unlink()
     with pytest.raises(InlayError, match=f"lacks the shard '{gone.name}'"):
         backbones.load(str(tmp_path / "cut"), kind="classification", num_labels=2)
+
+
+def test_timm_model(write: Write) -> None:
+    folder = write("resnet")
+    config = {"architecture": "resnet18", "num_classes": 1000, "pretrained_cfg": {"input_size": [3, 224, 224]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert backbones.modality(str(folder)) == "image"
+    if importlib.util.find_spec("timm") is None:
+        with pytest.raises(InlayError, match=r"inlay\[timm\]"):
+            backbones.load(str(folder), kind="image-classification", num_labels=3)
+        return
+    import timm
+    from timm.models import save_for_hf
+
+    save_for_hf(timm.create_model("resnet18"), str(folder), safe_serialization=True)
+    backbone = backbones.load(str(folder), kind="image-classification", num_labels=3)
+    assert backbone.newly_initialised == ["timm_model.fc"]
+    assert backbone.model(torch.zeros(1, 3, 224, 224)).logits.shape == (1, 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -144,6 +145,8 @@ def _config(place: Place, trust_remote_code: bool) -> Any:
             f"{place.name!r} brings its own Python code. Read it, and if you trust it pass trust_remote_code=True "
             "(--trust-remote-code)."
         )
+    if place.model_type == "timm_wrapper" and find_spec("timm") is None:
+        raise InlayError(f"{place.name!r} is a timm model: install them with `pip install 'inlay[timm]'`.")
     try:
         config = AutoConfig.from_pretrained(place.path, trust_remote_code=trust_remote_code, **place.arguments)
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:

@@ -190,6 +190,8 @@ def _make_grey(processor: Any, notes: list[str]) -> None:
 
 def image_side(processor: Any) -> int:
     """The side in pixels of the square images that a processor gives."""
+    if hasattr(processor, "data_config"):  # timm's
+        return int(processor.data_config["input_size"][-1])
     size = (processor.crop_size if getattr(processor, "do_center_crop", False) else None) or processor.size or {}
     for key in ("height", "shortest_edge", "longest_edge"):
         if size.get(key):
@@ -199,6 +201,8 @@ def image_side(processor: Any) -> int:
 
 def _set_side(processor: Any, side: int) -> None:
     """Make the processor give images of `side` pixels, cropping as much as it did before."""
+    if hasattr(processor, "data_config"):
+        raise InlayError(f"image_size={side}: the size of a timm model's images is fixed. Leave image_size out.")
     before, size = image_side(processor), dict(processor.size)
     scaled = {key: max(side, round(value * side / before)) for key, value in size.items() if value}
     processor.size = type(processor)(size=scaled).size
