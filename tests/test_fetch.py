@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from inlay.errors import InlayError
-from inlay.fetch import cache_root, fetch_wheel
+from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
 
 
 @pytest.fixture
@@ -109,3 +111,46 @@ def test_a_cache_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path, cach
     (tmp_path / "file").write_text("")
     with pytest.raises(InlayError, match="INLAY_CACHE"):
         fetch_wheel("some-data", "1.0", "0" * 64, "some_data/", tmp_path / "file" / "x")
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """`hub_reachable` remembers its answer."""
+    hub_reachable.cache_clear()
+    yield
+    hub_reachable.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize(
+    ("environment", "reachable"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, False),
+        ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}, False),
+        ({"HF_HUB_OFFLINE": "0", "HTTPS_PROXY": "http://proxy.example:3128"}, True),
+    ],
+)
+def test_whether_the_hub_answers(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], reachable: bool) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hub_reachable() is reachable
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub.constants as hub
+
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    start = time.monotonic()
+    with quiet_hub(), pytest.raises(OSError, match="owner/nothing"):
+        datasets.load_dataset("owner/nothing")
+    assert time.monotonic() - start < 5
+    assert (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE) == (False, False)

@@ -150,16 +150,17 @@ def _most_that_fits(
     narrowed: Callable[[int], Mapping[str, Any]], most: int, template: str, tokenizer: Any, max_length: int
 ) -> int:
     """The largest number of words, by bisection, with which the row still fits."""
-
-    def fits(count: int) -> bool:
-        firsts, seconds = _render([narrowed(count)], template, tokenizer)
-        return len(tokenizer(firsts, seconds, verbose=False)["input_ids"][0]) <= max_length
-
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        fits = _fits(narrowed(middle), template, tokenizer, max_length)
+        low, high = (middle, high) if fits else (low, middle - 1)
     return low
+
+
+def _fits(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> bool:
+    firsts, seconds = _render([row], template, tokenizer)
+    return len(tokenizer(firsts, seconds, verbose=False)["input_ids"][0]) <= max_length
 
 
 def _never_empty(columns: dict[str, list[list[int]]], tokenizer: Any) -> dict[str, list[list[int]]]:
@@ -203,7 +204,7 @@ def encode_spans(
 
 
 def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
-    """The row with as many words around its span as fit."""
+    """The row with as many words around its span as fit; a span that is itself too long loses its middle."""
     text, start, end = row["text"], row["start"], row["end"]
     before, after = text[:start].split(), text[end:].split()
 
@@ -214,8 +215,16 @@ def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: i
         words = [*before[len(before) - left :], text[start:end].strip(), *after[:right]]
         return {**row, "text": " ".join(words)}
 
-    most = len(before) + len(after)
-    return narrowed(_most_that_fits(narrowed, most, template, tokenizer, max_length))
+    def hollowed(count: int) -> Mapping[str, Any]:
+        words = text[start:end].split()
+        first = (count + 1) // 2
+        return {**row, "text": " ".join([*words[:first], *words[len(words) - (count - first) :]])}
+
+    if _fits(narrowed(0), template, tokenizer, max_length):
+        most = len(before) + len(after)
+        return narrowed(_most_that_fits(narrowed, most, template, tokenizer, max_length))
+    most = len(text[start:end].split()) - 1
+    return hollowed(_most_that_fits(hollowed, most, template, tokenizer, max_length))
 
 
 # ----------------------------------------------------------------------------------------------------------- tokens

@@ -336,9 +336,11 @@ def content_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def read_lines(path: Path) -> Table:
-    """A plain text file as a table of its lines, blank ones too, in the column `text`."""
-    lines = _decode(path).split("\n")
-    if not any(line.strip() for line in lines):
+def read_lines(path: Path, column: str = "text") -> Table:
+    """A plain text file as a table of its lines, blank ones too but for those at the end, in one column."""
+    if not path.exists():
+        raise InlayError(f"There is no file {str(path)!r}. Check the path.")
+    text = _decode(path).rstrip()
+    if not text:
         raise InlayError(f"{str(path)!r} is empty.")
-    return Table(path, ["text"], [{"text": line.rstrip("\r")} for line in lines])
+    return Table(path, [column], [{column: line.rstrip("\r")} for line in text.split("\n")])

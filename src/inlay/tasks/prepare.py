@@ -75,8 +75,11 @@ def marked_entities(row: Mapping[str, Any]) -> Iterable[Row]:
 def wsc(row: Mapping[str, Any]) -> Iterable[Row]:
     """Winograd schemas: the pronoun is marked, for it may occur more than once."""
     words = str(row["text"]).split(" ")
-    at, pronoun = int(row["span2_index"]), str(row["span2_text"])
+    said, pronoun = int(row["span2_index"]), str(row["span2_text"])
     length = len(pronoun.split(" "))
+    # The index is off by a word in a few rows of the release.
+    found = [i for i in range(len(words)) if " ".join(words[i : i + length]).lower().startswith(pronoun.lower())]
+    at = min(found, key=lambda i: abs(i - said), default=said)
     marked = [*words[:at], OPEN, *words[at : at + length], CLOSE, *words[at + length :]]
     rest = {key: value for key, value in row.items() if not key.endswith("_index")}
     yield rest | {"text": " ".join(marked), "span1_text": str(row["span1_text"]), "span2_text": pronoun}

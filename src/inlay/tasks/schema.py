@@ -14,7 +14,6 @@ import numpy as np
 from inlay.errors import InlayError, unknown
 from inlay.tasks import files, kinds, metrics, prepare, templates
 from inlay.tasks.own import locate
-from inlay.tasks.own import read as read_own
 
 if TYPE_CHECKING:
     from inlay.tasks.encode import Encoded
@@ -110,12 +109,12 @@ class TaskSchema:
             return self._pictures(path)
         if path.is_dir():
             raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
-        (table, *more) = read_own(path, self.kind).values()
-        rows = [row for each in (table, *more) for row in each.rows]
+        lines = self.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
+        table = files.read_lines(path, self.fields[0]) if lines else files.read_table(path)
         if self.kind == kinds.IMAGES:
             column = self._column("image", table.columns, path)
-            return [{"image": locate(row[column], path)} for row in rows]
-        return [self._input(row, table.columns, path, i + 1) for i, row in enumerate(rows)]
+            return [{"image": locate(row[column], path)} for row in table.rows]
+        return [self._input(row, table.columns, path, i + 1) for i, row in enumerate(table.rows)]
 
     def _pictures(self, path: Path) -> list[dict[str, Any]]:
         found = [p for p in sorted(path.rglob("*")) if files.is_picture(p)] if path.is_dir() else [path]
@@ -170,8 +169,8 @@ class TaskSchema:
         if self.writes_text:
             mask = getattr(processor, "mask_token", None)
             prompts = [templates.render(self.full_template, row, mask)[0] for row in rows]
-            room = max(1, length - (self.max_new_tokens or 0))
-            return encode.encode_prompts(prompts, processor, room)
+            # What is written needs room after the prompt, but never more than half of it.
+            return encode.encode_prompts(prompts, processor, max(length // 2, length - (self.max_new_tokens or 0)))
         if self.kind == kinds.TOKENS:
             columns, words, cut = encode.encode_tokens(rows, processor, length)
             return encode.Encoded(columns, words=words, cut=cut)
