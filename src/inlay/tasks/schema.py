@@ -165,7 +165,9 @@ class TaskSchema:
             sources = [row["image"] for row in rows]
             images.check_all(sources)
             return images.EncodedImages(sources, None, processor)
-        length = max_length or self.max_length or min(encode.DEFAULT_LENGTH, encode.length_limit(processor) or 1 << 30)
+        # What was settled on in training is what the model can read: never more, whatever is asked for.
+        limits = (max_length, self.max_length, encode.length_limit(processor))
+        length = min((limit for limit in limits if limit), default=encode.DEFAULT_LENGTH)
         if self.writes_text:
             mask = getattr(processor, "mask_token", None)
             prompts = [templates.render(self.full_template, row, mask)[0] for row in rows]
