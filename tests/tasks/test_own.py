@@ -103,6 +103,16 @@ def test_what_cannot_be_chosen_is_asked_for(
         tasks.load(spec(data=write("a.csv", reviews()), **options))
 
 
+def test_any_name_of_a_column_will_do(write: Write, spec: MakeSpec) -> None:
+    """Names that mean something else inside, or that a template could not hold."""
+    for name in ("label", "mask", "My text: {raw}!", "ein Text"):
+        rows = "".join(f"word {i},{'ab'[i % 2]}\n" for i in range(20))
+        task = tasks.load(spec(data=write("a.csv", f"{name},mood\n{rows}"), text=(name,), label="mood"))
+        assert all(row[task.fields[0]].startswith("word") for row in task.train)
+        assert task.label_names == ("a", "b")
+        assert task.read_inputs(write("new.csv", f"{name}\nhello\n")) == [{task.fields[0]: "hello"}]
+
+
 def test_several_texts_are_asked_about(write: Write, spec: MakeSpec) -> None:
     text = "front,back,label\n" + "".join(f"word {i},thing {i},{'ab'[i % 2]}\n" for i in range(20))
     with pytest.raises(InlayError, match=r"several columns may be the text \(front, back\)"):

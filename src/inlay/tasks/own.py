@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import files, images, kinds, labels, prepare
+from inlay.tasks import files, images, kinds, labels, prepare, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.columns import Choice, choose
 from inlay.tasks.draft import Draft, Row
 from inlay.tasks.files import Table
 
 _BIO = re.compile(r"O|[BI]-.+")
+# What a normalised row or a template has under these names is not a column of the user's.
+_TAKEN = ("label", "target", "references", "image", templates.SEPARATOR, templates.MASK)
 
 
 def load(spec: Spec) -> Draft:
@@ -88,7 +90,11 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
     needed += ["start", "end"] if choice.kind == kinds.SPANS else []
     running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
     absent = (lambda value: value is None) if running_text else labels.is_missing
-    whole = [row for row in table.rows if not any(absent(row.get(name)) for name in needed)]
+    whole = {
+        number: row
+        for number, row in enumerate(table.rows, start=1)
+        if not any(absent(row.get(name)) for name in needed)
+    }
     dropped = len(table.rows) - len(whole)
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
     if not whole:
@@ -96,49 +102,46 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
         about = f"nothing in {', '.join(map(repr, empty))}" if empty else "something missing in every row"
         raise InlayError(f"{where}: all {dropped} rows are unusable, with {about}.")
     if dropped:
-        notes.append(
-            f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {_one_of(needed)}"
-        )
-    return list(_rows(whole, table, choice, where))
+        which = " or ".join(map(repr, needed))
+        notes.append(f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {which}")
+    return [_FORMS[choice.kind](row, choice, table, f"{where}, row {number}") for number, row in whole.items()]
 
 
-def _one_of(names: list[str]) -> str:
-    return " or ".join(map(repr, names))
+def field_of(column: str) -> str:
+    """The name under which a column's text is kept: its own, unless that has a meaning in a row or a template."""
+    plain = re.sub(r"[{}:!]", "_", column)
+    return f"{plain}_text" if plain in _TAKEN else plain
 
 
-def _rows(rows: list[Row], table: Table, choice: Choice, where: str) -> Iterator[Row]:
-    """Rows in the form of their kind."""
-    for position, row in enumerate(rows, start=1):
-        if choice.kind == kinds.IMAGES:
-            yield {
-                "image": locate(row[choice.image or ""], table.path),
-                "label": _class(row[choice.label or ""], table),
-            }
-        elif choice.kind == kinds.TOKENS:
-            yield _tagged(row, choice, f"{where}, row {position}")
-        elif choice.kind == kinds.SPANS:
-            yield _span(row, choice, f"{where}, row {position}", table)
-        elif choice.kind in kinds.LANGUAGE_MODELS:
-            made: Row = {"source" if choice.kind == kinds.DATA_TO_TEXT else choice.texts[0]: str(row[choice.texts[0]])}
-            if choice.label is not None:
-                references = row[choice.label] if isinstance(row[choice.label], list) else [row[choice.label]]
-                if choice.kind == kinds.DATA_TO_TEXT:
-                    made["references"] = [str(text) for text in references]
-                else:
-                    made["target"] = str(row[choice.label])
-            yield made
-        else:
-            made = {name: str(row[name]) for name in choice.texts}
-            value = row[choice.label or ""]
-            if choice.kind == kinds.REGRESSION:
-                numbers = labels.as_numbers([value])
-                if numbers is None:
-                    raise InlayError(
-                        f"{where}, row {position}: the value {value!r} of {choice.label!r} is not a number."
-                    )
-                yield made | {"label": numbers[0]}
-            else:
-                yield made | {"label": _class(value, table)}
+def _texts(row: Row, choice: Choice) -> Row:
+    return {field_of(name): str(row[name]) for name in choice.texts}
+
+
+def _classified(row: Row, choice: Choice, table: Table, where: str) -> Row:
+    return _texts(row, choice) | {"label": _class(row[choice.label or ""], table)}
+
+
+def _valued(row: Row, choice: Choice, table: Table, where: str) -> Row:
+    value = row[choice.label or ""]
+    numbers = labels.as_numbers([value])
+    if numbers is None:
+        raise InlayError(f"{where}: the value {value!r} of {choice.label!r} is not a number.")
+    return _texts(row, choice) | {"label": numbers[0]}
+
+
+def _pictured(row: Row, choice: Choice, table: Table, where: str) -> Row:
+    image = locate(row[choice.image or ""], table.path)
+    return {"image": image, "label": _class(row[choice.label or ""], table)}
+
+
+def _continued(row: Row, choice: Choice, table: Table, where: str) -> Row:
+    return _texts(row, choice) | ({} if choice.label is None else {"target": str(row[choice.label])})
+
+
+def _written(row: Row, choice: Choice, table: Table, where: str) -> Row:
+    texts = row[choice.label or ""]
+    texts = texts if isinstance(texts, list) else [texts]
+    return {"source": str(row[choice.texts[0]]), "references": [str(text) for text in texts]}
 
 
 def _class(value: Any, table: Table) -> str:
@@ -148,7 +151,7 @@ def _class(value: Any, table: Table) -> str:
     return labels.as_name(value)
 
 
-def _tagged(row: Mapping[str, Any], choice: Choice, where: str) -> Row:
+def _tagged(row: Row, choice: Choice, table: Table, where: str) -> Row:
     tokens, tags = row[choice.texts[0]], row[choice.label or ""]
     tokens = tokens.split() if isinstance(tokens, str) else [str(token) for token in tokens]
     tags = tags.split() if isinstance(tags, str) else [labels.as_name(tag) for tag in tags]
@@ -157,7 +160,7 @@ def _tagged(row: Mapping[str, Any], choice: Choice, where: str) -> Row:
     return {"tokens": tokens, "label": tags}
 
 
-def _span(row: Mapping[str, Any], choice: Choice, where: str, table: Table) -> Row:
+def _span(row: Row, choice: Choice, table: Table, where: str) -> Row:
     text = row[choice.texts[0]]
     key = "tokens" if isinstance(text, list) else "text"
     try:
@@ -167,6 +170,18 @@ def _span(row: Mapping[str, Any], choice: Choice, where: str, table: Table) -> R
     except InlayError as error:
         raise InlayError(f"{where}: {error}") from None
     return made | {"label": _class(row[choice.label or ""], table)}
+
+
+_FORMS: Mapping[str, Callable[[Row, Choice, Table, str], Row]] = {
+    kinds.CLASSIFICATION: _classified,
+    kinds.PAIR: _classified,
+    kinds.REGRESSION: _valued,
+    kinds.TOKENS: _tagged,
+    kinds.SPANS: _span,
+    kinds.CAUSAL_LM: _continued,
+    kinds.DATA_TO_TEXT: _written,
+    kinds.IMAGES: _pictured,
+}
 
 
 def locate(value: Any, table: Path) -> Any:
@@ -186,7 +201,7 @@ def _draft(
     """The draft, with the metrics and fields that the kind implies."""
     training = splits.get("train") or splits.get("all") or next(iter(splits.values()))
     answers = choice.kind in kinds.LANGUAGE_MODELS and choice.label is not None
-    fields: tuple[str, ...] = choice.texts
+    fields: tuple[str, ...] = tuple(field_of(name) for name in choice.texts)
     metrics: tuple[str, ...] = ("accuracy", "macro-f1")
     names: tuple[str, ...] | None = None
     if choice.kind in kinds.ONE_LABEL:
@@ -225,8 +240,7 @@ def _input_columns(choice: Choice) -> dict[str, str]:
     """Which column of the user's files each normalised field was read from, where the two differ."""
     if choice.image:
         return {"image": choice.image}
-    if choice.kind == kinds.DATA_TO_TEXT:
-        return {"source": choice.texts[0]}
-    if choice.kind in (kinds.TOKENS, kinds.SPANS):
-        return {"tokens" if choice.kind == kinds.TOKENS else "text": choice.texts[0]}
-    return {}
+    first = {kinds.DATA_TO_TEXT: "source", kinds.TOKENS: "tokens", kinds.SPANS: "text"}.get(choice.kind)
+    if first:
+        return {first: choice.texts[0]}
+    return {field_of(name): name for name in choice.texts if field_of(name) != name}
