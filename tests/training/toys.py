@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 import zoo
 from inlay.anatomy import head_modules
@@ -132,3 +135,14 @@ def image_task(train: int = 48) -> ToyTask:
     return ToyTask(
         kind="image-classification", train=image_rows(train, 1), validation=image_rows(24, 2), test=image_rows(24, 3)
     )
+
+
+def language_model(folder: Path) -> Path:
+    """A tiny GPT-2 and its tokenizer of words, as a checkpoint on disk."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(zoo.VOCABULARY - 4))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=30, **special).save_pretrained(folder)
+    backbone("gpt2", "causal-lm").model.save_pretrained(folder)
+    return folder

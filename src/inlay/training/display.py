@@ -1,19 +1,25 @@
-"""What a person sees of a training run: a bar in a terminal, otherwise one plain line an evaluation."""
+"""What a person sees of a training run: a bar in a terminal, otherwise one plain line an evaluation; and log.txt."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from inlay.records.atomic import writing
+from inlay.records.store import now
+
 
 class Display(TrainerCallback):
-    """Writes to stderr, so that a command's result on stdout can be piped."""
+    """Writes to stderr, so that a command's result on stdout can be piped. `log` is a file to write to as well."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, show: bool, log: Path | None) -> None:
         self.name = name
+        self.show = show
+        self.log = log
         self._bar: Any = None
         self._loss: float | None = None
 
@@ -21,15 +27,9 @@ class Display(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the bar, where there is a terminal to show it."""
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=state.max_steps,
-                initial=state.global_step,
-                desc=self.name,
-                unit="step",
-                leave=False,
-                file=sys.stderr,
-            )
+        if self.show and sys.stderr.isatty():
+            done = state.global_step
+            self._bar = tqdm(total=state.max_steps, initial=done, desc=self.name, unit="step", leave=False)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Advance the bar."""
@@ -51,17 +51,17 @@ class Display(TrainerCallback):
         """One line an evaluation."""
         scores = "  ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in (metrics or {}).items())
         training = "" if self._loss is None else f"training loss {self._loss:.4f}  "
-        line = f"{self.name}: step {state.global_step}/{state.max_steps}  {training}validation: {scores}"
-        if self._bar is not None:
-            self._bar.write(line, file=sys.stderr)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        self.say(f"step {state.global_step}/{state.max_steps}  {training}validation: {scores}")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Close the bar."""
-        self.close()
+    def say(self, text: str) -> None:
+        """Show and log one line."""
+        if self._bar is not None:
+            self._bar.write(f"{self.name}: {text}", file=sys.stderr)
+        elif self.show:
+            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        if self.log is not None:
+            with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
+                file.write(f"{now()} {text}\n")
 
     def close(self) -> None:
         """Close the bar, if there is one."""

@@ -21,6 +21,7 @@ from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.generation import generate
+from inlay.training.lengths import longest
 from inlay.training.place import Place, Stop, batches, gather
 from inlay.training.seeds import undisturbed
 
@@ -42,7 +43,8 @@ def evaluate(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec
     place = Place.of(spec)
     model.to(place.device)
     with undisturbed():
-        encoded = task.encode(split, processor, spec.max_length, model_config=model.config)
+        length = longest(model, task, processor, spec.max_length)
+        encoded = task.encode(split, processor, length, model_config=model.config)
         scored = score(model, task, encoded, task.collator(processor, model), place)
         if not task.generates:
             return scored.metrics, scored.predictions
@@ -102,7 +104,7 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
     place = Place.of(spec)
     model.to(place.device)
     with undisturbed():
-        encoded = task.encode_inputs(rows, processor, spec.max_length)
+        encoded = task.encode_inputs(rows, processor, longest(model, task, processor, spec.max_length))
         if task.kind in kinds.LANGUAGE_MODELS:
             return generate(model, task, rows, processor, spec.max_length, place), encoded
         found = []

@@ -26,6 +26,7 @@ from inlay.training.checkpoints import Checkpoints
 from inlay.training.display import Display
 from inlay.training.evaluation import Scored, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
+from inlay.training.lengths import longest
 from inlay.training.modes import Modes
 from inlay.training.place import Place, Stop, gather
 from inlay.training.progress import Journal
@@ -83,7 +84,8 @@ def fit(
     modes.adapt(model)
     if spec.gradient_checkpointing:
         modes.checkpoint()
-    encode = partial(task.encode, processor=processor, max_length=spec.max_length, model_config=model.config)
+    length = longest(model, task, processor, spec.max_length)
+    encode = partial(task.encode, processor=processor, max_length=length, model_config=model.config)
     train = encode("train")
     plan = plans.make(spec, method, len(train))
     place = Place(plan.device, plan.dtype, plan.micro_batch)
@@ -91,10 +93,9 @@ def fit(
     memory = PeakMemory(model, plan.device)
     interrupts = Interrupts()
     pace = Pace()
-    callbacks: list[TrainerCallback] = [pace]
-    display = Display(f"{task.name} {method.name}")
-    if progress and _is_main():
-        callbacks.append(display)
+    main = _is_main()
+    display = Display(f"{task.name} {method.name}", show=progress and main, log=folder / "log.txt" if main else None)
+    callbacks: list[TrainerCallback] = [pace, display]
     if tensorboard:
         callbacks.append(_tensorboard(folder))
     evaluate_now: Callable[[Stop], Scored] | None = None
@@ -111,7 +112,7 @@ def fit(
         modes=modes,
         shifted=shifts_labels(model, task.kind),
         store=Checkpoints(folder / "checkpoints"),
-        journal=Journal(folder / "metrics.jsonl" if _is_main() else None),
+        journal=Journal(folder / "metrics.jsonl" if main else None),
         interrupts=interrupts,
         memory=memory,
         evaluate_now=evaluate_now,
@@ -128,7 +129,10 @@ def fit(
             "the method with `inlay.methods.attach` and use your own Trainer."
         )
     # The first process looks and the others are told: they must not disagree.
-    checkpoint = gather(trainer.store.latest() if _is_main() else None)[0]
+    checkpoint = gather(trainer.store.latest() if main else None)[0]
+    resumed_from = None if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+    if resumed_from is not None:
+        display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     with interrupts, deterministic(plan.device):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -136,7 +140,7 @@ def fit(
                 trainer.save()
             trainer.load_best()
             try:
-                metrics = _final_metrics(trainer, task, processor, spec, place)
+                metrics = _final_metrics(trainer, task, processor, spec, place, encode, collate)
             except Interrupted:
                 trainer.save()
                 raise
@@ -147,18 +151,23 @@ def fit(
             peak = memory.stop(seen=trainer.progress.peak_memory)
     _take_off_autocast(trainer)
     modes.close()
-    if _is_main():
+    if main:
         _save(model, method, spec, backbone, folder / "adapter")
     best = trainer.progress.best
+    notes = []
+    if trainer.progress.stopped and best is not None:
+        notes.append(f"stopped at step {trainer.state.global_step} of {plan.total_steps}; best at step {best['step']}")
+        display.say(notes[0])
     return Outcome(
         model=model,
         metrics=metrics,
         history=trainer.progress.history,
         portrait=_portrait(trainer, plan, peak, len(train), folder / "adapter"),
         steps=trainer.state.global_step,
-        resumed_from=None if checkpoint is None else int(checkpoint.name.rpartition("-")[2]),
+        resumed_from=resumed_from,
         stopped_early=trainer.progress.stopped,
         best_step=best["step"] if best else None,
+        notes=notes,
     )
 
 
@@ -171,7 +180,13 @@ def _take_off_autocast(trainer: InlayTrainer) -> None:
 
 
 def _final_metrics(
-    trainer: InlayTrainer, task: Any, processor: Any, spec: Spec, place: Place
+    trainer: InlayTrainer,
+    task: Any,
+    processor: Any,
+    spec: Spec,
+    place: Place,
+    encode: Callable[[str], Any],
+    collate: Callable[[Any], Any],
 ) -> dict[str, dict[str, float]]:
     """Metrics of the state that is kept: on validation they are known already, but for texts still to be written."""
     model, progress = trainer.modes.model, trainer.progress
@@ -180,8 +195,7 @@ def _final_metrics(
         if len(task.validation):
             found["validation"] = progress.best["metrics"] if progress.best else progress.validation
         if len(task.test):
-            encoded = task.encode("test", processor, spec.max_length, model_config=model.config)
-            scored = score(model, task, encoded, task.collator(processor, model), place, trainer.check_interrupt)
+            scored = score(model, task, encode("test"), collate, place, trainer.check_interrupt)
             progress.inference.append([scored.examples, scored.seconds])
             found["test"] = scored.metrics
         if task.generates:

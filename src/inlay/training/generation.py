@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from inlay.tasks.encode import length_limit
+from inlay.training.lengths import virtual_tokens
 from inlay.training.place import Place, Stop, batches, gather
 
 MOST_TOKENS = 128  # where the task does not say
@@ -22,14 +24,15 @@ def generate(
     stop: Stop | None = None,
 ) -> list[str]:
     """A text for each row. The task (or its schema) makes the prompts."""
-    encoded = task.encode_inputs(rows, processor, max_length)
     decoder_only = not getattr(model.config, "is_encoder_decoder", False)
+    most, length = _room(model, task, processor, max_length)
+    encoded = task.encode_inputs(rows, processor, length)
     # Whatever sampling the checkpoint asks for: the same prompt is to get the same text.
     how = {
         "do_sample": False,
         "num_beams": 1,
         "use_cache": True,
-        "max_new_tokens": task.max_new_tokens or MOST_TOKENS,
+        "max_new_tokens": most,
         "pad_token_id": processor.pad_token_id,
         "eos_token_id": processor.eos_token_id,
     }
@@ -45,3 +48,17 @@ def generate(
     for rank, part in enumerate(parts):
         whole[rank :: len(parts)] = part
     return whole
+
+
+def _room(model: Any, task: Any, processor: Any, max_length: int | None) -> tuple[int, int | None]:
+    """How many tokens to write, and the length to encode prompts for, so that both fit into what the model reads.
+
+    A method's virtual tokens take positions too. Encoding leaves the task's own `max_new_tokens` free by itself.
+    """
+    limit = length_limit(processor, model.config)
+    known = [each for each in (max_length, limit and limit - virtual_tokens(model)) if each]
+    wanted = task.max_new_tokens or MOST_TOKENS
+    if not known:
+        return wanted, None
+    most = min(wanted, max(1, min(known) // 2))
+    return most, min(known) - most + (task.max_new_tokens or 0)
