@@ -162,11 +162,11 @@ def test_blocks_are_the_whole_text_once(byte_level: Any) -> None:
 
 
 def test_blocks_of_much_text_are_tokenised_in_pieces(byte_level: Any, with_start: Any) -> None:
-    texts = ["the cat sat on the mat and the dog ran " * 2000] * 30
+    texts = ["the cat sat on the mat and the dog ran " * 2000] * 16
     made = encode.encode_blocks(texts, "<|end|>", byte_level, 128)
     ids = [token for i in range(len(made)) for token in made[i]["input_ids"]]
-    assert ids.count(byte_level.eos_token_id) == 29
-    started = encode.encode_blocks(texts[:20], "\n", with_start, 128)
+    assert ids.count(byte_level.eos_token_id) == 15
+    started = encode.encode_blocks(texts, "\n", with_start, 128)
     assert [token for i in range(len(started)) for token in started[i]["input_ids"]].count(1) == 1
 
 

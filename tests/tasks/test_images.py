@@ -119,6 +119,14 @@ def test_warnings_of_the_library_are_kept_from_the_user() -> None:
         images.open_rgb(encoded(picture, transparency=bytes([0, 128])))
 
 
+def test_the_filters_of_warnings_are_left_as_they_were(processor: Any) -> None:
+    before = list(warnings.filters)
+    sources = [encoded(noise(seed=i)) for i in range(40)]
+    images.check_all(sources)
+    EncodedImages(sources, None, processor)
+    assert warnings.filters == before
+
+
 def test_the_cache_gives_the_processors_own_tensors(processor: Any) -> None:
     sources = [encoded(noise((20 + i, 40 - i), i)) for i in range(6)]
     kept = EncodedImages(sources, [0, 1, 0, 1, 0, 1], processor)

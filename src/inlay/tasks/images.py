@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,19 @@ def raw_bytes(source: Any) -> bytes | None:
 
 def open_rgb(source: Any) -> Image.Image:
     """The picture as 8-bit RGB, or a clear error that names it."""
-    return _opened(source, to_rgb)
+    with _quietly():
+        return _opened(source, to_rgb)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without Pillow's warnings of palettes and odd EXIF blocks, which are handled.
+
+    Filters of warnings belong to the whole process: around a pool of threads, never inside one of them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
@@ -74,11 +87,8 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
         data = raw_bytes(source)
         if not data:
             raise InlayError(f"{name_of(source)!r} is an empty file, not a picture.")
-        with warnings.catch_warnings():
-            # Palettes with transparency in bytes and odd EXIF blocks are handled; the warnings help nobody.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as image:
-                return use(image)
+        with Image.open(io.BytesIO(data)) as image:
+            return use(image)
     except Image.UnidentifiedImageError:
         raise InlayError(f"{name_of(source)!r} is not a picture.") from None
     except Image.DecompressionBombError as error:
@@ -103,7 +113,7 @@ def check_all(sources: Sequence[Any]) -> None:
             return str(error)
         return None
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _quietly(), ThreadPoolExecutor(_THREADS) as pool:
         faults = [found for found in pool.map(fault, sources) if found]
     if faults:
         shown = " ".join(faults[:5]) + (f" And {len(faults) - 5} more." if len(faults) > 5 else "")
@@ -174,12 +184,12 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         assert kept is not None
 
         def one(i: int) -> None:
-            packed = self._pack(open_rgb(self.sources[i]))
+            packed = self._pack(_opened(self.sources[i], to_rgb))
             if packed.shape != kept[i].shape:
                 raise _unequal([tuple(packed.shape), tuple(kept[i].shape)])
             kept[i] = packed
 
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with _quietly(), ThreadPoolExecutor(_THREADS) as pool:
             for _ in pool.map(one, indices):
                 pass
 
