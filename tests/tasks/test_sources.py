@@ -113,6 +113,14 @@ def test_data_that_lacks_a_column(tmp_path: Path, spec: MakeSpec) -> None:
         tasks.load(spec(task="rte", data_dir=tmp_path))
 
 
+@pytest.mark.parametrize("name", ["rte", "wnut17", "stsb"])
+def test_data_without_a_single_label(tmp_path: Path, spec: MakeSpec, name: str) -> None:
+    row = {"sentence1": "a", "sentence2": "b", "tokens": ["a"], "label": None, "ner_tags": None}
+    put(tmp_path / name / "train.jsonl.gz", [row] * 4)
+    with pytest.raises(InlayError, match=r"has no row that can be used. the labels of train are not given out"):
+        tasks.load(spec(task=name, data_dir=tmp_path))
+
+
 def test_labels_beyond_the_known_ones(tmp_path: Path, spec: MakeSpec) -> None:
     put(tmp_path / "rte" / "train.jsonl.gz", [row | {"label": 7} for row in pairs(4)])
     with pytest.raises(InlayError, match="has the label 7; there are 2 labels"):

@@ -231,6 +231,8 @@ def _draft(card: TaskCard, splits: Mapping[str, Any], source: str, class_names: 
             rows = [row for raw in _as_rows(data, card) for row in _normalise(card, raw, source)]
             made[split] = rows if card.kind in kinds.LANGUAGE_MODELS else _labelled(rows, card, split, notes)
     made = {split: rows for split, rows in made.items() if len(rows)}
+    if not made:
+        raise InlayError(f"The data of {card.name!r} from {source} has no row that can be used. {' '.join(notes)}")
     if names is None and card.kind in (*kinds.ONE_LABEL, kinds.TOKENS):
         names = tuple(labels.in_order(_all_names(made.get("train") or next(iter(made.values())), card)))
     return Draft(
@@ -302,9 +304,11 @@ def _labelled(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> 
     kept = []
     for row in rows:
         label = row["label"]
+        if label is None or label == _HIDDEN:
+            continue
         if card.kind == kinds.TOKENS:
             kept.append({**row, "label": [_name(tag, card) for tag in label]})
-        elif label is not None and label != _HIDDEN:
+        else:
             kept.append({**row, "label": float(label) if card.kind == kinds.REGRESSION else _name(label, card)})
     if not kept:
         notes.append(f"the labels of {split} are not given out: that split is not used")
