@@ -1,1 +1,29 @@
-"""The command line: one file a command, no logic of its own."""
+"""The command line: one file a command, no logic of its own.
+
+A command imports what is heavy when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+INTERRUPTED, MISTAKE = 130, 2
+
+
+def main() -> None:
+    """Run `inlay`; a user's mistake is one line on stderr and status 2, an interruption status 130."""
+    from inlay.cli.app import app
+    from inlay.errors import InlayError
+
+    try:
+        app(prog_name="inlay")
+    except InlayError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(MISTAKE)
+    except KeyboardInterrupt:
+        print("Interrupted. Give the same command again: it goes on from the last checkpoint.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`): nobody is left to tell.
+        sys.stderr.close()
+        sys.exit(0)

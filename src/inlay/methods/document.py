@@ -70,9 +70,11 @@ def table(links: str) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for method in all_methods().values():
-        text, images = (_share(method, modality) for modality in ("text", "image"))
+        text, images = (share(method, modality) for modality in ("text", "image"))
         name = f"[`{method.name}`]({links}{method.name}.md)"
-        lines.append(f"| {name} | {method.summary} | {text} | {images} | {_cost(method)} | {SAVED[method.form]} |")
+        lines.append(
+            f"| {name} | {method.summary} | {text} | {images} | {trained_count(method)} | {SAVED[method.form]} |"
+        )
     return "\n".join(lines)
 
 
@@ -86,7 +88,9 @@ def header(method: Method) -> str:
         "starts as the base model": "yes, exactly" if method.identity_at_start else "no",
         "can be merged": "yes" if method.mergeable else "no",
         "saved as": SAVED[method.form],
-        "trained, of BERT-base": f"{_cost(method)}, and the new head" if method.form == "peft" else _cost(method),
+        "trained, of BERT-base": f"{trained_count(method)}, and the new head"
+        if method.form == "peft"
+        else trained_count(method),
     }
     lines = [
         f"{method.summary}",
@@ -115,7 +119,8 @@ def _not(works: list[str], lacking: list[str]) -> str:
     return f"; not {', '.join(lacking)}" if works and lacking else ""
 
 
-def _share(method: Method, modality: str) -> str:
+def share(method: Method, modality: str) -> str:
+    """How many of the probed architectures of a modality a method works on."""
     known = capabilities()
     families = [family for family, kind in known["modalities"].items() if kind == modality]
     works = [family for family in families if known["methods"].get(method.name, {}).get(family)]
@@ -124,7 +129,8 @@ def _share(method: Method, modality: str) -> str:
     return "all" if len(works) == len(families) else f"{len(works)} of {len(families)}"
 
 
-def _cost(method: Method) -> str:
+def trained_count(method: Method) -> str:
+    """What a method trains of BERT-base, in words."""
     count = capabilities()["trained"].get(method.name)
     if count is None:
         return "does not apply"

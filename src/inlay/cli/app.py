@@ -1,0 +1,48 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from inlay.cli import compare, methods, models, predict, runs, tasks, tune
+
+app = typer.Typer(
+    name="inlay",
+    help="Adapt large frozen models by setting small trained pieces into them.\n\n"
+    "Start with `inlay tune --model embedded:vit --task digits --method lora`, then read what it printed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Panels for a person; plain text for a pipe.
+    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+)
+
+
+def show_version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        from inlay import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+app.command("tune")(tune.command)
+app.command("compare")(compare.command)
+app.command("predict")(predict.command)
+app.command("methods")(methods.command)
+app.command("tasks")(tasks.command)
+app.command("models")(models.command)
+app.add_typer(runs.app, name="runs")

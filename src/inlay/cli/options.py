@@ -1,0 +1,148 @@
+"""The options that several commands share: the same words mean the same everywhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inlay.errors import InlayError
+
+DATA, TRAINING, OUTPUT = "What to learn from", "How to train", "Where it goes"
+
+Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).")]
+Task = Annotated[str | None, typer.Option(help="A named task (see `inlay tasks`).", rich_help_panel=DATA)]
+Data = Annotated[
+    str | None,
+    typer.Option(help="Your own data: a CSV, TSV, JSONL or Parquet file, or a folder of images.", rich_help_panel=DATA),
+]
+Text = Annotated[
+    list[str] | None,
+    typer.Option(help="Column with the text; give it twice for pairs of texts.", rich_help_panel=DATA),
+]
+Label = Annotated[str | None, typer.Option(help="Column with the label.", rich_help_panel=DATA)]
+Image = Annotated[str | None, typer.Option(help="Column with the paths of images.", rich_help_panel=DATA)]
+Kind = Annotated[
+    str | None, typer.Option(help="Kind of task, where it cannot be told from the data.", rich_help_panel=DATA)
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help="How the fields become one text, e.g. '{premise} {hypothesis}'.", rich_help_panel=DATA),
+]
+TestData = Annotated[str | None, typer.Option(help="Your own test data, where it is apart.", rich_help_panel=DATA)]
+DataDir = Annotated[str | None, typer.Option(help="Folder with local copies of named tasks.", rich_help_panel=DATA)]
+Shots = Annotated[
+    int | None, typer.Option(help="Train on this many examples, drawn evenly over classes.", rich_help_panel=DATA)
+]
+Protocol = Annotated[str | None, typer.Option(help="A published protocol, e.g. vtab-1k.", rich_help_panel=DATA)]
+Epochs = Annotated[float, typer.Option(help="Passes over the training data.", rich_help_panel=TRAINING)]
+MaxSteps = Annotated[int | None, typer.Option(help="Stop after this many updates.", rich_help_panel=TRAINING)]
+BatchSize = Annotated[int, typer.Option(help="Examples per update.", rich_help_panel=TRAINING)]
+Accumulation = Annotated[
+    int,
+    typer.Option(
+        "--gradient-accumulation", help="Parts a batch is computed in, to save memory.", rich_help_panel=TRAINING
+    ),
+]
+Rate = Annotated[
+    float | None, typer.Option("--learning-rate", "--lr", help="Default: the method's own.", rich_help_panel=TRAINING)
+]
+Decay = Annotated[float, typer.Option(help="Weight decay.", rich_help_panel=TRAINING)]
+Warmup = Annotated[
+    float, typer.Option(help="Share of the updates over which the rate rises.", rich_help_panel=TRAINING)
+]
+Schedule = Annotated[str, typer.Option(help="linear, cosine or constant.", rich_help_panel=TRAINING)]
+Patience = Annotated[
+    int | None,
+    typer.Option("--early-stopping", help="Stop after this many evaluations without gain.", rich_help_panel=TRAINING),
+]
+Evaluations = Annotated[
+    int | None, typer.Option(help="Evaluations on held-out data during training.", rich_help_panel=TRAINING)
+]
+MaxLength = Annotated[int | None, typer.Option(help="Longest text, in tokens.", rich_help_panel=TRAINING)]
+Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=TRAINING)]
+Checkpointing = Annotated[
+    bool, typer.Option("--gradient-checkpointing", help="Trade time for memory.", rich_help_panel=TRAINING)
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the method, e.g. --set r=16. May be repeated.", rich_help_panel=TRAINING),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.", rich_help_panel=DATA)]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model. Only if you have read it.")
+]
+Out = Annotated[Path, typer.Option(help="Folder of runs.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, no progress.", rich_help_panel=OUTPUT)]
+
+# The options that make a spec, but for the method and the seed: name, type, default.
+SPEC: dict[str, tuple[Any, Any]] = {
+    "task": (Task, None),
+    "data": (Data, None),
+    "text": (Text, None),
+    "label": (Label, None),
+    "image": (Image, None),
+    "kind": (Kind, None),
+    "template": (Template, None),
+    "test_data": (TestData, None),
+    "data_dir": (DataDir, None),
+    "shots": (Shots, None),
+    "protocol": (Protocol, None),
+    "revision": (Revision, None),
+    "epochs": (Epochs, 3.0),
+    "max_steps": (MaxSteps, None),
+    "batch_size": (BatchSize, 32),
+    "gradient_accumulation": (Accumulation, 1),
+    "learning_rate": (Rate, None),
+    "weight_decay": (Decay, 0.0),
+    "warmup": (Warmup, 0.06),
+    "schedule": (Schedule, "linear"),
+    "early_stopping": (Patience, None),
+    "evaluations": (Evaluations, None),
+    "max_length": (MaxLength, None),
+    "precision": (Precision, "auto"),
+    "gradient_checkpointing": (Checkpointing, False),
+    "trust_remote_code": (Trust, False),
+}
+
+
+def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that make a spec; it receives them together, as its argument `fields`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in SPEC.items()
+    ]
+    before = [parameter for name, parameter in own.items() if name != "fields" and parameter.default is parameter.empty]
+    after = [
+        parameter for name, parameter in own.items() if name != "fields" and parameter.default is not parameter.empty
+    ]
+    listed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*before, *shared, *after)]
+
+    def with_options(**given: Any) -> None:
+        fields = {name: given.pop(name) for name in SPEC}
+        fields["text"] = tuple(fields["text"] or ())
+        command(fields=fields, **given)
+
+    with_options.__doc__ = command.__doc__
+    with_options.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+    return with_options
+
+
+def settings(pairs: list[str] | None) -> dict[str, Any]:
+    """`--set key=value` pairs; values are JSON where they can be, words otherwise."""
+    found: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise InlayError(f"--set takes key=value, as in --set r=16; got {pair!r}.")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found

@@ -1,0 +1,149 @@
+"""Tables for a person at a terminal; for a pipe the same in plain text: one item a line, tabs between, nothing cut."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.records.store import Run
+    from inlay.workflow.compare import Comparison
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", right: Sequence[int] = ()) -> None:
+    """Print rows under named columns; `right` are the columns to align to the right."""
+    if not sys.stdout.isatty():
+        for row in (columns, *rows):
+            print("\t".join(" ".join(cell.split()) for cell in row))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        grid.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    Console(markup=False, highlight=False).print(grid)
+
+
+def say(line: str) -> None:
+    """One line of news, on stderr: results on stdout can be piped."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def count(number: float) -> str:
+    """A number of parameters as people say it."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{letter}"
+    return f"{number:.0f}"
+
+
+def size(number: float | None) -> str:
+    """Bytes as people say them."""
+    if number is None:
+        return "-"
+    for step, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= step:
+            return f"{number / step:.3g} {unit}"
+    return f"{number:.0f} B"
+
+
+def figure(value: float | None, digits: int = 3) -> str:
+    """A measurement to a few significant digits; a dash where there is none."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def result(run: Run) -> tuple[str, str]:
+    """A run's test metric and trained parameters, for a list of runs."""
+    if run.status != "finished":
+        return (" ".join((run.error or "").split()) or "-", "-")
+    metric = run.record["metric"]
+    split = "test" if "test" in run.metrics else "validation"
+    return (f"{metric} {run.metrics[split][metric]:.4f}", count(run.portrait["parameters"]["trained"]))
+
+
+def run_result(run: Run) -> None:
+    """A finished run's result and cost."""
+    portrait = run.portrait
+    rows = [
+        (f"{split} {metric}", f"{value:.4f}")
+        for split, metrics in run.metrics.items()
+        for metric, value in metrics.items()
+    ]
+    parameters = portrait["parameters"]
+    rows += [
+        ("trained parameters", f"{parameters['trained']:,} of {parameters['total']:,} ({parameters['share']:.3%})"),
+        ("saved", size(portrait["saved_bytes"])),
+        ("peak memory", f"{size(portrait['peak_memory']['bytes'])} ({portrait['peak_memory']['how']})"),
+        ("time per epoch", measured(portrait["seconds_per_epoch"], "s")),
+        ("training", measured(portrait["train_examples_per_second"], "examples/s")),
+        ("inference", measured(portrait["inference_examples_per_second"], "examples/s")),
+        ("run", str(run.folder)),
+    ]
+    table(("", run.spec.method), rows)
+
+
+def measured(entry: Mapping[str, Any] | None, unit: str) -> str:
+    """Mean and spread of a measurement."""
+    if not entry:
+        return "-"
+    spread = "" if entry["spread"] is None else f" ± {entry['spread']:.2g}"
+    return f"{entry['mean']:.3g}{spread} {unit} (n = {entry['repetitions']})"
+
+
+def whole_run(run: Run) -> None:
+    """Everything that is on record of one run."""
+    spec = [(key, json.dumps(value)) for key, value in run.spec.to_json().items() if value not in (None, [], {})]
+    table(("spec", run.id), spec)
+    if run.status != "finished":
+        say(f"{run.status}" + (f": {run.error}" if run.error else ""))
+        return
+    run_result(run)
+    record = run.record
+    facts = [
+        ("data", record["task"]["source"]),
+        *(("note", note) for note in record["task"]["notes"]),
+        ("model", record["backbone"]["source"]),
+        *(("note", note) for note in record["backbone"]["notes"]),
+        *((name, str(version)) for name, version in record["versions"].items() if version is not None),
+    ]
+    table(("on record", ""), facts)
+
+
+def comparison(found: Comparison) -> None:
+    """A comparison as a table, best first."""
+    metric = found.rows[0].metric
+    seeds = max(len(row.values) for row in found.rows)
+    rows = [
+        (
+            row.method,
+            f"{row.mean:.4f}" + ("" if row.interval is None else f" ± {row.interval:.4f}"),
+            str(len(row.values)),
+            count(row.trained),
+            size(row.saved_bytes),
+            size(row.peak_memory),
+            figure(row.seconds_per_epoch),
+            figure(row.train_rate),
+            figure(row.inference_rate),
+        )
+        for row in found.rows
+    ]
+    columns = (
+        "method",
+        f"test {metric}" + (" (95 % interval)" if seeds > 1 else ""),
+        "seeds",
+        "trained",
+        "saved",
+        "peak memory",
+        "s/epoch",
+        "train/s",
+        "infer/s",
+    )
+    table(columns, rows, right=range(1, len(columns)))
+    for which, why in found.failures.items():
+        say(f"failed: {which}: {why}")

@@ -1,0 +1,45 @@
+"""`inlay tune`: one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inlay.cli import options as o
+from inlay.cli import show
+
+
+@o.takes_spec
+def command(
+    model: o.Model,
+    method: Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")],
+    fields: dict[str, Any],
+    set_: o.Set = None,
+    seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    out: o.Out = Path("runs"),
+    quiet: o.Quiet = False,
+) -> None:
+    """Adapt a model to data, evaluate it, and record the run.
+
+    A run that was made before is found, not repeated; one that was cut short goes on where it stopped.
+
+    \b
+    inlay tune --model embedded:minilm --task rotten-tomatoes --method lora
+
+    \b
+    inlay tune --model ./my-model --data reviews.csv --text body --label stars --method bias
+
+    \b
+    inlay tune --model google/vit-base-patch16-224 --data photos/ --method linear-probe
+    """
+    from inlay.records.spec import Spec
+    from inlay.workflow.tune import tune
+
+    spec = Spec(model=model, method=method, seed=seed, settings=o.settings(set_), **fields)
+    run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=None if quiet else show.say)
+    show.run_result(run)
+    if not quiet:
+        show.say(f"\nPredict with it: inlay predict --run {run.folder} --input new-data --output predictions.jsonl")

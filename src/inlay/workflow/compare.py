@@ -1,0 +1,135 @@
+"""Make the runs of several methods over several seeds, and say what they amount to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.spec import Spec
+from inlay.records.store import Run
+from inlay.workflow.tune import DEFAULT_OUT, Say, tune
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's line: its test metric over the seeds, and what it cost."""
+
+    method: str
+    metric: str
+    values: tuple[float, ...]
+    trained: int
+    seconds_per_epoch: float | None
+    peak_memory: float | None
+    train_rate: float | None
+    inference_rate: float | None
+    saved_bytes: int
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean; None for a single seed."""
+        return half_width(self.values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished runs of a comparison, a line a method, and what did not finish."""
+
+    rows: list[Row]
+    runs: list[Run]
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def compare(
+    spec: Spec,
+    methods: Sequence[str],
+    seeds: int | Sequence[int] = 3,
+    out: Path | str = DEFAULT_OUT,
+    *,
+    progress: bool = True,
+    say: Say | None = None,
+) -> Comparison:
+    """Run `spec` with every method and seed and put the results side by side, best first.
+
+    `spec` gives all but the method and the seed; its own are replaced. Runs that were made before are taken as they
+    are. One that fails is noted and does not stop the rest.
+    """
+    say = say or (lambda line: None)
+    chosen = [registry.get(name).name for name in dict.fromkeys(methods)]
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or not numbers:
+        raise InlayError(f"Nothing to compare: methods={list(methods)!r}, seeds={seeds!r}. Give one of each at least.")
+    finished: list[Run] = []
+    failures: dict[str, str] = {}
+    told: set[str] = set()
+
+    def say_once(line: str) -> None:
+        if line not in told:
+            told.add(line)
+            say(line)
+
+    for number, (name, seed) in enumerate([(name, seed) for name in chosen for seed in numbers], start=1):
+        say(f"[{number}/{len(chosen) * len(numbers)}] {name}, seed {seed}")
+        try:
+            finished.append(tune(spec.with_(method=name, seed=seed), out, progress=progress, say=say_once))
+        except InlayError as error:
+            failures[f"{name}, seed {seed}"] = str(error)
+            say(f"{name}, seed {seed}: {error}")
+    if not finished:
+        raise InlayError(f"No run finished. {next(iter(failures.values()))}")
+    return Comparison(rows_of(finished), finished, failures)
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """One line a method, the best mean first."""
+    from inlay.tasks.metrics import greater_is_better
+
+    by_method: dict[str, list[Run]] = {}
+    for run in runs:
+        by_method.setdefault(run.spec.method, []).append(run)
+    rows = [row_of(name, group) for name, group in by_method.items()]
+    sign = 1 if greater_is_better(rows[0].metric) else -1
+    return sorted(rows, key=lambda row: -sign * row.mean)
+
+
+def row_of(method: str, runs: Sequence[Run]) -> Row:
+    """One method's runs in one line: means over the seeds."""
+    portraits = [run.portrait for run in runs]
+    split = "test" if "test" in runs[0].metrics else "validation"
+    metric = runs[0].record["metric"]
+    return Row(
+        method=method,
+        metric=metric,
+        values=tuple(run.metrics[split][metric] for run in runs),
+        trained=portraits[0]["parameters"]["trained"],
+        seconds_per_epoch=mean_of(portraits, "seconds_per_epoch"),
+        peak_memory=mean_of(portraits, "peak_memory", "bytes"),
+        train_rate=mean_of(portraits, "train_examples_per_second"),
+        inference_rate=mean_of(portraits, "inference_examples_per_second"),
+        saved_bytes=portraits[0]["saved_bytes"],
+    )
+
+
+def mean_of(portraits: Sequence[dict[str, Any]], entry: str, key: str = "mean") -> float | None:
+    """The mean of one entry over several portraits, of those that have it."""
+    known = [portrait[entry][key] for portrait in portraits if (portrait.get(entry) or {}).get(key) is not None]
+    return fmean(known) if known else None
+
+
+def half_width(values: Sequence[float], level: float = 0.95) -> float | None:
+    """t * s / sqrt(n): half of the confidence interval of a mean; None when one value says nothing of the spread."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return None
+    return float(t.ppf((1 + level) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))

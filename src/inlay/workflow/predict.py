@@ -1,0 +1,68 @@
+"""Let a finished run answer for new data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.atomic import write_text
+from inlay.records.store import Run, Store
+from inlay.workflow.tune import DEFAULT_OUT
+
+
+def predict(
+    run: Run | Path | str,
+    input: Path | str,
+    output: Path | str | None = None,
+    *,
+    model: str | None = None,
+    out: Path | str = DEFAULT_OUT,
+) -> list[dict[str, Any]]:
+    """Predictions of a run for the rows of a file or the images of a folder, one dict a row, in order.
+
+    `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. With `output` they
+    are also written there, as JSON lines, all or nothing. `model` names the base model where it has moved since; it
+    must hold the same weights.
+    """
+    run = run if isinstance(run, Run) else Store(out).get(str(run))
+    run.verify()
+    from inlay import backbones
+    from inlay.methods import attach
+    from inlay.tasks import TaskSchema
+    from inlay.training import predict as infer
+
+    schema = TaskSchema.from_json(run.record["task"]["schema"])
+    rows = schema.read_inputs(input)
+    if not rows:
+        raise InlayError(f"There is nothing to predict in {str(input)!r}: it has no rows.")
+    backbone = backbones.load(
+        model or run.spec.model,
+        kind=schema.kind,
+        num_labels=schema.num_labels,
+        label_names=schema.label_names,
+        revision=run.spec.revision,
+        trust_remote_code=run.spec.trust_remote_code,
+        seed=run.spec.seed,
+    )
+    method = registry.get(run.spec.method)
+    adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
+    predictions, encoded = infer(adapted, schema, rows, backbone.processor, run.spec)
+    answers = [{**shown(row), **answer} for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
+    if output is not None:
+        write_text(Path(output), "".join(lines(answers)))
+    return answers
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """What identifies a row to a person: its fields, an image by its path."""
+    return {key: value for key, value in row.items() if isinstance(value, str | int | float | list)}
+
+
+def lines(answers: list[dict[str, Any]]) -> Iterator[str]:
+    """The answers as JSON lines."""
+    for answer in answers:
+        yield json.dumps(answer, ensure_ascii=False) + "\n"

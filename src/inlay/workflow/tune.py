@@ -1,0 +1,129 @@
+"""Make one run: spec -> backbone + task -> method -> training -> portrait -> record.
+
+A spec that was run before is found and not repeated; one that was cut short goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.atomic import file_digest
+from inlay.records.spec import Spec
+from inlay.records.store import Run, Store
+from inlay.records.versions import versions
+
+if TYPE_CHECKING:
+    from inlay.tasks import Task
+
+DEFAULT_OUT = "runs"
+Say = Callable[[str], None]
+
+
+def tune(
+    spec: Spec,
+    out: Path | str = DEFAULT_OUT,
+    *,
+    progress: bool = True,
+    tensorboard: bool = False,
+    say: Say | None = None,
+) -> Run:
+    """Adapt the model to the task and record it under `out`; the run that comes back is finished.
+
+    `say` receives one line for each thing a person should know: where the model and the data came from, what was
+    dropped, cut or assumed.
+    """
+    from inlay import backbones, tasks
+
+    say = say or (lambda line: None)
+    spec = settled(spec)
+    check_modality(spec)
+    task = tasks.load(spec)
+    digest = identity(spec, task)
+    with Store(out).open(spec, digest) as run:
+        if run.status == "finished":
+            say(f"already done: {run.id}")
+            return run
+        for line in (f"data: {task.source}", *task.notes):
+            say(line)
+        told = len(task.notes)
+        backbone = backbones.load(
+            spec.model,
+            kind=task.kind,
+            num_labels=task.num_labels,
+            label_names=task.label_names,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            seed=spec.seed,
+        )
+        for line in (f"model: {backbone.source}", *backbone.notes):
+            say(line)
+        from inlay.training import fit
+
+        outcome = fit(
+            backbone,
+            task,
+            registry.get(spec.method),
+            spec,
+            run.folder,
+            progress=progress,
+            tensorboard=tensorboard,
+        )
+        for line in (*task.notes[told:], *outcome.notes):
+            say(line)
+        run.finish(
+            {
+                "metrics": outcome.metrics,
+                "metric": task.metrics[0],
+                "portrait": outcome.portrait,
+                "steps": outcome.steps,
+                "best_step": outcome.best_step,
+                "stopped_early": outcome.stopped_early,
+                "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
+                "task": {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": task.notes},
+                "backbone": {
+                    "name": backbone.name,
+                    "source": backbone.source,
+                    "fingerprint": backbone.fingerprint,
+                    "newly_initialised": list(backbone.newly_initialised),
+                    "notes": backbone.notes,
+                },
+                "versions": versions(),
+            }
+        )
+        return run
+
+
+def settled(spec: Spec) -> Spec:
+    """The spec with the method's own learning rate written in, so that the record says what was done."""
+    method = registry.get(spec.method)
+    return spec if spec.learning_rate is not None else spec.with_(learning_rate=method.learning_rate)
+
+
+def check_modality(spec: Spec) -> None:
+    """A clear error for a text task on an image model, or the reverse, before anything large is read."""
+    from inlay import backbones, tasks
+
+    if spec.task is None:
+        return
+    needs, reads = tasks.describe(spec.task).modality, backbones.modality(spec.model)
+    if needs != reads:
+        fitting = [name for name in tasks.names() if tasks.describe(name).modality == reads]
+        raise InlayError(
+            f"The task {spec.task!r} is about {needs}s, and the model {spec.model!r} reads {reads}s. Take a model for "
+            f"{needs}s (embedded: {'minilm, smollm2' if needs == 'text' else 'vit, resnet'}), or another task, such as "
+            f"{', '.join(fitting[:5])}."
+        )
+
+
+def identity(spec: Spec, task: Task) -> str:
+    """The digest by which a run is found again: what is read from disk counts by its contents, not by its path."""
+    contents = {"data": task.digest, "test_data": "", "data_dir": ""}
+    folder = Path(spec.model).expanduser()
+    if folder.is_dir():
+        parts = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json"))
+        contents["model"] = " ".join(f"{path.name}:{file_digest(path)}" for path in parts)
+    return spec.digest(contents)
