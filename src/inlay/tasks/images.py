@@ -176,6 +176,11 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
             self._kept = torch.empty((len(sources), *sample.shape), dtype=sample.dtype)
             self._fill(range(len(sources)))
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether everything is preprocessed already, so that no process need read ahead."""
+        return self._kept is not None
+
     def _pack(self, image: Image.Image) -> torch.Tensor:
         return self._form.pack(image) if self._form else pixels(self.processor, image)
 

@@ -105,7 +105,7 @@ def fit(
         raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
     trainer = InlayTrainer(
         model=model,
-        args=plans.arguments(plan, spec, folder / "checkpoints"),
+        args=plans.arguments(plan, spec, folder / "checkpoints", plans.pick_workers(plan.device, train)),
         collate=collate,
         train_dataset=train,
         plan=plan,

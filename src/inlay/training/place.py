@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from inlay.records.spec import Spec
-from inlay.training.plan import pick_device, pick_dtype
+from inlay.training.plan import pick_device, pick_dtype, pick_workers
 
 Stop = Callable[[], None]
 
@@ -30,7 +30,8 @@ class Place:
     def of(cls, spec: Spec) -> Place:
         """The place a spec asks for. The batch is the one that fitted into memory in training."""
         device = pick_device()
-        return cls(device, pick_dtype(spec.precision, device), max(1, spec.batch_size // spec.gradient_accumulation))
+        batch_size = max(1, spec.batch_size // spec.gradient_accumulation)
+        return cls(device, pick_dtype(spec.precision, device), batch_size)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed precision, where the spec asks for it."""
@@ -44,7 +45,8 @@ def batches(
     rank, world = rank_and_world()
     mine: Any = encoded if world == 1 else Subset(encoded, range(rank, len(encoded), world))
     model.eval()
-    for batch in DataLoader(mine, batch_size=place.batch_size, collate_fn=collate):
+    workers = pick_workers(place.device, encoded)
+    for batch in DataLoader(mine, batch_size=place.batch_size, collate_fn=collate, num_workers=workers):
         if stop is not None:
             stop()
         yield {name: value.to(place.device) for name, value in batch.items()}

@@ -11,6 +11,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -20,6 +21,7 @@ from inlay.methods.registry import Method
 from inlay.records.spec import Spec
 
 LINES = 50  # of the training loss over time, a run
+MOST_WORKERS = 8
 CURVE = 10  # evaluations a run at most, where nobody asked for more and nothing hangs on them
 
 
@@ -84,6 +86,14 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
+def pick_workers(device: torch.device, encoded: Any) -> int:
+    """How many processes read ahead: none unless examples are made when they are asked for (pictures that do not fit
+    into memory), which would keep an accelerator waiting. On a CPU the model uses all of it anyway."""
+    if device.type == "cpu" or getattr(encoded, "in_memory", True):
+        return 0
+    return min(MOST_WORKERS, max(0, (os.cpu_count() or 1) - 1))
+
+
 def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int) -> frozenset[int]:
     """After which updates to evaluate: always after the last.
 
@@ -98,7 +108,7 @@ def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int) -> frozenset[
     return frozenset(min(total, steps_per_epoch * i) for i in (*range(every, epochs, every), epochs))
 
 
-def arguments(plan: Plan, spec: Spec, folder: Path) -> TrainingArguments:
+def arguments(plan: Plan, spec: Spec, folder: Path, workers: int = 0) -> TrainingArguments:
     """The Trainer's arguments. It neither evaluates, saves nor reports by itself: ours say when."""
     made = TrainingArguments(
         output_dir=str(folder),
@@ -124,6 +134,7 @@ def arguments(plan: Plan, spec: Spec, folder: Path) -> TrainingArguments:
         disable_tqdm=True,
         label_names=["labels"],
         remove_unused_columns=False,
+        dataloader_num_workers=workers,
         dataloader_pin_memory=plan.device.type == "cuda",
     )
     made._n_gpu = min(

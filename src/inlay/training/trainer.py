@@ -150,7 +150,9 @@ class InlayTrainer(Trainer):
 
     def _items(self, batch: dict[str, Any]) -> Tensor:
         labels = batch.get("labels")
-        return torch.tensor(_rows(batch)) if labels is None else count_items(labels, shifted=self._shifted)
+        if labels is None:
+            return torch.tensor(_rows(batch), device=next(iter(batch.values())).device)
+        return count_items(labels, shifted=self._shifted)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)

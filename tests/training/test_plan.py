@@ -1,0 +1,102 @@
+"""A spec made concrete."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+import toys
+from PIL import Image
+from transformers import ViTImageProcessor
+
+from inlay.errors import InlayError
+from inlay.methods.registry import Method, get
+from inlay.records import Spec
+from inlay.tasks.images import EncodedImages
+from inlay.training import plan as plans
+
+METHOD = Method(name="m", summary="", paper="", learning_rate=0.5)
+SPEC = Spec(model="toy", method="m", task="toy", batch_size=16)
+
+
+def steps(examples: int = 160, **changes: object) -> list[int]:
+    plan = plans.make(SPEC.with_(**changes), METHOD, examples)
+    return sorted(plan.evaluation_steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"epochs": 3}, [10, 20, 30]),
+        ({"epochs": 2.5}, [10, 20, 25]),
+        ({"epochs": 0.01}, [1]),
+        ({"max_steps": 7}, [7]),
+        ({"max_steps": 25, "epochs": 1}, [10, 20, 25]),
+        ({"epochs": 30}, [30, 60, 90, 120, 150, 180, 210, 240, 270, 300]),
+        ({"epochs": 30, "early_stopping": 3}, list(range(10, 301, 10))),
+        ({"epochs": 1, "evaluations": 4}, [3, 5, 8, 10]),
+        ({"epochs": 1, "evaluations": 99}, list(range(1, 11))),
+    ],
+)
+def test_when_it_is_evaluated(changes: dict, expected: list[int]) -> None:
+    assert steps(**changes) == expected
+
+
+def test_the_last_partial_batch_counts_as_an_update() -> None:
+    assert steps(161, epochs=1) == [11]
+
+
+def test_the_learning_rate_is_the_methods_unless_given() -> None:
+    assert plans.make(SPEC, METHOD, 10).learning_rate == 0.5
+    assert plans.make(SPEC.with_(learning_rate=0.1), METHOD, 10).learning_rate == 0.1
+
+
+def test_an_empty_training_set_is_refused() -> None:
+    with pytest.raises(InlayError, match="empty"):
+        plans.make(SPEC, METHOD, 0)
+
+
+def test_a_batch_is_split_among_steps_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert plans.make(SPEC.with_(gradient_accumulation=4), METHOD, 10).micro_batch == 2
+    with pytest.raises(InlayError, match=r"16 parts|for example 32"):
+        plans.make(SPEC.with_(batch_size=20, gradient_accumulation=8), METHOD, 10)
+
+
+def test_precision_follows_the_device() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert plans.pick_dtype("auto", cpu) is None
+    assert plans.pick_dtype("bfloat16", cpu) is torch.bfloat16
+    assert plans.pick_dtype("float16", cuda) is torch.float16
+    assert plans.pick_dtype("float32", cuda) is None
+
+
+def test_examples_that_are_not_in_memory_are_read_ahead_for_an_accelerator(tmp_path: Path) -> None:
+    image = Image.new("RGB", (8, 8))
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    kept = EncodedImages([image] * 2, [0, 1], processor)
+    made = EncodedImages([image] * 2, [0, 1], processor, limit=0)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    most = min(plans.MOST_WORKERS, multiprocessing.cpu_count() - 1)
+    found = [plans.pick_workers(device, encoded) for device in (cpu, cuda) for encoded in ([], kept, made)]
+    assert found == [0, 0, 0, 0, 0, most]
+
+
+def test_the_schedule(tmp_path: Path) -> None:
+    spec = Spec(model="toy", method="linear-probe", task="toy", batch_size=16, max_steps=10, warmup=0.2, evaluations=1)
+    rates = {}
+    for schedule in ("linear", "cosine", "constant"):
+        outcome = toys_fit(tmp_path / schedule, spec.with_(schedule=schedule, learning_rate=1.0))
+        rates[schedule] = [entry["learning_rate"] for entry in outcome.history if "learning_rate" in entry]
+    assert rates["linear"] == pytest.approx([0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+    assert rates["constant"] == pytest.approx([0, 0.5] + [1] * 8)
+    assert rates["cosine"][:3] == pytest.approx([0, 0.5, 1])
+    assert rates["cosine"][6] == pytest.approx(0.5)
+
+
+def toys_fit(folder: Path, spec: Spec) -> object:
+    from inlay.training import fit
+
+    return fit(toys.backbone(), toys.text_task(16, 4, 4), get(spec.method), spec, folder, progress=False)
