@@ -18,7 +18,7 @@ from torch import nn
 
 from inlay.errors import InlayError
 from inlay.methods.attach import restore
-from inlay.methods.registry import get
+from inlay.methods.registry import all_methods, get
 from inlay.records import Spec
 from inlay.training import Interrupted, Outcome, evaluate, fit
 
@@ -95,16 +95,23 @@ def test_how_often_it_is_evaluated_does_not_change_what_is_learnt(
     assert often.metrics == outcome.metrics
 
 
-@pytest.mark.parametrize("method", ["linear-probe", "bias", "norm", "full"])
-def test_other_forms_of_method(tmp_path: Path, method: str) -> None:
-    spec = SPEC.with_(method=method, epochs=1, learning_rate=None, schedule="cosine", weight_decay=0.1)
-    outcome = train(tmp_path, spec)
+@pytest.mark.parametrize("method", all_methods())
+def test_every_method_trains_resumes_and_reloads(tmp_path: Path, method: str) -> None:
+    spec = SPEC.with_(
+        method=method, max_steps=4, evaluations=2, learning_rate=None, schedule="cosine", weight_decay=0.1
+    )
+    outcome = train(tmp_path / "whole", spec)
     fresh = toys.backbone()
-    model = restore(fresh.model, get(method), tmp_path / "adapter", fingerprint=fresh.fingerprint)
+    model = restore(fresh.model, get(method), tmp_path / "whole" / "adapter", fingerprint=fresh.fingerprint)
     metrics, _ = evaluate(model, toys.text_task(), "test", None, spec)
     assert metrics == outcome.metrics["test"]
     rates = [entry["learning_rate"] for entry in outcome.history if "learning_rate" in entry]
     assert max(rates) == pytest.approx(get(method).learning_rate)
+    with pytest.raises(Interrupted):
+        fit(toys.backbone(), signals(at=3), get(method), spec, tmp_path / "cut", progress=False)
+    resumed = train(tmp_path / "cut", spec)
+    assert resumed.resumed_from is not None
+    assert resumed.history == outcome.history
 
 
 def test_full_saves_the_config_as_it_was(tmp_path: Path) -> None:
@@ -209,18 +216,22 @@ class Signals(toys.ToyTask):
         return collate
 
 
+def signals(number: signal.Signals = signal.SIGINT, at: int = 4) -> Signals:
+    task = toys.text_task()
+    made = Signals(train=task.train, validation=task.validation, test=task.test)
+    made.number, made.at = number, at
+    return made
+
+
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 4), (signal.SIGTERM, 8), (signal.SIGINT, 29)])
 def test_an_interruption_leaves_a_checkpoint_from_which_the_run_ends_the_same(
     trained: tuple[Path, Outcome], tmp_path: Path, number: signal.Signals, at: int
 ) -> None:
     """In the midst of an epoch, of an evaluation, and of the evaluation after the last update."""
     _, outcome = trained
-    task = toys.text_task()
-    interrupting = Signals(train=task.train, validation=task.validation, test=task.test)
-    interrupting.number, interrupting.at = number, at
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted):
-        fit(toys.backbone(), interrupting, get("lora"), SPEC, tmp_path, progress=False, checkpoint_seconds=1000)
+        fit(toys.backbone(), signals(number, at), get("lora"), SPEC, tmp_path, progress=False, checkpoint_seconds=1000)
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
     files = {path.suffix for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
@@ -240,10 +251,8 @@ def test_training_outside_the_main_thread(trained: tuple[Path, Outcome], tmp_pat
 
 
 def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
-    task = toys.text_task()
-    interrupting = Signals(train=task.train, validation=task.validation, test=task.test)
     with pytest.raises(Interrupted):
-        fit(toys.backbone(), interrupting, get("lora"), SPEC, tmp_path, progress=False)
+        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, progress=False)
     with pytest.raises(InlayError, match="does not hold what this model trains"):
         train(tmp_path, SPEC.with_(method="bias"))
     step = next((tmp_path / "checkpoints").glob("step-*"))
