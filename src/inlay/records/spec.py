@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,10 @@ class Spec:
                 f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
                 f"data={self.data!r}). `inlay tasks` lists the names."
             )
-        object.__setattr__(self, "text", tuple(self.text))
+        for name in ("model", "data", "test_data", "data_dir"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+        object.__setattr__(self, "text", (self.text,) if isinstance(self.text, str) else tuple(self.text))
         object.__setattr__(self, "settings", dict(self.settings))
         positive = ("epochs", "batch_size", "gradient_accumulation", "clip")
         optional = ("max_steps", "shots", "max_length", "learning_rate", "early_stopping", "evaluations")
