@@ -25,7 +25,7 @@ from inlay.methods.heads import newly_initialised as find_new
 from inlay.methods.plain import base_of, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
-from inlay.methods.saving import NEW, restore, save, use_head
+from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
 from inlay.methods.tuner import InlayTuner
 from inlay.tasks import kinds
 
@@ -131,13 +131,17 @@ def _attach_adapter(
     config = _config(model, method, settings, new, kind)
     _refuse_wrapping_twice(model, method, config)
     try:
-        adapted = get_peft_model(model, config, adapter_name=adapter_name)
+        adapted = mend_prompt(get_peft_model(model, config, adapter_name=adapter_name))
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise InlayError(
             f"{method.name} cannot be put into {type(model).__name__}: {error} {alternatives(model, method.name)}"
         ) from error
     _check_kept(adapted, config.modules_to_save or ())
     use_head(adapted, adapter_name)
+    if getattr(model, "is_gradient_checkpointing", False) and hasattr(model, "disable_input_require_grads"):
+        # PEFT makes the embeddings require gradients, which pulls the whole trunk into the graph and breaks Swin.
+        # Checkpointing that is not re-entrant, Transformers' default, has no need of it.
+        model.disable_input_require_grads()
     return adapted
 
 

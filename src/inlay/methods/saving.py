@@ -109,9 +109,20 @@ def use_head(model: nn.Module, adapter_name: str) -> None:
             module.set_adapter(adapter_name, inference_mode=not trains)
 
 
+def mend_prompt(model: Any) -> Any:
+    """Let PEFT's `disable_adapter` work around a model that does not generate: for prompts it looks for this name."""
+    base = base_of(model)
+    if model.active_peft_config.is_prompt_learning and not hasattr(base, "prepare_inputs_for_generation"):
+        base.prepare_inputs_for_generation = None
+    return model
+
+
 def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> Path:
     if base_model_name is not None:
         model.peft_config[adapter_name].base_model_name_or_path = base_model_name
+    card = folder / "README.md"
+    if not card.exists():  # PEFT adds to a card that is there, and otherwise writes a form of empty headings
+        card.write_text(f"---\nlibrary_name: peft\n---\n\n# An adapter for {base_model_name or 'a base model'}\n")
     # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.
     model.save_pretrained(folder, selected_adapters=[adapter_name], save_embedding_layers=False)
     return folder if adapter_name == "default" else folder / adapter_name
@@ -203,7 +214,7 @@ def _restore_adapter(
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
-        adapted = wrapper(base_of(model), config, adapter_name)
+        adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -44,7 +45,7 @@ def ia3(model: nn.Module) -> dict[str, Any]:
 def ln(model: nn.Module) -> dict[str, Any]:
     """Layer and RMS norms. A batch norm would take its copy's statistics from the batch: `norm` does it right."""
     batch = nn.modules.batchnorm._NormBase
-    parts = [part for part in anatomy(model).norms if not isinstance(part.module, batch)]
+    parts = [part for part in anatomy(model).norms if not isinstance(_inner(part), batch)]
     if not parts:
         raise InlayError(f"ln adapts layer and RMS norms; {_name(model)} has none. {alternatives(model, 'ln')}")
     return {"target_modules": _names(parts)}
@@ -79,11 +80,20 @@ def _query_value(model: nn.Module) -> list[Part]:
 def _feed_forward(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[Part]:
     """Linear layers and convolutions of the blocks; low-rank pieces do not fit a convolution in groups."""
     parts = (part for block in anatomy(model).blocks for part in block.feed_forward)
-    return [part for part in parts if isinstance(part.module, kinds) and getattr(part.module, "groups", 1) == 1]
+    return [part for part in parts if isinstance(_inner(part), kinds) and not _grouped(part)]
 
 
 def _last(block: Block) -> Part | None:
-    return next((part for part in reversed(block.feed_forward) if getattr(part.module, "groups", 1) == 1), None)
+    return next((part for part in reversed(block.feed_forward) if not _grouped(part)), None)
+
+
+def _grouped(part: Part) -> bool:
+    return getattr(_inner(part), "groups", 1) > 1
+
+
+def _inner(part: Part) -> nn.Module:
+    """The part itself, below another adapter's wrapper."""
+    return part.module.get_base_layer() if isinstance(part.module, BaseTunerLayer) else part.module
 
 
 def _names(parts: Iterable[Part]) -> list[str]:
