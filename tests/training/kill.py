@@ -1,11 +1,11 @@
 """Train, be killed, train on: run by test_resume.py as a process of its own.
 
-    python kill.py FOLDER SCENARIO KILLS
+    python kill.py FOLDER SCENARIO:KILLS ...
 
 Everything is imported once and every training runs in a fork. The moments at which one can be killed are counted:
 before every forward pass, every forcing of a file to disk, every rename and every removal. A first training is not
 killed. Then, for KILLS moments spread over the whole of it, a training is killed with SIGKILL at that moment, resumed,
-killed again a little later, and resumed until it ends. Prints, as JSON, how each differs from the first.
+killed again a little later, and resumed until it ends. Prints, as JSON by scenario, how each differs from the first.
 """
 
 from __future__ import annotations
@@ -107,10 +107,11 @@ def in_a_fork(folder: Path, scenario: str, kill_at: int = 0, every: float = 0) -
     return True
 
 
-def main(folder: Path, scenario: str, kills: int) -> None:
+def kill(folder: Path, scenario: str, kills: int) -> dict[str, Any]:
+    """One scenario: what was expected, and every result that differs from it."""
     assert in_a_fork(folder / "whole", scenario)
     whole = json.loads((folder / "whole" / "result.json").read_text())
-    found = {"expected": whole["result"], "moments": whole["moments"], "different": {}, "resumed": []}
+    found: dict[str, Any] = {"expected": whole["result"], "moments": whole["moments"], "different": {}, "resumed": []}
     # How often checkpoints are written must make no difference either.
     assert in_a_fork(folder / "seldom", scenario, every=1000)
     seldom = json.loads((folder / "seldom" / "result.json").read_text())["result"]
@@ -127,9 +128,10 @@ def main(folder: Path, scenario: str, kills: int) -> None:
         if result != whole["result"]:
             found["different"][str(moment)] = result
         shutil.rmtree(place)
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    chosen = [argument.partition(":") for argument in sys.argv[2:]]
+    print(json.dumps({name: kill(Path(sys.argv[1]) / name, name, int(kills)) for name, _, kills in chosen}))

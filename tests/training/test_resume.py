@@ -13,28 +13,29 @@ SCRIPT = Path(__file__).with_name("kill.py")
 
 
 @pytest.mark.parametrize(
-    ("scenario", "kills"),
+    "kills",
     [
-        ("lora", 7),
-        ("full", 4),
-        ("batch-norm", 3),
-        pytest.param("lora", 60, marks=pytest.mark.slow),
-        pytest.param("full", 40, marks=pytest.mark.slow),
+        {"lora": 7, "full": 4, "batch-norm": 3},
+        pytest.param({"lora": 60, "full": 40, "batch-norm": 20}, marks=pytest.mark.slow),
     ],
+    ids=["some", "many"],
 )
-def test_killed_at_any_moment_ends_the_same(tmp_path: Path, scenario: str, kills: int) -> None:
+def test_killed_at_any_moment_ends_the_same(tmp_path: Path, kills: dict[str, int]) -> None:
     done = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path, scenario, str(kills)], capture_output=True, text=True, timeout=600
+        [sys.executable, SCRIPT, tmp_path, *(f"{scenario}:{count}" for scenario, count in kills.items())],
+        capture_output=True,
+        text=True,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["different"] == {}
-    assert found["moments"] > 50
-    resumed = [step for step in found["resumed"] if step != "None"]
-    assert len(set(resumed)) > min(kills, 9) // 3, "the kills did not fall into different parts of the run"
-    expected = found["expected"]
-    if scenario == "lora":
-        assert expected["stopped_early"]
-        assert 0 < expected["best_step"] < expected["steps"]
-    else:
-        assert expected["steps"] == {"full": 7, "batch-norm": 6}[scenario]
+    for scenario, found in json.loads(done.stdout).items():
+        assert found["different"] == {}, scenario
+        assert found["moments"] > 50
+        resumed = {step for step in found["resumed"] if step != "None"}
+        assert len(resumed) >= 2, "the kills did not fall into different parts of the run"
+        expected = found["expected"]
+        if scenario == "lora":
+            assert expected["stopped_early"]
+            assert 0 < expected["best_step"] < expected["steps"]
+        else:
+            assert expected["steps"] == {"full": 7, "batch-norm": 6}[scenario]
