@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from checkpoints import WORDS, Write, write_tokenizer
 from PIL import Image
 
 import zoo
+from checkpoints import WORDS, Write, write_tokenizer
 from inlay import backbones
 from inlay.errors import InlayError
 
@@ -201,10 +201,15 @@ def test_one_channel(tmp_path: Path) -> None:
     hf.ViTForImageClassification(config).save_pretrained(tmp_path)
     hf.ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=[0.4, 0.5, 0.6]).save_pretrained(tmp_path)
     backbone = load_images(tmp_path)
-    assert backbone.processor.image_mean == [pytest.approx(0.5)]
-    pixels = backbone.processor(photo().convert("L"), return_tensors="pt")["pixel_values"]
-    assert pixels.shape == (1, 1, 32, 32)
-    assert backbone.model(pixels).logits.shape == (1, 2)
+    assert tuple(backbone.processor.image_mean) == (pytest.approx(0.5),)
+    plain = backbone.processor(photo().convert("L"), return_tensors="pt")["pixel_values"]
+    assert plain.shape == (1, 1, 32, 32)
+    coloured = backbone.processor([photo()], return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(coloured, plain)
+    array = backbone.processor(np.asarray(photo()), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(array, plain, atol=0.02, rtol=0)
+    backbone.processor.save_pretrained(tmp_path / "again")
+    assert backbone.model(plain).logits.shape == (1, 2)
     assert any("one channel" in note for note in backbone.notes)
 
 

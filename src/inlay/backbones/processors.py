@@ -135,7 +135,10 @@ def image_processor(
     except ImportError as error:
         raise InlayError(f"The image processor of {place.name!r} needs another package: {first_line(error)}") from error
     if getattr(config, "num_channels", 3) == 1:
-        _make_grey(processor, notes)
+        from inlay.backbones.grey import grey
+
+        processor = grey(processor)
+        notes.append("the model reads one channel: pictures are made grey")
     if image_size is not None:
         _set_side(processor, image_size)
     return processor
@@ -176,16 +179,6 @@ def _built(place: Place, config: Any, notes: list[str]) -> Any:
         "pixels; save the right processor beside the model if its pretraining did otherwise"
     )
     return processor
-
-
-def _make_grey(processor: Any, notes: list[str]) -> None:
-    """One channel: images stay grey, and the normalisation has one value."""
-    processor.do_convert_rgb = False
-    for name in ("image_mean", "image_std"):
-        values = getattr(processor, name, None)
-        if isinstance(values, list | tuple) and len(values) > 1:
-            setattr(processor, name, [sum(values) / len(values)])
-    notes.append("the model reads one channel: images are made grey")
 
 
 def image_side(processor: Any) -> int:
