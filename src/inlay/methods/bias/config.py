@@ -13,8 +13,8 @@ from inlay.methods.config import InlayConfig
 class BiasTuningConfig(InlayConfig):
     """Train the biases of the modules selected, by default of all that have one.
 
-    BitFit's smaller variant, which trains the biases of the queries and of the second feed-forward layer only, is
-    `target_modules=["query", "intermediate.dense"]` on BERT.
+    BitFit's smaller variant, which trains the biases of the queries (the paper's b_q) and of the wide layer of the
+    feed-forward block (b_m2) only, is `target_modules=["query", "intermediate.dense"]` on BERT.
     """
 
     def __post_init__(self) -> None:
