@@ -123,7 +123,8 @@ def image_processor(
 
     arguments = {"trust_remote_code": trust_remote_code, "backend": "pil", **place.arguments}
     try:
-        if place.has(IMAGE_PROCESSOR) or place.model_type == "timm_wrapper":
+        files = (IMAGE_PROCESSOR, "processor_config.json")
+        if any(place.has(file) for file in files) or place.model_type == "timm_wrapper":
             processor = AutoImageProcessor.from_pretrained(place.path, **arguments)
         else:
             processor = _built(place, config, notes)
