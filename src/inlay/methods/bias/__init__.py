@@ -10,7 +10,7 @@ METHOD = Method(
     tuner="inlay.methods.bias.model:BiasTuningModel",
     peft_type="INLAY_BIAS",
     parameter_prefix="inlay_bias_",
-    learning_rate=1e-3,
+    learning_rate=2e-3,
     grid=(3e-4, 1e-3, 3e-3, 1e-2),
     mergeable=True,
 )

@@ -10,7 +10,7 @@ METHOD = Method(
     tuner="inlay.methods.norm.model:NormTuningModel",
     peft_type="INLAY_NORM",
     parameter_prefix="inlay_norm_",
-    learning_rate=1e-3,
+    learning_rate=3e-3,
     grid=(3e-4, 1e-3, 3e-3, 1e-2),
     mergeable=True,
 )

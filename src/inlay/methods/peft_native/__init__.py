@@ -14,7 +14,7 @@ METHODS = (
         config="peft:LoraConfig",
         settings=MappingProxyType({"r": 8, "lora_alpha": 16}),
         defaults=f"{_DEFAULTS}:lora",
-        learning_rate=5e-4,
+        learning_rate=1e-3,
         grid=(1e-4, 3e-4, 1e-3, 3e-3),
         mergeable=True,
     ),
