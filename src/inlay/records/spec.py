@@ -78,6 +78,10 @@ class Spec:
                 raise InlayError(f"{name}={value!r} must be greater than 0.")
         if not 0 <= self.warmup < 1:
             raise InlayError(f"warmup={self.warmup!r} is the share of steps to warm up over: give 0 <= warmup < 1.")
+        if not 0 <= self.seed < 2**32:
+            raise InlayError(f"seed={self.seed!r} must be a whole number from 0 to {2**32 - 1}.")
+        if self.weight_decay < 0:
+            raise InlayError(f"weight_decay={self.weight_decay!r} must not be negative.")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.schedule not in SCHEDULES:

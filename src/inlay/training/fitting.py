@@ -145,7 +145,11 @@ def fit(
                 trainer.save()
                 raise
         except NotFinite as error:
-            raise _keep_last_good(error, model, method, spec, backbone, folder) from error
+            _take_off_autocast(trainer)
+            modes.close()
+            if main:
+                _save(model, method, spec, backbone, folder / "last-good")
+            raise NotFinite(f"{error} They are in {folder / 'last-good'}.") from error
         finally:
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
@@ -153,6 +157,7 @@ def fit(
     modes.close()
     if main:
         _save(model, method, spec, backbone, folder / "adapter")
+    trainer.accelerator.wait_for_everyone()
     best = trainer.progress.best
     notes = []
     if trainer.progress.stopped and best is not None:
@@ -221,15 +226,6 @@ def _portrait(
         "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
         "processes": plan.world,
     }
-
-
-def _keep_last_good(
-    error: NotFinite, model: nn.Module, method: Method, spec: Spec, backbone: Any, folder: Path
-) -> NotFinite:
-    if not _is_main():
-        return error
-    _save(model, method, spec, backbone, folder / "last-good")
-    return NotFinite(f"{error} They are in {folder / 'last-good'}.")
 
 
 def _save(model: nn.Module, method: Method, spec: Spec, backbone: Any, target: Path) -> None:

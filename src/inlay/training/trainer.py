@@ -156,13 +156,16 @@ class InlayTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        # With float16 the scaler expects gradients that overflow, and skips the update. With several processes only the
-        # gradients are the same everywhere, and all must stop or none.
-        scaled = self.accelerator.scaler is not None
-        watched = self._update_loss if scaled else norm
-        if self._update_loss is not None and not scaled and self.plan.world == 1:
-            watched = norm + self._update_loss
-        if watched is not None and not torch.isfinite(torch.as_tensor(watched)):
+        assert self._update_loss is not None
+        # With float16 the scaler expects gradients that overflow, and skips the update: the loss alone tells. The
+        # gradients are the same in all processes, the loss is not, and all must stop or none.
+        watched = self._update_loss
+        if self.plan.world > 1:
+            watched = watched.clone()
+            distributed.all_reduce(watched)
+        if self.accelerator.scaler is None:
+            watched = watched + norm
+        if not torch.isfinite(watched):
             raise NotFinite(
                 f"The loss or its gradient is not a finite number at step {self.state.global_step + 1} of "
                 f"{self.state.max_steps}, at a learning rate of {self._get_learning_rate():.3g}. The parameters before "
