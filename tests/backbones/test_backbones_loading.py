@@ -256,6 +256,18 @@ def test_nothing_is_printed_and_the_log_level_is_as_before(write: Write, caplog:
     assert hf.utils.logging.is_progress_bar_enabled()
 
 
+def test_downloads_keep_their_progress_bars() -> None:
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    from inlay.backbones.quiet import quiet
+
+    assert not are_progress_bars_disabled()
+    with quiet():
+        assert not are_progress_bars_disabled()
+        assert not hf.utils.logging.is_progress_bar_enabled()
+    assert hf.utils.logging.is_progress_bar_enabled()
+
+
 def test_model_with_its_own_code_runs_only_when_trusted(write: Write) -> None:
     folder = write("bert")
     (folder / "own.py").write_text(

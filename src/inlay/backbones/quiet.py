@@ -9,12 +9,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let Transformers print nothing; its settings are as before when the block ends."""
+    """Let Transformers print nothing; its settings are as before when the block ends. Downloads keep their bars."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level, bars, downloads = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
+    if downloads:  # the line above silences the hub's as well
+        enable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
