@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from checkpoints import Write, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import zoo
+from checkpoints import Write, write_tokenizer
 from inlay import backbones
 from inlay.errors import InlayError
 

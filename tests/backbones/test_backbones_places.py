@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from checkpoints import Write
 from hub_server import SHA, Hub
 from safetensors.torch import load_file
 
 import zoo
+from checkpoints import Write
 from inlay import backbones, fetch
 from inlay.backbones import cards, embedded
 from inlay.errors import InlayError
