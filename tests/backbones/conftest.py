@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_checkpoints import Write, write_tokenizer
 
 import zoo
+from checkpoints import Write, write_tokenizer
 
 
 @pytest.fixture

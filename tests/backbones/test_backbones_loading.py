@@ -16,9 +16,9 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import Write, write_tokenizer
 
 import zoo
+from checkpoints import Write, write_tokenizer
 from inlay import backbones
 from inlay.errors import InlayError
 

@@ -18,9 +18,9 @@ import torch
 import transformers as hf
 from hub_server import SHA, Hub
 from safetensors.torch import load_file
-from tiny_checkpoints import Write
 
 import zoo
+from checkpoints import Write
 from inlay import backbones, fetch
 from inlay.backbones import cards, embedded
 from inlay.errors import InlayError

@@ -11,9 +11,9 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
-from tiny_checkpoints import WORDS, Write, write_tokenizer
 
 import zoo
+from checkpoints import WORDS, Write, write_tokenizer
 from inlay import backbones
 from inlay.errors import InlayError
 
