@@ -6,7 +6,7 @@ from torch import nn
 
 from inlay.methods.capabilities import alternatives
 from inlay.methods.norm.layer import NormLayer
-from inlay.methods.tuner import InlayTuner
+from inlay.methods.tuner import ChildLayer, InlayTuner
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
@@ -23,7 +23,7 @@ class NormTuningModel(InlayTuner):
         """A normalisation layer with a scale. Architectures write RMS norms as classes of their own: known by name."""
         named = type(module).__name__.lower()
         is_norm = isinstance(module, NORMS) or "rmsnorm" in named or named.endswith("layernorm")
-        leaf = not any(True for child in module.children() if not isinstance(child, NormLayer))
+        leaf = all(isinstance(child, ChildLayer) for child in module.children())
         return is_norm and leaf and getattr(module, "weight", None) is not None
 
     @classmethod
