@@ -233,6 +233,7 @@ def test_an_interruption_leaves_a_checkpoint_from_which_the_run_ends_the_same(
     with pytest.raises(Interrupted):
         fit(toys.backbone(), signals(number, at), get("lora"), SPEC, tmp_path, progress=False, checkpoint_seconds=1000)
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert "the same command resumes it" in (tmp_path / "log.txt").read_text()
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
     files = {path.suffix for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
     assert files <= {".json", ".safetensors"}
