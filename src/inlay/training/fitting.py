@@ -145,7 +145,9 @@ def fit(
                 trainer.save()
                 raise
         except Interrupted:
-            display.say(f"stopped at step {trainer.state.global_step} of {plan.total_steps}; the same command resumes it")
+            display.say(
+                f"stopped at step {trainer.state.global_step} of {plan.total_steps}; the same command resumes it"
+            )
             raise
         except NotFinite as error:
             _take_off_autocast(trainer)
