@@ -190,6 +190,8 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
         config = config_class(task_type=kind, **given)
     except (ValueError, TypeError) as error:
         raise InlayError(f"Settings {settings!r} do not fit method {method.name!r}: {error}") from error
+    if config.is_prompt_learning and not config.num_virtual_tokens > 0:
+        raise InlayError(f"num_virtual_tokens={config.num_virtual_tokens} leaves {method.name} nothing to train.")
     if config.is_prompt_learning and kind is None:
         raise InlayError(
             f"{method.name} needs a model for a task on text, such as a ForSequenceClassification; got "

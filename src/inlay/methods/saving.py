@@ -53,17 +53,19 @@ def save(
     method = registry.get(method) if isinstance(method, str) else method
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    facts: dict[str, Any] = {}
     if method.form == "peft":
         place = _save_adapter(model, folder, adapter_name, base_model_name)
     elif method.form == "head":
         place = folder
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
         save_file(trained, folder / WEIGHTS["head"], metadata={"format": "pt"})
+        facts["parameters"] = sorted(trained)
     else:
         place = folder
         with _no_progress_bar():
             model.save_pretrained(folder)
-    note = {
+    note = facts | {
         "format": FORMAT,
         "method": method.name,
         "base_model": base_model_name,
@@ -95,8 +97,10 @@ def restore(
         restored = _restore_full(model, place, note)
     else:
         tensors = _tensors(place / WEIGHTS[method.form], note)
-        restore_form = _restore_adapter if method.form == "peft" else _restore_head
-        restored = restore_form(model, method, place, tensors, adapter_name)
+        if method.form == "peft":
+            restored = _restore_adapter(model, method, place, tensors, adapter_name)
+        else:
+            restored = _restore_head(model, place, tensors, note["parameters"])
     setattr(restored, NEW, note.get("newly_initialised", []))
     return restored.eval()
 
@@ -106,6 +110,7 @@ def use_head(model: nn.Module, adapter_name: str) -> None:
     for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper) and adapter_name in module.modules_to_save:
             trains = any(parameter.requires_grad for parameter in module.modules_to_save.parameters())
+            module.modules_to_save.requires_grad_(False)  # PEFT leaves the other heads trainable
             module.set_adapter(adapter_name, inference_mode=not trains)
 
 
@@ -142,9 +147,9 @@ def _place(folder: Path, method: Method) -> Path:
 
 
 def _note(place: Path, method: Method) -> dict[str, Any]:
-    """What was written beside the weights; empty for an adapter that PEFT alone saved."""
+    """What was written beside the weights; empty for what PEFT or Transformers alone saved."""
     path = place / NOTE[method.form]
-    if not path.is_file():
+    if not path.is_file() and method.form != "head":
         return {}
     note = _json(path)
     if note.get("format") != FORMAT:
@@ -188,11 +193,12 @@ def _check_hash(path: Path, note: Mapping[str, Any]) -> None:
         raise InlayError(f"{path} is not the file that was saved: its SHA-256 differs from the one beside it.")
 
 
-def _restore_head(
-    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str
-) -> nn.Module:
+def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], names: list[str]) -> nn.Module:
     parameters = dict(model.named_parameters())
-    _compare(tensors, {name: parameters[name] for name in tensors if name in parameters}, place)
+    absent = [name for name in names if name not in parameters]
+    if absent:
+        raise InlayError(f"{place} holds {_some(absent)}, for which the model has no place: another architecture?")
+    _compare(tensors, {name: parameters[name] for name in names}, place)
     model.requires_grad_(False)
     with torch.no_grad():
         for name, tensor in tensors.items():

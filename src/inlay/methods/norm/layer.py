@@ -70,11 +70,11 @@ class NormLayer(ChildLayer):
         if len(names) > 1:
             raise InlayError(f"Norm tuning runs one adapter at a time, not {', '.join(names)}: call set_adapter.")
         copy = self.inlay_norm_copy[names[0]]
-        dtype = next(self.host.parameters(recurse=False)).dtype
-        if next(copy.parameters()).dtype == dtype:
+        own, trained = (next(module.parameters(), None) for module in (self.host, copy))
+        if own is None or trained is None or own.dtype == trained.dtype:  # None: FSDP has flattened them away
             return copy(*args, **kwargs)
         # PEFT keeps adapters in float32; the norm computes in the base model's precision, as the host would.
-        cast = {name: parameter.to(dtype) for name, parameter in copy.named_parameters()}
+        cast = {name: parameter.to(own.dtype) for name, parameter in copy.named_parameters()}
         return torch.func.functional_call(copy, cast, args, kwargs)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:

@@ -1,0 +1,183 @@
+"""The one door: settings, names, task types, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+
+from inlay.errors import InlayError
+from inlay.methods.attach import attach, task_type, trained_parameters
+from inlay.methods.capabilities import alternatives, capabilities, fitting
+from inlay.methods.plain import base_of, plain_modules, plain_parameters
+from inlay.methods.probe import logits, probe
+from inlay.methods.registry import all_methods, get
+from zoo import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def test_settings_reach_the_config_and_override_the_defaults() -> None:
+    adapted = attach(tiny("bert")[0], "lora", settings={"r": 2, "target_modules": ["key"], "lora_dropout": 0.1})
+    config = adapted.peft_config["default"]
+    assert (config.r, config.target_modules, config.lora_dropout, config.lora_alpha) == (2, {"key"}, 0.1, 16)
+    assert "classifier" in config.modules_to_save
+    assert attach(tiny("bert")[0], "lora").peft_config["default"].r == 8
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("lora", {"rank": 4}, r"Unknown setting of method 'lora' 'rank'\..*Known: .*\br\b"),
+        ("lora", {"lora_alhpa": 4}, "Did you mean 'lora_alpha'"),
+        ("lora", {"r": 0}, "r"),
+        ("bias", {"layer": [1]}, "Did you mean 'layers'"),
+        ("bias", {"peft_type": "LORA"}, "Unknown setting"),
+        ("bias", {"resolved": True}, "Unknown setting"),
+        ("prompt", {"num_virtual_tokens": 0}, "nothing to train"),
+        ("linear-probe", {"r": 1}, "has no settings"),
+        ("full", {"r": 1}, "has no settings"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(method: str, settings: dict, message: str) -> None:
+    with pytest.raises(InlayError, match=message):
+        attach(tiny("bert")[0], method, settings=settings)
+
+
+@pytest.mark.parametrize("name", ["encoder", "bias", "a.b", "", "classifier"])
+def test_adapter_names_that_clash_with_the_model_are_refused(name: str) -> None:
+    with pytest.raises(InlayError, match="adapter_name"):
+        attach(tiny("bert")[0], "lora", adapter_name=name)
+
+
+def test_a_second_adapter_of_the_same_name_is_refused() -> None:
+    first = attach(tiny("bert")[0], "lora")
+    with pytest.raises(InlayError, match="already has an adapter called 'default'"):
+        attach(first, "bias")
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "kind", "wanted"),
+    [
+        ("bert", "classification", None, "SEQ_CLS"),
+        ("bert", "classification", "regression", "SEQ_CLS"),
+        ("bert", "token-classification", None, "TOKEN_CLS"),
+        ("gpt2", "causal-lm", None, "CAUSAL_LM"),
+        ("llama", "causal-lm", "data-to-text", "CAUSAL_LM"),
+        ("vit", "classification", "image-classification", None),
+        ("bert", "base", None, None),
+        ("bert", "base", "pair-classification", "SEQ_CLS"),
+    ],
+)
+def test_task_types(family: str, task: str, kind: str | None, wanted: str | None) -> None:
+    assert task_type(tiny(family, task)[0], kind) == wanted
+
+
+def test_an_unknown_kind_of_task_is_refused() -> None:
+    with pytest.raises(InlayError, match="Did you mean 'regression'"):
+        task_type(nn.Linear(2, 2), "regresion")
+
+
+def test_named_new_modules_are_trained_though_they_were_loaded() -> None:
+    for name in ("lora", "bias", "norm", "linear-probe"):
+        adapted = attach(tiny("vit")[0], name, newly_initialised=["classifier", "vit.layernorm"])
+        assert any("vit.layernorm" in parameter for parameter in trained_parameters(adapted)), name
+    adapted = attach(tiny("vit")[0], "bias", newly_initialised=[])
+    assert not any("modules_to_save" in parameter for parameter in trained_parameters(adapted))
+
+
+def test_the_forms_train_what_they_say() -> None:
+    model, _ = tiny("bert")
+    everything = {name for name, _ in model.named_parameters()}
+    assert trained_parameters(attach(model, "linear-probe")).keys() == {"classifier.weight", "classifier.bias"}
+    assert trained_parameters(attach(model, "full")).keys() == everything
+    assert attach(model, "full") is model
+
+
+def test_a_probe_needs_something_new() -> None:
+    with pytest.raises(InlayError, match=r"came with all its weights\. These work on it: bias"):
+        attach(tiny("gpt2", "causal-lm")[0], "linear-probe")
+
+
+@pytest.mark.parametrize("method", ["prefix", "prompt", "p-tuning"])
+def test_prompts_are_refused_for_images_and_bare_models(method: str) -> None:
+    with pytest.raises(InlayError, match="These work on it: linear-probe, bias, norm"):
+        attach(tiny("vit")[0], method)
+    with pytest.raises(InlayError, match="reads images"):
+        attach(tiny("vit")[0], method, force=True)
+    with pytest.raises(InlayError, match="needs a model for a task on text"):
+        attach(tiny("bert", "base")[0], method)
+
+
+def test_forcing_goes_past_what_the_probes_found() -> None:
+    with pytest.raises(InlayError, match="does not work on GPT2ForSequenceClassification"):
+        attach(tiny("gpt2")[0], "prompt")
+    assert isinstance(attach(tiny("gpt2")[0], "prompt", force=True), PeftModel)
+
+
+def test_modules_that_end_alike_are_not_trained_in_passing() -> None:
+    with pytest.raises(InlayError, match="mlp_head too"):
+        attach(tiny("modernbert")[0], "p-tuning", force=True)
+
+
+def test_peft_s_own_methods_do_not_wrap_one_module_twice() -> None:
+    first = attach(tiny("bert")[0], "lora", adapter_name="one")
+    with pytest.raises(InlayError, match=r"ia3 and Linear would both wrap bert\.encoder"):
+        attach(first, "ia3", adapter_name="two")
+    attach(first, "ia3", adapter_name="two", settings={"target_modules": ["key"], "feedforward_modules": []})
+
+
+def test_nothing_goes_inside_a_prompt() -> None:
+    first = attach(tiny("bert")[0], "prompt", adapter_name="one")
+    with pytest.raises(InlayError, match="the prompt last"):
+        attach(first, "lora", adapter_name="two")
+
+
+def test_the_head_in_use_is_the_last_one_s() -> None:
+    model, batch = tiny("bert")
+    first = attach(model, "lora", adapter_name="one")
+    second = attach(first, "bias", adapter_name="two")
+    heads = {n: p.requires_grad for n, p in second.named_parameters() if "modules_to_save" in n and "weight" in n}
+    assert [trained for name, trained in heads.items() if ".one." in name] == [False]
+    assert [trained for name, trained in heads.items() if ".two." in name] == [True]
+    before = logits(second, batch)
+    with torch.no_grad():
+        model.classifier.modules_to_save["two"].bias.add_(1.0)
+    assert not torch.equal(logits(second, batch), before)
+
+
+def test_the_base_model_is_seen_through_what_peft_adds() -> None:
+    model, _ = tiny("bert")
+    names, modules = list(plain_parameters(model)), [name for name, _ in plain_modules(model)]
+    for order in (("lora", "bias", "norm"), ("norm", "ln", "prompt")):
+        adapted: nn.Module = tiny("bert")[0]
+        for number, method in enumerate(order):
+            try:
+                adapted = attach(adapted, method, adapter_name=f"number{number}")
+            except InlayError as error:
+                assert "wrap" in str(error)  # noqa: PT017
+        assert sorted(plain_parameters(adapted)) == sorted(names)
+        assert sorted(name for name, _ in plain_modules(adapted)) == sorted(modules)
+        assert type(base_of(adapted)) is type(model)
+
+
+def test_alternatives_come_from_the_probes() -> None:
+    assert "bias" not in fitting("llama")
+    assert fitting("gpt2", "classification") == [n for n in all_methods() if n not in {"prompt", "p-tuning"}]
+    assert fitting("no-such-type") == []
+    assert alternatives(tiny("llama")[0], "norm").startswith("These work on it: linear-probe")
+    assert "`inlay methods`" in alternatives(nn.Linear(1, 1), "norm")
+    assert capabilities()["model_types"]["gemma"] == "gemma3_text"
+
+
+def test_a_probe_says_what_is_wrong() -> None:
+    assert probe(get("bias"), lambda: tiny("bert")) is None
+    assert probe(get("prompt"), lambda: tiny("gpt2")) == "a row's class depends on the padding after it"
+    assert "Expected input batch_size" in (probe(get("prompt"), lambda: tiny("bert", "token-classification")) or "")
+
+    def unlabelled() -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        model, batch = tiny("bert")
+        return model, batch | {"labels": torch.full((3,), -100)}
+
+    assert probe(get("lora"), unlabelled) == "the loss is nan"

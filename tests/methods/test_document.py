@@ -1,0 +1,66 @@
+"""The generated documentation is current, cheap to check, and every page's example runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+from peft import PeftModel
+
+from conftest import ROOT
+from inlay.errors import InlayError
+from inlay.methods import document
+from inlay.methods.attach import trained_parameters
+from inlay.methods.registry import all_methods
+from zoo import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+METHODS = list(all_methods().values())
+
+
+def test_everything_is_current_and_checked_without_torch() -> None:
+    code = "import sys; from inlay.methods.document import main; print(main(['--check']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["0 False"], done.stdout + done.stderr
+
+
+def test_what_is_out_of_date_is_named_and_mended(tmp_path, monkeypatch, capsys) -> None:
+    for path, text in document.pages().items():
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(document, "ROOT", tmp_path)
+    assert document.main(["--check"]) == 0
+    page = tmp_path / "docs/methods/bias.md"
+    page.write_text(page.read_text().replace("0.001", "0.002"))
+    (tmp_path / "docs/methods/norm.md").unlink()
+    assert document.main(["--check"]) == 1
+    printed = capsys.readouterr().out
+    assert "docs/methods/bias.md" in printed
+    assert "docs/methods/norm.md" in printed
+    assert document.main(["--write"]) == 0
+    assert document.main(["--check"]) == 0
+    (tmp_path / "README.md").write_text("nothing here")
+    with pytest.raises(InlayError, match="methods:begin"):
+        document.main(["--check"])
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_page_is_written(method) -> None:
+    text = (ROOT / "docs/methods" / f"{method.name}.md").read_text(encoding="utf-8")
+    for section in document.SECTIONS:
+        body = re.search(rf"## {section}\n\n(.+?)(\n## |\Z)", text, flags=re.DOTALL)
+        assert body, section
+        assert len(body.group(1)) > 20, section
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_every_example_runs(method) -> None:
+    text = (ROOT / "docs/methods" / f"{method.name}.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    scope = {"model": tiny("bert")[0]}
+    exec(code, scope)
+    assert trained_parameters(scope["model"])
+    assert isinstance(scope["model"], PeftModel) == (method.form == "peft")
