@@ -5,7 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="norm",
     summary="Trains the scales and shifts of the normalisation layers.",
-    paper="Basu et al., 2023, https://arxiv.org/abs/2310.12062; Frankle et al., ICLR 2021, https://arxiv.org/abs/2003.00152",
+    paper="Basu et al., AAAI 2024, https://arxiv.org/abs/2304.01917; Frankle et al., ICLR 2021, https://arxiv.org/abs/2003.00152",
     config="inlay.methods.norm.config:NormTuningConfig",
     tuner="inlay.methods.norm.model:NormTuningModel",
     peft_type="INLAY_NORM",
