@@ -18,8 +18,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 env: $(VENV)/.installed  ## Create .venv with every version pinned
 
-demo: env  ## Compare five ways to adapt the built-in vision transformer, and look at the table
-	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full --seeds 3 --out runs/demo
+demo: env  ## Compare five ways to adapt the built-in vision transformer: a table and a picture
+	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full \
+		--shots 400 --epochs 5 --batch-size 16 --seeds 3 --plot runs/demo/comparison.png --out runs/demo
 
 smoke: env  ## The demo at its smallest: one seed, a handful of steps
 	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias --seeds 1 --max-steps 20 --out runs/smoke
