@@ -110,6 +110,23 @@ def test_prompts_are_refused_for_images_and_bare_models(method: str) -> None:
         attach(tiny("bert", "base")[0], method)
 
 
+def test_an_architecture_that_was_not_probed_goes_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = tiny("gpt2")
+    others = {name: kind for name, kind in capabilities()["model_types"].items() if name != "gpt2"}
+    monkeypatch.setitem(capabilities(), "model_types", others)  # type: ignore[arg-type]
+    with pytest.raises(InlayError, match="prompt does not work on GPT2ForSequenceClassification"):
+        attach(model, "prompt")
+    attach(model, "bias")
+
+
+def test_a_model_of_no_known_architecture() -> None:
+    adapted = attach(nn.Sequential(nn.Linear(2, 2)), "bias", newly_initialised=[])
+    assert len(trained_parameters(adapted)) == 1
+    with pytest.raises(InlayError, match="register_anatomy"):
+        attach(nn.Sequential(nn.Linear(2, 2)), "lora", newly_initialised=[])
+    attach(nn.Sequential(nn.Linear(2, 2)), "lora", settings={"target_modules": ["0"]}, newly_initialised=[])
+
+
 def test_forcing_goes_past_what_the_probes_found() -> None:
     with pytest.raises(InlayError, match="does not work on GPT2ForSequenceClassification"):
         attach(tiny("gpt2")[0], "prompt")

@@ -248,3 +248,50 @@ def test_small_steps_survive_a_bfloat16_base() -> None:
             delta.add_(1e-4)
     torch.testing.assert_close(delta, torch.full_like(delta, 1e-2))
     assert F.cross_entropy(logits(adapted, batch).float(), batch["labels"]).isfinite()
+
+
+def test_unloading_one_of_two_methods_leaves_the_other() -> None:
+    model, batch = tiny("bert")
+    low_rank = get_peft_model(model, LoraConfig(target_modules=["query"]), adapter_name="low_rank")
+    stir(low_rank)
+    without = logits(low_rank, batch)
+    ours = get_peft_model(model, inlay.BiasTuningConfig(newly_initialised=[]), adapter_name="ours")
+    stir(ours, only=".ours.")
+    both = logits(ours, batch)
+    assert ours.merge_and_unload() is model
+    torch.testing.assert_close(logits(low_rank, batch), both, atol=1e-5, rtol=1e-4)
+    assert not torch.equal(both, without)
+    assert list(low_rank.peft_config) == ["low_rank"]
+    again = get_peft_model(model, inlay.BiasTuningConfig(newly_initialised=[]), adapter_name="ours")
+    stir(again, only=".ours.")
+    both = logits(again, batch)
+    low_rank.merge_and_unload()
+    torch.testing.assert_close(logits(model, batch), both, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config_class", [inlay.BiasTuningConfig, inlay.NormTuningConfig])
+def test_generating_with_a_cache_is_generating_with_the_merged_model(config_class: type) -> None:
+    model, batch = tiny("gpt2", "causal-lm")
+    adapted = get_peft_model(model, config_class(task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter))
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    ids = batch["input_ids"][:1]
+    cached = adapted.generate(input_ids=ids, **options)
+    assert torch.equal(adapted.generate(input_ids=ids, use_cache=False, **options), cached)
+    with adapted.disable_adapter():
+        plain = adapted.generate(input_ids=ids, **options)
+    assert torch.equal(adapted.merge_and_unload().generate(input_ids=ids, **options), cached)
+    assert not torch.equal(plain, cached)
+
+
+def test_peft_s_own_status_knows_the_layers() -> None:
+    adapted = get_peft_model(tiny("bert")[0], inlay.BiasTuningConfig())
+    status = adapted.get_model_status()
+    assert status.enabled is True
+    assert status.active_adapters == ["default"]
+    assert status.peft_types == {"default": "INLAY_BIAS"}
+    layers = [layer for layer in adapted.get_layer_status() if layer.module_type == "bias.BiasLayer" or layer.enabled]
+    assert len(layers) == 27

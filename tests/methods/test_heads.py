@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,12 @@ def test_a_model_made_from_a_config_has_the_head_of_its_anatomy() -> None:
     assert newly_initialised(tiny("roberta")[0]) == ["classifier"]
     assert newly_initialised(tiny("gpt2", "causal-lm")[0]) == []
     assert newly_initialised(tiny("vit", "base")[0]) == []
+
+
+def test_a_copy_whose_marks_are_gone_is_said_so(bases: Path) -> None:
+    model = load(bases, "roberta")
+    with pytest.warns(UserWarning, match="marks of what was loaded are gone"):
+        assert newly_initialised(copy.deepcopy(model)) == ["classifier"]
 
 
 def mark(module: nn.Module) -> nn.Module:

@@ -74,7 +74,9 @@ def attach(
     """
     method = registry.get(method) if isinstance(method, str) else method
     settings = dict(settings or {})
-    new = list(find_new(model) if newly_initialised is None else newly_initialised)
+    if newly_initialised is None:
+        newly_initialised = () if method.form == "full" else find_new(model)
+    new = list(newly_initialised)
     if method.form == "peft":
         adapted = _attach_adapter(model, method, settings, adapter_name, new, task_type(model, task_kind), force)
     else:

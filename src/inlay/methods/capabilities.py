@@ -20,8 +20,8 @@ FILE = "capabilities.json"
 @cache
 def capabilities() -> Mapping[str, Mapping[str, Any]]:
     """`methods`: by method and family, the tasks it works for; `tasks`: by family, the tasks that were probed;
-    `modalities` and `model_types`: of each family, the latter as Transformers has it; `trained`: by method, the
-    parameters of BERT-base that it trains beside a new head."""
+    `modalities`, `kinds` and `model_types`: of each family, the last as Transformers has it; `trained`: by method,
+    the parameters of BERT-base that it trains beside a new head."""
     return json.loads((files("inlay.methods") / FILE).read_text(encoding="utf-8"))
 
 
@@ -39,17 +39,32 @@ def fitting(model_type: str, task: str | None = None) -> list[str]:
 def refuse_unfit(method: str, model: Any, task: str | None) -> None:
     """An error where the probes found that a method does not work on an architecture for a task.
 
-    What was not probed (another architecture, another task) is let through.
+    An architecture that was not probed is refused where none of its kind works: decoders read a padded text's class
+    from its padding behind PEFT's prompts, all of them alike. Another task is let through.
     """
     known = capabilities()
     model_type = getattr(getattr(model, "config", None), "model_type", "")
     families = [family for family, kind in known["model_types"].items() if kind == model_type]
+    families = families or _of_its_kind(model)
     probed = [family for family in families if task in known["tasks"].get(family, ())]
     if probed and method in known["methods"] and not any(task in known["methods"][method].get(f, ()) for f in probed):
         raise InlayError(
             f"{method} does not work on {type(model).__name__} ({model_type}, {task}). "
             f"{alternatives(model, method, task)}"
         )
+
+
+def _of_its_kind(model: Any) -> list[str]:
+    """The probed families that are built like a model of a type that was not; none where its anatomy is unknown."""
+    from inlay.anatomy import anatomy
+
+    known = capabilities()
+    try:
+        parts = anatomy(model)
+    except InlayError:
+        return []
+    alike = (parts.kind, parts.modality)
+    return [family for family, kind in known["kinds"].items() if (kind, known["modalities"][family]) == alike]
 
 
 def alternatives(model: Any, without: str, task: str | None = None) -> str:

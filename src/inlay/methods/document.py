@@ -175,6 +175,7 @@ def _write(path: Path, text: str) -> None:
 def _probe_all() -> Mapping[str, Any]:
     """What works where, by trying. The zoo of tiny models lies with the tests."""
     sys.path.insert(0, str(ROOT / "tests"))
+    from inlay.anatomy import anatomy
     from inlay.methods.probe import cost, probe
     from zoo import FAMILIES, tiny
 
@@ -196,6 +197,7 @@ def _probe_all() -> Mapping[str, Any]:
         "methods": methods,
         "tasks": tasks,
         "modalities": {name: family.modality for name, family in FAMILIES.items()},
+        "kinds": {name: anatomy(tiny(name, "base")[0]).kind for name in FAMILIES},
         "model_types": {name: tiny(name, tasks[name][0])[0].config.model_type for name in FAMILIES},
         "trained": {name: count for name, method in all_methods().items() if (count := cost(method)) is not None},
     }

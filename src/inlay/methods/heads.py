@@ -7,6 +7,7 @@ unless it is trained and saved with the adapter, it is another one after every l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,12 @@ def newly_initialised(model: nn.Module, loading_info: Mapping[str, Any] | None =
         if len(new) == len(parameters):
             from inlay.anatomy import head_modules
 
+            if getattr(base_of(model), "name_or_path", ""):
+                warnings.warn(
+                    "The marks of what was loaded are gone from this model (copying it loses them): only its head is "
+                    "taken to be new. Name other new parts, such as a pooler, in newly_initialised.",
+                    stacklevel=2,
+                )
             return [plain_name(name) for name in head_modules(base_of(model))]
     modules = dict(plain_modules(model))
     found = dict.fromkeys(_module_to_keep(name, new, parameters, modules) for name in new)

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
@@ -156,7 +157,8 @@ class InlayTuner(BaseTuner):
         safe_merge: bool = False,
         adapter_names: list[str] | None = None,
     ) -> nn.Module:
-        for name, module in list(self.model.named_modules()):
+        modules = dict(self.model.named_modules())
+        for module in modules.values():
             if isinstance(module, self.tuner_layer_cls):
                 if merge:
                     module.merge(safe_merge=safe_merge, adapter_names=adapter_names)
@@ -164,13 +166,23 @@ class InlayTuner(BaseTuner):
                     module.unmerge()
                 module.detach()
                 delattr(module.host, self.child)
-            elif isinstance(module, AuxiliaryTrainingWrapper):
+        if any(isinstance(m, BaseTunerLayer) and not isinstance(m, self.tuner_layer_cls) for m in modules.values()):
+            # Another method stays behind: it keeps its config, and the heads.
+            mine = [name for name, config in self.peft_config.items() if self._is_mine(config)]
+            for name in mine:
+                del self.peft_config[name]
+            return self.model
+        for name, module in modules.items():
+            if isinstance(module, AuxiliaryTrainingWrapper):
                 plain = module.unload_and_optionally_merge_module(merge, safe_merge, adapter_names)
                 parent, _, last = name.rpartition(".")
                 setattr(self.model.get_submodule(parent), last, plain)
         if hasattr(self.model, "peft_config"):
             del self.model.peft_config
         return self.model
+
+    def _is_mine(self, config: PeftConfig) -> bool:
+        return PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type] is type(self)
 
     def train(self, mode: bool = True) -> InlayTuner:
         """Batch norms of the frozen base stay in eval mode: in training they would move its statistics."""
