@@ -5,6 +5,7 @@ A command imports what is heavy when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 INTERRUPTED, MISTAKE = 130, 2
@@ -15,6 +16,10 @@ def main() -> None:
     from inlay.cli.app import app
     from inlay.errors import InlayError
 
+    # What takes long (fetching, converting) says so through the library's own logger.
+    logger = logging.getLogger("inlay")
+    logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
     try:
         app(prog_name="inlay")
     except InlayError as error:

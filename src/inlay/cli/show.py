@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,14 @@ if TYPE_CHECKING:
     from inlay.records.store import Run
     from inlay.workflow.compare import Comparison
 
+# Under `accelerate launch` every process runs the command, and the first one speaks.
+SPEAKS = int(os.environ.get("RANK", "0")) == 0
+
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", right: Sequence[int] = ()) -> None:
     """Print rows under named columns; `right` are the columns to align to the right."""
+    if not SPEAKS:
+        return
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             print("\t".join(" ".join(cell.split()) for cell in row))
@@ -32,7 +38,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
 
 def say(line: str) -> None:
     """One line of news, on stderr: results on stdout can be piped."""
-    print(line, file=sys.stderr, flush=True)
+    if SPEAKS:
+        print(line, file=sys.stderr, flush=True)
 
 
 def count(number: float) -> str:
