@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +40,6 @@ def scale(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Method]:
     finally:
         inlay.methods.__path__.remove(str(room))
         registry.all_methods.cache_clear()
-        for name in [name for name in sys.modules if name.startswith("inlay.methods.scale")]:
-            del sys.modules[name]
 
 
 def test_a_folder_is_a_method(scale: Method) -> None:

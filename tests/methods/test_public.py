@@ -32,8 +32,10 @@ def test_importing_is_light() -> None:
         "from inlay.methods.bias.config import BiasTuningConfig; import peft",
         "import inlay; inlay.NormTuningConfig; import peft",
         "import inlay; import inlay.methods.norm.model; import peft",
+        "import inlay.methods.tuner; import peft",
+        "import inlay.methods.heads; import peft",
     ],
-    ids=["inlay-first", "peft-first", "a-config-first", "a-public-name-first", "a-tuner-first"],
+    ids=["inlay", "peft", "a-config", "a-public-name", "a-tuner", "the-base-of-tuners", "what-tuners-need"],
 )
 def test_methods_are_registered_in_any_order(imports: str) -> None:
     code = f"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from inlay.errors import InlayError
@@ -30,3 +32,38 @@ def test_entries_are_complete(method) -> None:
 def test_names_that_are_not_methods_are_refused_with_the_nearest() -> None:
     with pytest.raises(InlayError, match=r"Did you mean 'lora'"):
         get("lorra")
+
+
+def package(folder: Path, name: str, method: str) -> None:
+    """An installed package that declares a method through the entry-point group."""
+    (folder / f"{name}.py").write_text(
+        "from inlay.methods.registry import Method\n"
+        f"METHODS = (Method(name={method!r}, summary='One.', paper='none', form='full'),)\n"
+    )
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[inlay.methods]\n{method} = {name}\n")
+
+
+@pytest.fixture
+def fresh_registry():
+    all_methods.cache_clear()
+    yield
+    all_methods.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_other_packages_add_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "of_theirs", "theirs")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert get("theirs").summary == "One."
+    assert get("bias").tuner is not None
+
+
+@pytest.mark.usefixtures("fresh_registry")
+def test_two_methods_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path, "of_others", "bias")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InlayError, match="Two methods are called 'bias'; rename the one in of_others"):
+        all_methods()
