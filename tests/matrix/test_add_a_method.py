@@ -12,13 +12,13 @@ from properties import Case
 
 import inlay
 import inlay.methods
-from conftest import ROOT
 from inlay.methods import document, registry
 from inlay.methods.probe import probe
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from zoo import tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FAMILIES = ("bert", "llama", "swin")
 

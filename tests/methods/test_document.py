@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from peft import PeftModel
 
-from conftest import ROOT
 from inlay.errors import InlayError
 from inlay.methods import document
 from inlay.methods.attach import trained_parameters
 from inlay.methods.registry import all_methods
 from zoo import tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 METHODS = list(all_methods().values())
 

@@ -11,7 +11,8 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -28,8 +29,9 @@ def register() -> None:
     from peft.utils.peft_types import PeftType
 
     known = set(PeftType.__members__)
-    for method in all_methods().values():
-        if method.tuner is not None and method.peft_type not in known and not _being_imported(method):
+    waiting = [m for m in all_methods().values() if m.tuner is not None and m.peft_type not in known]
+    with _without_half_imported():
+        for method in waiting:
             _register(method)
     _extend_model_card()
 
@@ -64,14 +66,20 @@ def _add_member(name: str) -> None:
     PeftType._value2member_map_[name] = member
 
 
-def _being_imported(method: Method) -> bool:
-    """Whether the method's own modules are half imported, because one of them is what brought PEFT in.
+@contextmanager
+def _without_half_imported() -> Iterator[None]:
+    """Import our modules anew where one of them, not yet whole, is what brought PEFT in.
 
-    Such a method is registered a moment later, by the first config that is made.
+    The one under way would be handed out half empty. The import system gives its importer whatever stands in
+    `sys.modules` at the end, so the whole module takes its place.
     """
-    paths = [path for path in (method.config, method.tuner) if path is not None]
-    modules = [sys.modules.get(name) for name in (*(path.partition(":")[0] for path in paths), "inlay.methods.config")]
-    return any(module is not None and getattr(module.__spec__, "_initializing", False) for module in modules)
+    ours = [(name, module) for name, module in sys.modules.items() if name.startswith("inlay.methods.")]
+    half = {name: module for name, module in ours if getattr(module.__spec__, "_initializing", False)}
+    for name in half:
+        del sys.modules[name]
+    yield
+    for name, module in half.items():
+        sys.modules.setdefault(name, module)
 
 
 def _extend_model_card() -> None:
@@ -98,7 +106,7 @@ def _extend_model_card() -> None:
 def _card_section() -> str:
     return f"""{CARD_HEADING}
 
-The method is one of [inlay](https://pypi.org/project/inlay/)'s. Import it before PEFT reads the adapter:
+The method is one of inlay's (`pip install inlay`). Import it before PEFT reads the adapter:
 
 ```python
 import inlay  # registers the method with PEFT
