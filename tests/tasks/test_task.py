@@ -171,10 +171,37 @@ def test_tags_come_back_to_words(names: tasks.Task, wordpiece: Any, byte_level: 
         logits = np.concatenate([np.zeros((len(test), virtual, 2)), logits], axis=1)
         assert names.compute_metrics(logits, labels)["entity-f1"] == 1.0
         inputs = names.encode_inputs([{"tokens": row["tokens"]} for row in names.test], tokenizer)
-        said = names.decode(logits[:, virtual:], inputs)
+        said = names.decode(logits, inputs)
         assert [one["tags"] for one in said] == [["B-LOC", "O", "O", "O"]] * len(test)
     with pytest.raises(InlayError, match="pass the encoded inputs"):
         names.decode(logits)
+
+
+def test_words_beyond_the_cut_are_scored_and_tagged(write: Write, spec: MakeSpec, wordpiece: Any) -> None:
+    """A perfect model that reads half the names finds half the names, and everything it says is right."""
+    words, tags = ["Paris", *["the"] * 30, "Rome"], ["B-LOC", *["O"] * 30, "B-LOC"]
+    rows = [{"tokens": [*words, str(i)], "tags": [*tags, "O"]} for i in range(30)]
+    task = tasks.load(spec(data=write("ner.jsonl", "\n".join(map(json.dumps, rows)))))
+    test = task.encode("test", wordpiece, 16)
+    labels = task.collator(wordpiece)([test[i] for i in range(len(test))])["labels"].numpy()
+    logits = np.eye(2)[np.where(labels < 0, 1, labels)]
+    virtual = np.concatenate([np.zeros((len(test), 3, 2)), logits], axis=1)
+    for predictions in (logits, virtual):
+        found = task.compute_metrics(predictions, labels, test)
+        assert found == {"entity-f1": pytest.approx(2 / 3), "entity-precision": 1.0, "entity-recall": 0.5}
+    inputs = task.encode_inputs([{"tokens": row["tokens"]} for row in task.test], wordpiece, 16)
+    assert [one["tags"] for one in task.decode(logits, inputs)] == [["B-LOC", *["O"] * 32]] * len(test)
+
+
+def test_words_beyond_the_cut_are_wrong_where_no_tag_means_nothing(
+    write: Write, spec: MakeSpec, wordpiece: Any
+) -> None:
+    rows = [{"tokens": ["the"] * 30 + [str(i)], "tags": ["DET"] * 30 + ["NUM"]} for i in range(30)]
+    task = tasks.load(spec(data=write("pos.jsonl", "\n".join(map(json.dumps, rows)))))
+    test = task.encode("test", wordpiece, 12)
+    labels = task.collator(wordpiece)([test[i] for i in range(len(test))])["labels"].numpy()
+    logits = np.eye(2)[np.where(labels < 0, 0, labels)]
+    assert task.compute_metrics(logits, labels, test) == {"token-accuracy": pytest.approx(10 / 31)}
 
 
 def test_sentences_to_tag_may_be_plain_text(names: tasks.Task, write: Write) -> None:

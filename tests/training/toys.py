@@ -74,7 +74,7 @@ class ToyTask:
     def reduce_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return logits
 
-    def compute_metrics(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    def compute_metrics(self, predictions: np.ndarray, labels: np.ndarray, encoded: Any) -> dict[str, float]:
         if self.metrics == ("mse",):
             return {"mse": float(np.mean((predictions.squeeze(-1) - labels) ** 2))}
         kept = labels != -100

@@ -66,8 +66,8 @@ class Ragged:
 class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
     """Tokenised rows: items are dicts of lists of ints, ready for `TextCollator`.
 
-    `words` holds for each token the word it begins, -1 for the others: what token classification needs to come back
-    from tokens to words.
+    Token classification needs more to come back from tokens to words: `words` holds for each token the word it begins,
+    -1 for the others; `sizes` how many words each row has, read or not; `tags` the true tag of each of them.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         labels: Sequence[Any] | Ragged | None = None,
         words: Sequence[Sequence[int]] | None = None,
         cut: int = 0,
+        sizes: Sequence[int] | None = None,
+        tags: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._columns = {
             name: values if isinstance(values, Ragged) else Ragged.of(values) for name, values in columns.items()
@@ -83,6 +85,8 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         self._labels = labels
         self.words = words
         self.cut = cut
+        self.sizes = sizes
+        self.tags = tags
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))

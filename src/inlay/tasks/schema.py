@@ -175,7 +175,7 @@ class TaskSchema:
             return encode.encode_prompts(prompts, processor, max(length // 2, length - (self.max_new_tokens or 0)))
         if self.kind == kinds.TOKENS:
             columns, words, cut = encode.encode_tokens(rows, processor, length)
-            return encode.Encoded(columns, words=words, cut=cut)
+            return encode.Encoded(columns, words=words, cut=cut, sizes=[len(row["tokens"]) for row in rows])
         how = encode.encode_spans if self.kind == kinds.SPANS else encode.encode_texts
         columns, cut = how(rows, self.full_template, processor, length)
         return encode.Encoded(columns, cut=cut)
@@ -205,32 +205,39 @@ class TaskSchema:
             return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
         names = self.label_names or ()
         if self.kind == kinds.TOKENS:
-            if inputs is None or inputs.words is None:
+            if inputs is None or inputs.words is None or inputs.sizes is None:
                 raise InlayError(
                     "To decode token classification, pass the encoded inputs: decode(predictions, inputs)."
                 )
-            return [self._tags(row, words) for row, words in zip(predictions, inputs.words, strict=True)]
+            # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.
+            ahead = max(0, predictions.shape[1] - max(map(len, inputs.words), default=0))
+            found = zip(predictions[:, ahead:].argmax(axis=-1), inputs.words, inputs.sizes, strict=True)
+            return [{"tags": self._tags(row, words, size)} for row, words, size in found]
         logits = predictions.astype(np.float64)
         shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         best = shares.argmax(axis=-1)
         return [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
 
-    def _tags(self, logits: np.ndarray, words: Sequence[int]) -> dict[str, Any]:
-        """A tag for each word up to the last that has a token; a word without one (control characters) gets O."""
+    def _tags(self, best: np.ndarray, words: Sequence[int], size: int) -> list[str]:
+        """A tag for each word; one that the model did not read (cut off, or control characters alone) gets O."""
         names = self.label_names or ()
-        tags = ["O" if "O" in names else names[0]] * (max(words, default=-1) + 1)
+        tags = ["O"] * size
         for position, word in enumerate(words):
             if word >= 0:
-                tags[word] = names[int(logits[position].argmax())]
-        return {"tags": tags}
+                tags[word] = names[int(best[position])]
+        return tags
 
     def unscale(self, values: np.ndarray) -> np.ndarray:
         """Values as the data has them, from values as the model is trained on them."""
         return values.astype(np.float64) * self.deviation + self.mean
 
-    def compute_metrics(self, predictions: Any, labels: Any) -> dict[str, float]:
-        """The task's metrics from the model's outputs (for language models: from those of `reduce_logits`)."""
+    def compute_metrics(self, predictions: Any, labels: Any, encoded: Any = None) -> dict[str, float]:
+        """The task's metrics from the model's outputs (for language models: from those of `reduce_logits`).
+
+        `encoded` is the split that was predicted. Token classification needs it to score against every word of the
+        texts, those that were cut off included; without it, only words that the model read are scored.
+        """
         predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.kind in kinds.LANGUAGE_MODELS:
@@ -243,6 +250,10 @@ class TaskSchema:
         if self.kind == kinds.TOKENS:
             # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.
             best = predictions[:, predictions.shape[1] - labels.shape[1] :].argmax(axis=-1)
+            if encoded is not None:
+                found = zip(best, encoded.words, encoded.sizes, strict=True)
+                guessed = [self._tags(row, words, size) for row, words, size in found]
+                return metrics.of_entities(self.metrics, guessed, [[names[i] for i in row] for row in encoded.tags])
             kept = labels >= 0
             predicted = [[names[i] for i in row[mask]] for row, mask in zip(best, kept, strict=True)]
             true = [[names[i] for i in row[mask]] for row, mask in zip(labels, kept, strict=True)]
@@ -258,13 +269,15 @@ class TaskSchema:
         import torch
         from torch.nn.functional import cross_entropy
 
+        from inlay.tasks.encode import IGNORED
+
         logits = logits[0] if isinstance(logits, tuple) else logits
         if self.kind not in kinds.LANGUAGE_MODELS:
             return logits
         ahead = logits[:, -labels.shape[1] : -1].float()
         wanted = labels[:, 1:]
-        losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=-100, reduction="none")
-        counted = wanted != -100
+        losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
+        counted = wanted != IGNORED
         right = ((ahead.argmax(-1) == wanted) | ~counted).all(-1)
         return torch.stack([losses.sum(-1), counted.sum(-1).float(), right.float()], dim=1)
 

@@ -121,8 +121,9 @@ class Task:
         rows = data.to_list()
         if self.kind == kinds.TOKENS:
             columns, words, cut = encoding.encode_tokens(rows, tokenizer, length)
-            aligned = [encoding.align_labels(each, row["label"]) for each, row in zip(words, rows, strict=True)]
-            return encoding.Encoded(columns, aligned, words, cut)
+            tags = [row["label"] for row in rows]
+            aligned = [encoding.align_labels(each, row) for each, row in zip(words, tags, strict=True)]
+            return encoding.Encoded(columns, aligned, words, cut, [len(row) for row in tags], tags)
         how = encoding.encode_spans if self.kind == kinds.SPANS else encoding.encode_texts
         columns, cut = how(rows, template, tokenizer, length)
         targets = [row["label"] for row in rows]
@@ -167,9 +168,9 @@ class Task:
         """Predictions in words; see `TaskSchema.decode`."""
         return self.schema.decode(predictions, inputs)
 
-    def compute_metrics(self, predictions: Any, labels: Any) -> dict[str, float]:
+    def compute_metrics(self, predictions: Any, labels: Any, encoded: Any = None) -> dict[str, float]:
         """The task's metrics; see `TaskSchema.compute_metrics`."""
-        return self.schema.compute_metrics(predictions, labels)
+        return self.schema.compute_metrics(predictions, labels, encoded)
 
     def reduce_logits(self, logits: Any, labels: Any) -> Any:
         """What to keep of a batch's logits; see `TaskSchema.reduce_logits`."""

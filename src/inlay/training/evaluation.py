@@ -76,7 +76,7 @@ def score(
             "The model's predictions are not finite numbers: it was trained at too high a learning rate, or runs in "
             "too low a precision. Lower learning_rate, or use precision='float32'."
         )
-    metrics = {name: float(value) for name, value in task.compute_metrics(predictions, known).items()}
+    metrics = {name: float(value) for name, value in task.compute_metrics(predictions, known, encoded).items()}
     # A batch without a single label has no mean loss, and no weight.
     weighted = [(mean * items, items) for _, _, part in gathered for mean, items in part if items]
     total = sum(items for _, items in weighted)
