@@ -11,9 +11,10 @@ WORKERS ?= 2
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+# As a variable the constraints also hold where pip builds the package itself.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[dev]'
 	@touch $@
 
 env: $(VENV)/.installed  ## Create .venv with every version pinned
