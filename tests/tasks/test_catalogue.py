@@ -55,6 +55,14 @@ def test_the_29_image_sets_are_there_under_their_printed_names() -> None:
 )
 def test_other_names_lead_to_the_task(alias: str, name: str) -> None:
     assert tasks.describe(alias).name == name
+    assert tasks.canonical(alias) == name
+    assert tasks.is_named(alias)
+
+
+@pytest.mark.parametrize("name", ["owner/name", "owner/Name:config", "stanfordnlp/sst2", "nonsense", ""])
+def test_names_that_the_catalogue_lacks_are_left_alone(name: str) -> None:
+    assert tasks.canonical(name) == name
+    assert not tasks.is_named(name)
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:

@@ -180,12 +180,3 @@ def test_a_column_named_split_divides_a_table(write: Write) -> None:
     }
     other = files.by_split(files.read_table(write("b.csv", "text,split\na,left\nb,right\n")))
     assert list(other) == ["all"]
-
-
-def test_the_digest_is_of_what_is_there_not_of_where(tmp_path: Path, write: Write) -> None:
-    first = files.content_digest(write("one/a.csv", "x"))
-    assert files.content_digest(write("two/a.csv", "x")) == first
-    assert files.content_digest(write("two/a.csv", "y")) != first
-    folder = files.content_digest(tmp_path / "one")
-    write("one/b.csv", "x")
-    assert files.content_digest(tmp_path / "one") != folder

@@ -178,6 +178,57 @@ def test_missing_numbers_are_missing(write: Write, spec: MakeSpec) -> None:
     assert any("2 of 31 rows dropped" in note for note in task.notes)
 
 
+@pytest.mark.parametrize("word", ["NA", "n/a", "NaN", "null", "None", "#N/A", "<NA>"])
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_a_label_spelled_as_nothing_is_missing_and_said(write: Write, spec: MakeSpec, word: str, ending: str) -> None:
+    rows = [["text", "label"], *([f"w {i}", "ab"[i % 2]] for i in range(30)), ["w", word], [word, "a"]]
+    mark = {"csv": ",", "tsv": "\t"}[ending]
+    task = tasks.load(spec(data=write(f"a.{ending}", "\n".join(map(mark.join, rows)))))
+    assert task.label_names == ("a", "b")
+    assert f"a.{ending}: 1 of 32 rows dropped for missing values in 'text' or 'label'" in task.notes
+    assert any(f"{word!r} (1 rows) in 'label' is taken for a missing value" in note for note in task.notes)
+    # A text may say so.
+    assert word in [*task.train["text"], *task.validation["text"], *task.test["text"]]
+
+
+def test_missing_values_do_not_make_amounts_classes(write: Write, spec: MakeSpec) -> None:
+    text = "text,label\n" + "".join(f"w {i},{'NA' if i == 4 else i / 3}\n" for i in range(40))
+    task = tasks.load(spec(data=write("a.csv", text)))
+    assert task.kind == kinds.REGRESSION
+    assert len(task.train) + len(task.validation) + len(task.test) == 39
+
+
+def test_a_class_may_be_called_none_where_nothing_has_its_own_sign(write: Write, spec: MakeSpec) -> None:
+    lines = [json.dumps({"text": f"w {i}", "label": ("None", "some", None)[i % 3]}) for i in range(60)]
+    task = tasks.load(spec(data=write("a.jsonl", "\n".join(lines))))
+    assert task.label_names == ("None", "some")
+    answers = "ask,reply\n" + "".join(f"q {i},{'None' if i % 2 else 'some'}\n" for i in range(30))
+    task = tasks.load(spec(data=write("b.csv", answers), kind="causal-lm", text=("ask",), label="reply"))
+    assert len(task.train) + len(task.validation) + len(task.test) == 30
+
+
+@pytest.mark.parametrize("word", ["Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("kind", [None, "regression", "classification"])
+def test_infinite_labels_are_refused(write: Write, spec: MakeSpec, word: str, kind: str | None) -> None:
+    lines = [json.dumps({"text": f"w {i}", "label": i / 3}) for i in range(30)]
+    lines.append(f'{{"text": "w", "label": {word}}}')
+    with pytest.raises(InlayError, match=r"a.jsonl, row 31: 'label' is infinite"):
+        tasks.load(spec(data=write("a.jsonl", "\n".join(lines)), kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"tokens": ["a", null], "tags": ["O", "O"]}', "row 31: a word is missing"),
+        ('{"tokens": ["a", "b"], "tags": ["O", NaN]}', "row 31: a label of a word is missing"),
+    ],
+)
+def test_holes_in_lists_are_refused(write: Write, spec: MakeSpec, row: str, message: str) -> None:
+    lines = [json.dumps({"tokens": ["a", str(i)], "tags": ["B-X", "O"]}) for i in range(30)]
+    with pytest.raises(InlayError, match=message):
+        tasks.load(spec(data=write("a.jsonl", "\n".join([*lines, row])), text=("tokens",)))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -218,6 +269,29 @@ def test_copies_of_a_row_do_not_leak_into_the_test(write: Write, spec: MakeSpec)
     task = tasks.load(spec(data=write("a.csv", text)))
     assert not set(task.train["text"]) & set(task.test["text"])
     assert not any("also occur in training" in note for note in task.notes)
+
+
+def test_texts_with_several_labels_do_not_leak_between_splits(write: Write, spec: MakeSpec) -> None:
+    text = "text,label\n" + "".join(f"w {i % 40},{'ab'[i // 40]}\n" for i in range(80))
+    task = tasks.load(spec(data=write("a.csv", text)))
+    parts = [set(part["text"]) for part in (task.train, task.validation, task.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 40
+    assert not any("also occur in" in note for note in task.notes)
+
+
+def test_every_leak_of_given_splits_is_said(tmp_path: Path, write: Write, spec: MakeSpec) -> None:
+    def rows(numbers: range, label: int) -> str:
+        return "text,label\n" + "".join(f"w {i},{'ab'[(i + label) % 2]}\n" for i in numbers)
+
+    write("d/train.csv", rows(range(30), 0))
+    write("d/validation.csv", rows(range(28, 40), 1))
+    write("d/test.csv", rows(range(25, 45), 0))
+    task = tasks.load(spec(data=tmp_path / "d"))
+    assert [note for note in task.notes if "also occur in" in note] == [
+        "2 validation rows also occur in training, 2 of them only with another label",
+        "5 test rows also occur in training, label and all",
+        "12 test rows also occur in validation, 12 of them only with another label",
+    ]
 
 
 def test_test_rows_that_are_trained_on_are_counted(write: Write, spec: MakeSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,32 @@ def test_rows_that_are_the_same_stay_together(contents: list[int], seed: int) ->
     assert not {contents[i] for i in rest} & {contents[i] for i in held}
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=20, max_size=60),
+    st.integers(1, 30),
+    seeds,
+    st.randoms(use_true_random=False),
+)
+def test_rows_of_one_input_stay_together_whatever_their_labels(
+    contents: list[tuple[int, int]], size: int, seed: int, shuffle: Any
+) -> None:
+    def rows_in(order: list[tuple[int, int]]) -> Rows:
+        return Rows([f"{c}" for c in order], [label for _, label in order], None, [f"{shown}" for shown, _ in order])
+
+    def held(order: list[tuple[int, int]]) -> Counter[tuple[int, int]] | None:
+        try:
+            rest, held = splits.hold_out(rows_in(order), size, seed, "test")
+        except InlayError:
+            return None
+        assert not {order[i][0] for i in rest} & {order[i][0] for i in held}
+        assert {order[i][1] for i in rest} == {label for _, label in order}
+        return Counter(order[i] for i in held)
+
+    other = list(contents)
+    shuffle.shuffle(other)
+    assert held(contents) == held(other)
+
+
 @given(st.lists(st.integers(0, 9), min_size=20, max_size=60), seeds)
 def test_rows_of_a_group_stay_together(groups: list[int], seed: int) -> None:
     if len(set(groups)) < 2:
@@ -108,9 +135,23 @@ def test_vtab_draws_800_and_200(seed: int) -> None:
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@settings(max_examples=10)
+@given(seeds)
+def test_vtab_selects_on_nothing_that_it_trains_on(seed: int) -> None:
+    shown = [i % 1100 for i in range(2000)]  # 900 inputs twice, half of those with another label
+    labels = [i % 7 if i < 1500 else (i + 1) % 7 for i in range(2000)]
+    rows = Rows([f"{s} {c}" for s, c in zip(shown, labels, strict=True)], labels, None, [f"{s}" for s in shown])
+    train, validation = splits.draw_vtab(rows, seed)
+    assert (len(train), len(validation)) == (800, 200)
+    assert not {shown[i] for i in train} & {shown[i] for i in validation}
+
+
 def test_vtab_needs_a_thousand() -> None:
-    with pytest.raises(InlayError, match=r"needs 1,000 training examples and there are 999"):
+    with pytest.raises(InlayError, match=r"needs 1,000 different training examples and there are 999"):
         splits.draw_vtab(rows_of([0, 1, 2] * 333), 0)
+    copies = Rows([f"{i % 999}" for i in range(2000)], [i % 999 % 3 for i in range(2000)])
+    with pytest.raises(InlayError, match=r"different training examples and there are 999"):
+        splits.draw_vtab(copies, 0)
 
 
 def test_seeds_and_purposes_differ_and_the_same_seed_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def _draft(spec: Spec) -> Draft:
     if spec.data is not None:
         return own.load(spec)
     assert spec.task is not None
-    if not catalogue.is_known(spec.task) and "/" in spec.task:
+    if not catalogue.is_named(spec.task) and "/" in spec.task:
         return own.load_hub_id(spec)
     card = catalogue.describe(spec.task)
     if spec.kind not in (None, card.kind):
@@ -61,7 +62,7 @@ def _draft(spec: Spec) -> Draft:
 
 
 class _Part:
-    """Rows of one split, with what draws look at: a key each (a hash of the content), the class, the group."""
+    """Rows of one split, with what draws look at: hashes of the whole row and of its input, the class, the group."""
 
     def __init__(self, data: Any, rows: splits.Rows) -> None:
         self.data = data
@@ -80,14 +81,15 @@ class _Part:
         """The rows of a draft with their labels as numbers."""
         if isinstance(data, list):
             data = _numbered(data, draft, split)
-            keys = [_key(row) for row in data]
+            rows = [_named(row) for row in data]
             classes = [row["label"] for row in data] if draft.kind in kinds.ONE_LABEL else None
             groups = [str(row[draft.group]) for row in data] if draft.group else None
         else:
             classes, groups = list(data["label"]), None
             pictures = zip(Pictures(data), classes, strict=True)
-            keys = [_key({"image": picture, "label": label}) for picture, label in pictures]
-        return cls(data, splits.Rows(keys, classes, groups))
+            rows = [_named({"image": picture, "label": label}) for picture, label in pictures]
+        inputs = [_hash({name: row[name] for name in draft.fields}) for row in rows]
+        return cls(data, splits.Rows([_hash(row) for row in rows], classes, groups, inputs))
 
     def take(self, indices: np.ndarray) -> _Part:
         data = [self.data[i] for i in indices] if isinstance(self.data, list) else self.data.select(indices)
@@ -108,6 +110,7 @@ class _Part:
                 [*mine.keys, *theirs.keys],
                 None if mine.strata is None else [*mine.strata, *(theirs.strata or ())],
                 None if mine.groups is None else [*mine.groups, *(theirs.groups or ())],
+                None if mine.inputs is None else [*mine.inputs, *(theirs.inputs or ())],
             ),
         )
 
@@ -124,11 +127,15 @@ def _numbered(rows: list[Row], draft: Draft, split: str) -> list[Row]:
     return rows
 
 
-def _key(row: Mapping[str, Any]) -> str:
-    """A hash of what is in a row; of a picture, of its bytes wherever they lie."""
-    if "image" in row:
-        content = hashlib.sha256(images.raw_bytes(row["image"]) or b"").hexdigest()
-        row = {"image": content, "label": row["label"]}
+def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with a hash of its bytes for a picture, wherever they lie."""
+    if "image" not in row:
+        return row
+    content = hashlib.sha256(images.raw_bytes(row["image"]) or b"").hexdigest()
+    return {"image": content, "label": row["label"]}
+
+
+def _hash(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(row, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
@@ -173,10 +180,24 @@ def _divide(parts: dict[str, _Part], draft: Draft, spec: Spec, need_train: bool)
             absent = len(draft.label_names or ()) - len(set(train.classes))
             if absent:
                 notes.append(f"{absent} of {len(draft.label_names or ())} classes have no example among {spec.shots}")
-    both = len(set(test.rows.keys) & set(train.rows.keys))
-    if both and draft.lm is None:
-        notes.append(f"{both:,} test rows also occur in training, label and all")
+    if draft.lm is None:
+        notes += _leaks({"training": train, "validation": validation, "test": test})
     return {"train": train, "validation": validation, "test": test}
+
+
+def _leaks(parts: Mapping[str, _Part]) -> list[str]:
+    """How many rows of one split have the input of a row in an earlier one, for every two of them."""
+    notes = []
+    for (earlier, known), (later, part) in itertools.combinations(parts.items(), 2):
+        seen, whole = set(known.rows.shown), set(known.rows.keys)
+        again = [key for key, shown in zip(part.rows.keys, part.rows.shown, strict=True) if shown in seen]
+        if again:
+            other = sum(key not in whole for key in again)
+            notes.append(
+                f"{len(again):,} {later} rows also occur in {earlier}"
+                + (f", {other:,} of them only with another label" if other else ", label and all")
+            )
+    return notes
 
 
 def _hold_out(part: _Part, size: int, seed: int, purpose: str, draft: Draft) -> tuple[_Part, _Part]:

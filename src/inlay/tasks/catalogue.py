@@ -160,6 +160,12 @@ def describe(name: str) -> TaskCard:
     )
 
 
-def is_known(name: str) -> bool:
-    """Whether the catalogue has a task of this name."""
+def is_named(name: str) -> bool:
+    """Whether the catalogue has a task of this name or alias."""
     return fold(name) in _by_any_name()
+
+
+def canonical(name: str) -> str:
+    """The catalogue's own name of a task; a name that it does not have (a data set of the hub, say) is left alone."""
+    card = _by_any_name().get(fold(name))
+    return name if card is None else card.name

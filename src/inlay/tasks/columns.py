@@ -5,6 +5,7 @@ A choice is made only where there is one; otherwise the error lists the columns 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,8 @@ def _listed(table: Table) -> str:
 
 def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
     found = (row[column] for row in table.rows)
-    return [value for value, _ in zip((v for v in found if not labels.is_missing(v)), range(most), strict=False)]
+    there = (v for v in found if not labels.is_missing(v) and not (table.untyped and labels.says_missing(v)))
+    return list(itertools.islice(there, most))
 
 
 # ------------------------------------------------------------------------------------------------------- pictures

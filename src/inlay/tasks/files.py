@@ -44,6 +44,11 @@ class Table:
     class_names: list[str] | None = None
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def untyped(self) -> bool:
+        """Whether every value is text, so that nothing can be told from the word for it."""
+        return suffix(self.path) in (".csv", ".tsv")
+
 
 def suffix(path: Path) -> str:
     """The ending that says what a file is, `.gz` set aside."""
@@ -319,21 +324,6 @@ def by_split(table: Table) -> dict[str, Table]:
         split: Table(table.path, columns, rows, table.class_names, table.notes if i == 0 else [])
         for i, (split, rows) in enumerate(parts.items())
     }
-
-
-def content_digest(path: str | Path) -> str:
-    """A digest of what is in a file or a folder, names and contents, wherever it lies."""
-    import hashlib
-
-    root = Path(path)
-    if not root.exists():
-        raise InlayError(f"There is no file or folder {str(root)!r}. Check the path.")
-    digest = hashlib.sha256()
-    for file in sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]:
-        digest.update(f"{file.relative_to(root).as_posix() if root.is_dir() else ''}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
 
 
 def read_lines(path: Path, column: str = "text") -> Table:

@@ -13,15 +13,23 @@ from inlay.errors import InlayError
 IMBALANCE = 10
 # Whole numbers with more distinct values than this, not counted up from 0 or 1, are amounts and not classes.
 MOST_NUMBERED_CLASSES = 50
+# How pandas, R, spreadsheets and databases write a missing value into a table that has only text, in any case.
+SPELLINGS_OF_NOTHING = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
+
+
+def is_null(value: Any) -> bool:
+    """Nothing, or not a number."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def is_missing(value: Any) -> bool:
     """Nothing, not a number, or blank."""
-    return (
-        value is None
-        or (isinstance(value, float) and math.isnan(value))
-        or (isinstance(value, str) and not value.strip())
-    )
+    return is_null(value) or (isinstance(value, str) and not value.strip())
+
+
+def says_missing(value: Any) -> bool:
+    """Whether a cell of a table without types is a usual spelling of nothing."""
+    return isinstance(value, str) and value.strip().casefold() in SPELLINGS_OF_NOTHING
 
 
 def as_name(value: Any) -> str:

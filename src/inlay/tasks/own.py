@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,21 +91,39 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
     needed = [name for name in (*choice.texts, choice.label, choice.image) if name is not None]
     needed += ["start", "end"] if choice.kind == kinds.SPANS else []
     running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
-    absent = (lambda value: value is None) if running_text else labels.is_missing
-    whole = {
-        number: row
-        for number, row in enumerate(table.rows, start=1)
-        if not any(absent(row.get(name)) for name in needed)
-    }
+    # Only of a label: a text may be "None", and so may the answer that a language model is to write.
+    spelled = choice.label if table.untyped and choice.kind not in kinds.LANGUAGE_MODELS else None
+
+    def absent(row: Row, name: str) -> bool:
+        value = row.get(name)
+        if running_text:
+            return labels.is_null(value)
+        return labels.is_missing(value) or (name == spelled and labels.says_missing(value))
+
+    rows = list(enumerate(table.rows, start=1))
+    whole = {number: row for number, row in rows if not any(absent(row, name) for name in needed)}
     dropped = len(table.rows) - len(whole)
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
+    said = Counter(row[spelled] for row in table.rows if labels.says_missing(row[spelled])) if spelled else None
+    if said:
+        shown = ", ".join(f"{word!r} ({count:,} rows)" for word, count in said.most_common(3))
+        notes.append(
+            f"{where}: {shown} in {spelled!r} is taken for a missing value; if it is a class, rename it, or save the "
+            "table as JSON lines"
+        )
     if not whole:
-        empty = [name for name in needed if all(labels.is_missing(row.get(name)) for row in table.rows)]
+        empty = [name for name in needed if all(absent(row, name) for row in table.rows)]
         about = f"nothing in {', '.join(map(repr, empty))}" if empty else "something missing in every row"
         raise InlayError(f"{where}: all {dropped} rows are unusable, with {about}.")
     if dropped:
         which = " or ".join(map(repr, needed))
         notes.append(f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {which}")
+    for number, row in whole.items():
+        for name in needed:
+            if isinstance(row[name], float) and math.isinf(row[name]):
+                raise InlayError(
+                    f"{where}, row {number}: {name!r} is infinite. Give a number, or null if it is missing."
+                )
     return [_FORMS[choice.kind](row, choice, table, f"{where}, row {number}") for number, row in whole.items()]
 
 
@@ -153,6 +173,9 @@ def _class(value: Any, table: Table) -> str:
 
 def _tagged(row: Row, choice: Choice, table: Table, where: str) -> Row:
     tokens, tags = row[choice.texts[0]], row[choice.label or ""]
+    for what, found in (("word", tokens), ("label of a word", tags)):
+        if not isinstance(found, str) and any(map(labels.is_null, found)):
+            raise InlayError(f"{where}: a {what} is missing (null or NaN in the list).")
     tokens = tokens.split() if isinstance(tokens, str) else [str(token) for token in tokens]
     tags = tags.split() if isinstance(tags, str) else [labels.as_name(tag) for tag in tags]
     if len(tokens) != len(tags):

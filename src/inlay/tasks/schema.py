@@ -13,6 +13,7 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import files, kinds, metrics, prepare, templates
+from inlay.tasks.labels import is_null
 from inlay.tasks.own import locate
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class TaskSchema:
         if self.kind == kinds.TOKENS:
             tokens = values["tokens"]
             return {"tokens": tokens.split() if isinstance(tokens, str) else [str(t) for t in tokens or ()]}
-        return {name: "" if value is None else str(value) for name, value in values.items()}
+        return {name: "" if is_null(value) else str(value) for name, value in values.items()}
 
     def encode_inputs(
         self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None

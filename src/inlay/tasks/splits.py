@@ -7,6 +7,7 @@ use independent streams of the same seed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,15 @@ _PURPOSES = ("test", "validation", "shots", "vtab-1k", "vtab-1k validation")
 
 @dataclass(frozen=True)
 class Rows:
-    """What a draw may look at: a key for each row, its class where it has one, and the group it must stay with."""
+    """What a draw may look at: a key for each row, its class where it has one, and the group it must stay with.
+
+    `inputs` says which rows show a model the same, whatever their labels; without it, those of the same key do.
+    """
 
     keys: Sequence[str]
     strata: Sequence[int] | None = None
     groups: Sequence[str] | None = None
+    inputs: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -39,7 +44,13 @@ class Rows:
             [self.keys[i] for i in indices],
             None if self.strata is None else [self.strata[i] for i in indices],
             None if self.groups is None else [self.groups[i] for i in indices],
+            None if self.inputs is None else [self.inputs[i] for i in indices],
         )
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """What each row shows a model: the same for rows that are copies but for their labels."""
+        return self.keys if self.inputs is None else self.inputs
 
 
 def stream(seed: int, purpose: str) -> np.random.Generator:
@@ -92,17 +103,42 @@ def _rest(count: int, taken: np.ndarray) -> np.ndarray:
     return np.flatnonzero(left)
 
 
+def _together(names: Sequence[str]) -> dict[str, list[int]]:
+    """The rows of each name, in the order of the data."""
+    members: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        members.setdefault(name, []).append(i)
+    return members
+
+
+def _one_each(rows: Rows) -> np.ndarray:
+    """One row of each input: of those with different labels the one whose key comes first."""
+    found = (min(copies, key=lambda i: rows.keys[i]) for copies in _together(rows.shown).values())
+    return np.asarray(sorted(found), dtype=np.int64)
+
+
+def _without_last_of_a_class(rows: Rows, copies: Sequence[Sequence[int]]) -> list[int]:
+    """All those rows, but for copies that have the last rows of a class: only the label of one of them was drawn by."""
+    if rows.strata is None:
+        return [i for found in copies for i in found]
+    left = Counter(rows.strata)
+    held: list[int] = []
+    for found in sorted(copies, key=lambda found: min(rows.keys[i] for i in found)):
+        lost = Counter(rows.strata[i] for i in found)
+        if all(left[name] > count for name, count in lost.items()):
+            left -= lost
+            held += found
+    return held
+
+
 def hold_out(rows: Rows, size: int, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows divided into (rest, held out), about `size` held out; indices in the order of the data.
 
-    Classes are held out in proportion and every class keeps at least one row in the rest. Rows that are the same go
+    Classes are held out in proportion and every class keeps at least one row in the rest. Rows of the same input go
     to the same side, so that nothing leaks. So do rows of one group, and then the classes are left to chance.
     """
     rng = stream(seed, purpose)
-    together = rows.keys if rows.groups is None else rows.groups
-    members: dict[str, list[int]] = {}
-    for i, name in enumerate(together):
-        members.setdefault(name, []).append(i)
+    members = _together(rows.shown if rows.groups is None else rows.groups)
     if rows.groups is not None:
         names = sorted(members)
         held: list[int] = []
@@ -111,13 +147,12 @@ def hold_out(rows: Rows, size: int, seed: int, purpose: str) -> tuple[np.ndarray
                 break
             held += members[names[i]]
     else:
-        firsts = np.asarray([found[0] for found in members.values()], dtype=np.int64)
-        distinct = rows.take(firsts)
+        distinct = rows.take(_one_each(rows))
         strata = _by_stratum(distinct)
         counts = {name: len(found) for name, found in strata.items()}
         most = {name: count - 1 for name, count in counts.items()}
         picked = _pick(strata, _proportional(counts, min(size, sum(most.values())), most), rng)
-        held = [i for first in picked for i in members[distinct.keys[first]]]
+        held = _without_last_of_a_class(rows, [members[distinct.shown[i]] for i in picked])
     taken = np.sort(np.asarray(held, dtype=np.int64))
     if len(taken) == 0 or len(taken) == len(rows):
         raise InlayError(
@@ -141,14 +176,20 @@ def draw_shots(rows: Rows, shots: int, seed: int) -> np.ndarray:
 
 
 def draw_vtab(rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """VTAB-1k: 1,000 rows in all, 800 to train on and 200 to select on, both in proportion to the classes."""
+    """VTAB-1k: 1,000 rows in all, 800 to train on and 200 to select on, both in proportion to the classes.
+
+    Copies count once: with 1,000 different rows nothing of what is selected on is trained on.
+    """
     wanted = VTAB_TRAIN + VTAB_VALIDATION
-    if wanted > len(rows):
-        raise InlayError(f"protocol='vtab-1k' needs {wanted:,} training examples and there are {len(rows):,}.")
+    distinct = _one_each(rows)
+    if wanted > len(distinct):
+        raise InlayError(
+            f"protocol='vtab-1k' needs {wanted:,} different training examples and there are {len(distinct):,}."
+        )
     rng = stream(seed, "vtab-1k")
-    strata = _by_stratum(rows)
+    strata = _by_stratum(rows.take(distinct))
     counts = {name: len(found) for name, found in strata.items()}
-    drawn = _pick(strata, _proportional(counts, wanted, counts), rng)
+    drawn = distinct[_pick(strata, _proportional(counts, wanted, counts), rng)]
     inner = rows.take(drawn)
     strata = _by_stratum(inner)
     counts = {name: len(found) for name, found in strata.items()}
