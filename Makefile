@@ -6,7 +6,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARA
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all lint types docs docs-check clean
+.PHONY: help env demo smoke test test-all lint types docs docs-check probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ types: env  ## mypy over src
 
 docs: env  ## Regenerate what is generated: the method tables, the method pages' headers
 	$(BIN)/python -m inlay.methods.document --write
+
+probe: env  ## Try every method on every architecture and record what works
+	$(BIN)/python scripts/probe_methods.py
 
 docs-check: env
 	$(BIN)/python -m inlay.methods.document --check

@@ -1,7 +1,7 @@
 """What every method must hold on every architecture it works on, each a function of a case.
 
 A case is a method, a family of the zoo and a task. The functions know nothing of particular methods beyond what the
-registry says of them, so that a method added later is tested by being registered.
+registry and its config say of them, so that a method added later is tested by being registered.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils.peft_types import PeftType
 from torch import Tensor, nn
 
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.attach import attach, restore, save, trained_parameters
+from inlay.methods.capabilities import capabilities
 from inlay.methods.heads import newly_initialised
 from inlay.methods.plain import plain_parameters
-from inlay.methods.probe import logits
+from inlay.methods.probe import logits, probe
 from inlay.methods.registry import Method
+from inlay.methods.tuner import InlayTuner
 from zoo import tiny
 
 BATCH_NORM = nn.modules.batchnorm._NormBase
+# Merging rounds once more, to the base's precision; the logits here are of the order of one.
+MERGED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,18 @@ class Case:
         model, batch = self.base(dtype)
         return attach(model, self.method), batch
 
-    def trained(self, seed: int = 1) -> tuple[Any, dict[str, Tensor]]:
+    def trained(self, seed: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
         """The same, moved away from its start."""
-        model, batch = self.adapted()
+        model, batch = self.adapted(dtype)
         stir(model, seed)
         return model.eval(), batch
+
+    def works(self) -> bool:
+        """Whether `capabilities.json` says that it does; a method that is not in there yet is tried."""
+        recorded = capabilities()["methods"].get(self.method.name)
+        if recorded is None:
+            return probe(self.method, lambda: tiny(self.family, self.task)) is None  # type: ignore[arg-type]
+        return self.task in recorded.get(self.family, ())
 
 
 @cache
@@ -161,6 +175,59 @@ def disabling_restores_the_base(case: Case) -> None:
     assert torch.equal(logits(model, batch), trained)
 
 
+def merging_changes_nothing(case: Case, dtype: torch.dtype) -> None:
+    """A merged adapter computes what it does unmerged, up to a rounding."""
+    model, batch = case.trained(dtype=dtype)
+    wanted = logits(model, batch)
+    model.merge_adapter()
+    assert any(module.merged for module in model.modules() if isinstance(module, BaseTunerLayer))
+    torch.testing.assert_close(logits(model, batch), wanted, atol=MERGED[dtype], rtol=MERGED[dtype])
+
+
+def unmerging_undoes_merging(case: Case, dtype: torch.dtype) -> None:
+    """Every bit of the base is as it was, and the adapter acts as before. PEFT's own methods subtract: nearly."""
+    model, batch = case.trained(dtype=dtype)
+    wanted = logits(model, batch)
+    before = {name: parameter.detach().clone() for name, parameter in plain_parameters(model).items()}
+    model.merge_adapter()
+    model.unmerge_adapter()
+    for name, parameter in plain_parameters(model).items():
+        same(parameter, before[name], model, dtype)
+    same(logits(model, batch), wanted, model, dtype)
+
+
+def disabling_a_merged_adapter_restores_the_base(case: Case, dtype: torch.dtype) -> None:
+    """As `disabling_restores_the_base`, for an adapter that lies in the base's weights."""
+    model, batch = case.trained(dtype=dtype)
+    wanted = logits(model, batch)
+    model.merge_adapter()
+    with model.disable_adapter():
+        same(logits(model, batch), base_logits(case.family, case.task, dtype), model, dtype)
+    same(logits(model, batch), wanted, model, dtype)
+
+
+def merges_into_a_plain_model(case: Case) -> None:
+    """`merge_and_unload` leaves the base's own class and modules, nothing of PEFT's, and computes what it did."""
+    model, batch = case.trained()
+    wanted = logits(model, batch)
+    plain, (base, _) = model.merge_and_unload(), case.base()
+    assert type(plain) is type(base)
+    assert [(name, type(m)) for name, m in plain.named_modules()] == [
+        (name, type(m)) for name, m in base.named_modules()
+    ]
+    assert plain.state_dict().keys() == base.state_dict().keys()
+    assert not any(isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for module in plain.modules())
+    torch.testing.assert_close(logits(plain, batch), wanted, atol=MERGED[torch.float32], rtol=MERGED[torch.float32])
+
+
+def same(found: Tensor, wanted: Tensor, model: Any, dtype: torch.dtype) -> None:
+    """To the bit with one of inlay's methods in the model; PEFT's own methods unmerge by arithmetic."""
+    if isinstance(model.base_model, InlayTuner):
+        assert torch.equal(found, wanted)
+    else:
+        torch.testing.assert_close(found, wanted, atol=MERGED[dtype], rtol=MERGED[dtype])
+
+
 def has_train_and_eval_modes(case: Case) -> None:
     """Training mode runs, leaves nothing behind, and eval mode computes the same before and after it."""
     model, batch = case.trained()
@@ -201,7 +268,9 @@ def checkpoints_gradients(case: Case) -> None:
     wanted = gradients(model.train(), batch)
     before, _ = case.base()
     before.gradient_checkpointing_enable()
-    if case.method.name == "prefix":  # PEFT's prefixes are a cache of keys, which checkpointing turns off
+    if (
+        case.method.form == "peft" and model.peft_type == PeftType.PREFIX_TUNING
+    ):  # PEFT's prefixes are a cache of keys, which checkpointing turns off
         with pytest.raises(InlayError, match="gradient checkpointing"):
             attach(before, case.method)
         return
@@ -248,7 +317,7 @@ def stacks_with_lora(case: Case, folder: Path, lora_first: bool) -> None:
     model, batch = case.base()
     layers = []
     for seed, (method, name) in enumerate(order):
-        if layers and _clash(case.method, lora_first):
+        if layers and _clash(case, lora_first):
             with pytest.raises(InlayError, match=r"both wrap|the prompt last"):
                 attach(model, method, adapter_name=name)
             return
@@ -266,9 +335,14 @@ def stacks_with_lora(case: Case, folder: Path, lora_first: bool) -> None:
     assert torch.equal(logits(again, batch), wanted)
 
 
-def _clash(method: Method, lora_first: bool) -> bool:
+def _clash(case: Case, lora_first: bool) -> bool:
     """Prompts stand around a model, and two of PEFT's methods would both stand around one module."""
-    return method.name in {"ia3", "vera"} or (method.name in {"prompt", "prefix", "p-tuning"} and not lora_first)
+    model, lora = case.adapted()[0], attach(case.base()[0], "lora")
+    if model.active_peft_config.is_prompt_learning:
+        return not lora_first
+    ours = isinstance(model.base_model, InlayTuner)
+    shared = set(model.base_model.targeted_module_names) & set(lora.base_model.targeted_module_names)
+    return not ours and model.peft_type != lora.peft_type and bool(shared)
 
 
 def is_refused_clearly(case: Case) -> None:

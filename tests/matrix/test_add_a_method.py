@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from properties import Case
 import inlay
 import inlay.methods
 from inlay.methods import document, registry
+from inlay.methods.capabilities import capabilities
 from inlay.methods.probe import probe
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -51,6 +54,27 @@ def test_a_folder_is_a_method(scale: Method) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_works_where_it_says(scale: Method, family: str) -> None:
     assert probe(scale, lambda: tiny(family)) is None
+
+
+def test_it_is_tried_where_no_file_knows_it(scale: Method) -> None:
+    assert scale.name not in capabilities()["methods"]
+    assert all(Case(scale, family).works() for family in FAMILIES)
+    assert not Case(scale, "resnet").works()
+
+
+def test_the_matrix_runs_it_and_the_documentation_asks_for_a_probe(scale: Method, capsys) -> None:
+    folder = Path(inlay.methods.__path__[-1])
+    code = (
+        f"import sys, inlay.methods; inlay.methods.__path__.append({str(folder)!r}); import pytest; "
+        "sys.exit(pytest.main(['-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    arguments = [str(ROOT / "tests/matrix/test_matrix.py"), "-k", "starts_as_the_base and scale-bert"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr  # pytest exits with 5 where no test was selected
+    assert document.main(["--check"]) == 1
+    assert "knows nothing of scale: run make probe" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", FAMILIES)

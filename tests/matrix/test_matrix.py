@@ -1,7 +1,8 @@
 """Every registered method on every architecture of the zoo, property by property.
 
 Which cases there are comes from the registry, the zoo and `capabilities.json`: where the file says that a method works
-it must hold everything in properties.py, where it says that it does not it must refuse; and the probes must agree.
+it must hold everything in properties.py, where it says that it does not it must refuse; and the probes must agree. A
+method that the file does not know yet is probed here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import properties
 import pytest
+import torch
 from properties import Case
 
-from inlay.methods.capabilities import capabilities
 from inlay.methods.probe import probe
 from inlay.methods.registry import all_methods
 from zoo import FAMILIES, tiny
@@ -27,11 +28,12 @@ EVERY = [
     for task in description.tasks
     if task != "base"
 ]
-WORKS = [case for case in EVERY if case.task in capabilities()["methods"][case.method.name].get(case.family, ())]
+WORKS = [case for case in EVERY if case.works()]
 REFUSED = [case for case in EVERY if case not in WORKS]
 # One task a family where the task adds nothing to what is tested: the first that works.
 ONCE = list({(case.method.name, case.family): case for case in reversed(WORKS)}.values())[::-1]
 ADAPTERS = [case for case in ONCE if case.method.form == "peft"]
+MERGEABLE = [case for case in ADAPTERS if case.method.mergeable]
 # T5's classifier runs its decoder, which takes ten times as long to trace as the rest and has nothing of the method's.
 COMPILED = [replace(case, task="token-classification") if case.family == "t5" else case for case in ADAPTERS]
 # Inductor takes many seconds: once a method here, on a small family; on all others in `make test-all`.
@@ -65,6 +67,19 @@ def test_two_adapters_live_together(case: Case, tmp_path: Path) -> None:
 @each(ADAPTERS)
 def test_disabling_restores_the_base(case: Case) -> None:
     properties.disabling_restores_the_base(case)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@each(MERGEABLE)
+def test_merging(case: Case, dtype: torch.dtype) -> None:
+    properties.merging_changes_nothing(case, dtype)
+    properties.unmerging_undoes_merging(case, dtype)
+    properties.disabling_a_merged_adapter_restores_the_base(case, dtype)
+
+
+@each(MERGEABLE)
+def test_merges_into_a_plain_model(case: Case) -> None:
+    properties.merges_into_a_plain_model(case)
 
 
 @each(ONCE)

@@ -177,6 +177,50 @@ def test_merging_and_unmerging_to_the_bit() -> None:
     assert not hasattr(plain, "peft_config")
 
 
+@pytest.mark.parametrize("config_class", ["BiasTuningConfig", "NormTuningConfig"])
+def test_disabling_a_merged_adapter_gives_the_base(config_class: str) -> None:
+    model, batch = tiny("bert")
+    base = logits(model, batch)
+    adapted = get_peft_model(model, getattr(inlay, config_class)())
+    stir(adapted)
+    wanted = logits(adapted, batch)
+    adapted.merge_adapter()
+    with adapted.disable_adapter():
+        assert torch.equal(logits(adapted, batch), base)
+    assert torch.equal(logits(adapted, batch), wanted)
+
+
+@pytest.mark.parametrize("config_class", ["BiasTuningConfig", "NormTuningConfig"])
+def test_unmerging_a_model_that_was_cast_meanwhile(config_class: str) -> None:
+    model, batch = tiny("bert")
+    adapted = get_peft_model(model, getattr(inlay, config_class)())
+    adapted.merge_adapter()
+    adapted.to(torch.bfloat16)
+    adapted.unmerge_adapter()
+    assert logits(adapted, batch).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+@pytest.mark.parametrize("config_class", ["BiasTuningConfig", "NormTuningConfig"])
+def test_one_config_serves_several_models(config_class: str, task_type: str | None, tmp_path: Path) -> None:
+    config = getattr(inlay, config_class)(task_type=task_type)
+    wanted = {}
+    for family in ("bert", "gpt2", "bert"):
+        model, batch = tiny(family)
+        adapted = get_peft_model(model, config)
+        assert config.target_modules is None
+        assert not config.resolved
+        adapted.add_adapter("other", config)
+        stir(adapted)
+        adapted.save_pretrained(tmp_path / family)
+        wanted[family] = logits(adapted, batch)
+        assert set(adapted.peft_config["default"].target_modules) == set(adapted.peft_config["other"].target_modules)
+    for family, outputs in wanted.items():
+        model, batch = tiny(family)
+        again = PeftModel.from_pretrained(model, str(tmp_path / family))
+        assert torch.equal(logits(again, batch), outputs)
+
+
 def test_merging_is_refused_where_values_are_not_finite() -> None:
     adapted = get_peft_model(tiny("bert")[0], inlay.BiasTuningConfig())
     next(m for m in adapted.modules() if isinstance(m, BiasLayer)).inlay_bias_delta["default"].weight.data.fill_(

@@ -13,6 +13,7 @@ from peft import PeftModel
 from inlay.errors import InlayError
 from inlay.methods import document
 from inlay.methods.attach import trained_parameters
+from inlay.methods.capabilities import FILE, capabilities
 from inlay.methods.registry import all_methods
 from zoo import tiny
 
@@ -46,6 +47,19 @@ def test_what_is_out_of_date_is_named_and_mended(tmp_path, monkeypatch, capsys) 
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(InlayError, match="methods:begin"):
         document.main(["--check"])
+
+
+def test_the_capabilities_file_is_what_the_script_writes(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import probe_methods
+
+    known = capabilities()
+    assert (ROOT / "src/inlay/methods" / FILE).read_text(encoding="utf-8") == probe_methods.compact(known)
+    methods, families = ["linear-probe", "bias"], ["bert", "llama", "resnet"]
+    found = probe_methods.probe_all([all_methods()[name] for name in methods], families)
+    assert found.pop("methods") == {m: {f: t for f, t in known["methods"][m].items() if f in families} for m in methods}
+    assert found.pop("trained") == {name: known["trained"][name] for name in methods}
+    assert found == {key: {family: known[key][family] for family in families} for key in found}
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

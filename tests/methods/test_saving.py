@@ -16,7 +16,7 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.probe import logits
 from inlay.methods.registry import get
-from inlay.methods.saving import NOTE, WEIGHTS
+from inlay.methods.saving import CONFIG, NOTE, WEIGHTS, digest
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -55,7 +55,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
 
 def edit_note(folder: Path, **changes: object) -> None:
     path = next(folder / name for name in NOTE.values() if (folder / name).is_file())
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    note = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(note | {"digest": digest(note)}))
 
 
 def test_what_lies_in_the_folder(saved: tuple[str, Path]) -> None:
@@ -64,7 +65,8 @@ def test_what_lies_in_the_folder(saved: tuple[str, Path]) -> None:
     assert note["method"] == method
     assert note["base_model"] == "some/base"
     assert note["newly_initialised"] == ([] if method == "full" else ["classifier"])
-    assert list(note["sha256"]) == [weights(method, folder).name]
+    config = [CONFIG[get(method).form]] if get(method).form in CONFIG else []
+    assert sorted(note["sha256"]) == sorted([weights(method, folder).name, *config])
     if get(method).form == "peft":
         assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == "some/base"
         assert "some/base" in (folder / "README.md").read_text()
@@ -195,6 +197,46 @@ def test_a_note_of_another_version(saved: tuple[str, Path]) -> None:
         restore(tiny("bert")[0], method, folder)
 
 
+def test_a_note_that_was_edited(saved: tuple[str, Path]) -> None:
+    method, folder = saved
+    path = folder / NOTE[get(method).form]
+    note = json.loads(path.read_text())
+    for key in note.keys() - {"format", "method"}:
+        path.write_text(json.dumps({name: value for name, value in note.items() if name != key}))
+        with pytest.raises(InlayError, match=f"lacks '{key}'"):
+            restore(tiny("bert")[0], method, folder)
+        for wrong in (5, [5], {"a": 5}, "word"):
+            if wrong != note[key]:
+                path.write_text(json.dumps(note | {key: wrong}))
+                with pytest.raises(InlayError, match=r"was edited|not what was saved"):
+                    restore(tiny("bert")[0], method, folder)
+    path.write_text(json.dumps(note | {"method": ["bias"]}))
+    with pytest.raises(InlayError, match="was saved by method"):
+        restore(tiny("bert")[0], method, folder)
+
+
+def test_settings_that_were_edited(saved: tuple[str, Path]) -> None:
+    method, folder = saved
+    if get(method).form not in CONFIG:
+        pytest.skip("a head has no settings beside its note")
+    path = folder / CONFIG[get(method).form]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 64, "layer_norm_eps": 0.5}))
+    with pytest.raises(InlayError, match="SHA-256"):
+        restore(tiny("bert")[0], method, folder)
+    path.unlink()
+    with pytest.raises(InlayError):
+        restore(tiny("bert")[0], method, folder)
+
+
+@pytest.mark.parametrize("change", [{"peft_type": ["LORA"]}, {"target_modules": "("}, {"r": -1}, {"r": "eight"}])
+def test_settings_that_make_no_sense(tmp_path: Path, change: dict[str, object]) -> None:
+    trained("lora")[0].save_pretrained(tmp_path)
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InlayError, match=r"no method known|does not fit"):
+        restore(tiny("bert")[0], "lora", tmp_path)
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     adapted, _ = trained("lora")
     adapted.save_pretrained(tmp_path, safe_serialization=False)
@@ -217,3 +259,23 @@ def test_an_adapter_with_a_name_of_its_own(tmp_path: Path) -> None:
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     save(adapted, "bias", tmp_path, adapter_name="mine")
     assert torch.equal(logits(restore(tiny("bert")[0], "bias", tmp_path), batch), logits(adapted, batch))
+
+
+def test_one_of_several_adapters_is_taken_by_its_name(tmp_path: Path) -> None:
+    wanted = {}
+    batch = tiny("bert")[1]
+    for name in ("default", "a", "b"):
+        adapted = attach(tiny("bert")[0], "bias", adapter_name=name)
+        with torch.no_grad():
+            for parameter in trained_parameters(adapted).values():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        save(adapted, "bias", tmp_path, adapter_name=name)
+        wanted[name] = logits(adapted, batch)
+    for name, outputs in wanted.items():
+        assert torch.equal(logits(restore(tiny("bert")[0], "bias", tmp_path, adapter_name=name), batch), outputs)
+    with pytest.raises(InlayError, match="none called 'c': give adapter_name, of default, a, b"):
+        restore(tiny("bert")[0], "bias", tmp_path, adapter_name="c")
+    assert torch.equal(logits(restore(tiny("bert")[0], "bias", tmp_path / "b", adapter_name="c"), batch), wanted["b"])
+    weights("bias", tmp_path).unlink()
+    with pytest.raises(InlayError, match="none called 'default': give adapter_name, of a, b"):
+        restore(tiny("bert")[0], "bias", tmp_path)

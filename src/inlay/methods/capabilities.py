@@ -1,6 +1,6 @@
 """Which method works on which architecture, as the probes found it; read without importing torch.
 
-`capabilities.json` is written by `python -m inlay.methods.document --probe` and never by hand; the test matrix fails
+`capabilities.json` is written by `make probe` (scripts/probe_methods.py) and never by hand; the test matrix fails
 when it disagrees with what the probes find.
 """
 

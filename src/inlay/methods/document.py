@@ -1,20 +1,18 @@
-"""Write what is generated about the methods: the capabilities file, the tables, the headers of the method pages.
+"""Write what is generated about the methods: the tables, the headers of the method pages.
 
-    python -m inlay.methods.document --check     # is everything current? (imports neither torch nor PEFT)
+    python -m inlay.methods.document --check     # is everything current?
     python -m inlay.methods.document --write     # make it so
-    python -m inlay.methods.document --probe     # first try every method on every architecture of tests/zoo.py
 
+Neither imports torch or PEFT. What works where is read from `capabilities.json`, which `make probe` writes by trying.
 The pages' equations, advice and examples are written by hand below the generated header.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from inlay.errors import InlayError
 from inlay.methods.capabilities import FILE, capabilities
@@ -34,18 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--check", action="store_true", help="say what is out of date")
     action.add_argument("--write", action="store_true", help="bring it up to date")
-    action.add_argument("--probe", action="store_true", help="probe every method, then write")
     options = parser.parse_args(arguments)
-    if options.probe:
-        _write(Path(__file__).with_name(FILE), _compact(_probe_all()))
-        capabilities.cache_clear()
     stale = [path for path, text in pages().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    unprobed = [name for name in all_methods() if name not in capabilities()["methods"]]
     if options.check:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is out of date: run python -m inlay.methods.document --write")
-        return 1 if stale else 0
+        for name in unprobed:
+            print(f"{FILE} knows nothing of {name}: run make probe")
+        return 1 if stale or unprobed else 0
     for path in stale:
-        _write(path, pages()[path])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(pages()[path], encoding="utf-8")
         print(path.relative_to(ROOT))
     return 0
 
@@ -155,52 +153,6 @@ def _replace(text: str, markers: tuple[str, str], content: str, path: Path) -> s
     if not found or not closed:
         raise InlayError(f"{path} has no lines {begin} and {end}, between which the generated part goes.")
     return f"{head}{begin}\n{content}\n{end}{tail}"
-
-
-def _compact(data: Mapping[str, Mapping[str, Any]]) -> str:
-    """JSON with one entry a line, so that a change shows as one."""
-    entry = json.dumps
-    parts = (
-        f" {entry(key)}: {{\n" + ",\n".join(f"  {entry(k)}: {entry(v)}" for k, v in value.items()) + "\n }"
-        for key, value in data.items()
-    )
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def _probe_all() -> Mapping[str, Any]:
-    """What works where, by trying. The zoo of tiny models lies with the tests."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from inlay.anatomy import anatomy
-    from inlay.methods.probe import cost, probe
-    from zoo import FAMILIES, tiny
-
-    tasks = {name: [task for task in family.tasks if task != "base"] for name, family in FAMILIES.items()}
-    methods: dict[str, dict[str, list[str]]] = {}
-    for method in all_methods().values():
-        methods[method.name] = {}
-        for family in FAMILIES:
-            works = []
-            for task in tasks[family]:
-                fault = probe(method, lambda family=family, task=task: tiny(family, task))  # type: ignore[misc]
-                if fault is None:
-                    works.append(task)
-                else:
-                    print(f"{method.name} on {family}, {task}: {fault.splitlines()[0]}", file=sys.stderr)
-            if works:
-                methods[method.name][family] = works
-    return {
-        "methods": methods,
-        "tasks": tasks,
-        "modalities": {name: family.modality for name, family in FAMILIES.items()},
-        "kinds": {name: anatomy(tiny(name, "base")[0]).kind for name in FAMILIES},
-        "model_types": {name: tiny(name, tasks[name][0])[0].config.model_type for name in FAMILIES},
-        "trained": {name: count for name, method in all_methods().items() if (count := cost(method)) is not None},
-    }
 
 
 if __name__ == "__main__":

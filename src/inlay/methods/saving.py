@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,15 @@ FORMAT = 1
 NEW = "_inlay_newly_initialised"
 NOTE = {"peft": "inlay.json", "head": "head.json", "full": "inlay.json"}
 WEIGHTS = {"peft": "adapter_model.safetensors", "head": "head.safetensors", "full": "model.safetensors"}
-CONFIG = "adapter_config.json"
+CONFIG = {"peft": "adapter_config.json", "full": "config.json"}
+TEXT: tuple[type, ...] = (str, type(None))
+TYPES: dict[str, tuple[type, ...]] = {
+    "base_model": TEXT,
+    "fingerprint": TEXT,
+    "newly_initialised": (list,),
+    "sha256": (dict,),
+    "digest": (str,),
+}
 
 
 def save(
@@ -65,14 +74,16 @@ def save(
         place = folder
         with _no_progress_bar():
             model.save_pretrained(folder)
+    hashed = [*sorted(place.glob("*.safetensors")), *_config_file(place, method)]
     note = facts | {
         "format": FORMAT,
         "method": method.name,
         "base_model": base_model_name,
         "fingerprint": fingerprint,
         "newly_initialised": list(getattr(model, NEW, ())),
-        "sha256": {file.name: _sha256(file) for file in sorted(place.glob("*.safetensors"))},
+        "sha256": {file.name: _sha256(file) for file in hashed},
     }
+    note["digest"] = digest(note)
     (place / NOTE[method.form]).write_text(json.dumps(note, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -86,11 +97,14 @@ def restore(
 ) -> nn.Module:
     """`model`, a freshly loaded base with a head of the same shape, with what `save` wrote into `folder`; in eval mode.
 
+    Where the folder holds several adapters, the one called `adapter_name` is taken; a single one goes by any name.
     `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here.
     """
     method = registry.get(method) if isinstance(method, str) else method
-    place = _place(Path(folder), method)
+    place = _place(Path(folder), method, adapter_name)
     note = _note(place, method)
+    for path in _config_file(place, method):
+        _check_hash(path, note)
     if method.form != "full":
         _check_base(model, note, place, fingerprint)
     if method.form == "full":
@@ -133,17 +147,41 @@ def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: 
     return folder if adapter_name == "default" else folder / adapter_name
 
 
-def _place(folder: Path, method: Method) -> Path:
+def _place(folder: Path, method: Method, adapter_name: str) -> Path:
     """Where the weights lie: PEFT puts an adapter that is not called "default" into a folder of its name."""
     weights = WEIGHTS[method.form]
     index = f"{weights}.index.json"
+    named = folder / adapter_name if method.form == "peft" and adapter_name != "default" else folder
     places = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
-    for place in places:
-        if (place / weights).is_file() or (method.form == "full" and (place / index).is_file()):
-            return place
+    found = [
+        place
+        for place in places
+        if (place / weights).is_file() or (method.form == "full" and (place / index).is_file())
+    ]
+    if named in found:
+        return named
+    if len(found) > 1:
+        held = ", ".join("default" if place == folder else place.name for place in found)
+        raise InlayError(
+            f"{folder} holds several adapters, none called {adapter_name!r}: give adapter_name, of {held}."
+        )
+    if found:
+        return found[0]
     other = next((form for form in WEIGHTS if form != method.form and (folder / WEIGHTS[form]).is_file()), None)
     hint = f" It holds {WEIGHTS[other]}, which another method wrote." if other else ""
     raise InlayError(f"{folder} has no {weights}, which method {method.name!r} saves.{hint}")
+
+
+def _config_file(place: Path, method: Method) -> list[Path]:
+    """The settings that lie beside the weights; a head has none."""
+    path = place / CONFIG.get(method.form, "")
+    return [path] if path.is_file() else []
+
+
+def digest(note: Mapping[str, Any]) -> str:
+    """What a note hashes to, its own digest aside."""
+    rest = {key: value for key, value in note.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _note(place: Path, method: Method) -> dict[str, Any]:
@@ -159,6 +197,13 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
         )
     if note.get("method") != method.name:
         raise InlayError(f"{place} was saved by method {note.get('method')!r}, not by {method.name!r}.")
+    for key, types in (TYPES | ({"parameters": (list,)} if method.form == "head" else {})).items():
+        if key not in note:
+            raise InlayError(f"{path} lacks {key!r}: it was edited or is damaged. Save the model again.")
+        if not isinstance(note[key], types):
+            raise InlayError(f"{path} has {key}={note[key]!r}: it was edited or is damaged. Save the model again.")
+    if note["digest"] != digest(note):
+        raise InlayError(f"{path} is not what was saved: its own digest differs. Save the model again.")
     return note
 
 
@@ -211,17 +256,18 @@ def _restore_adapter(
     model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str
 ) -> nn.Module:
     register()
-    data = _json(place / CONFIG)
-    if data.get("peft_type") not in PEFT_TYPE_TO_CONFIG_MAPPING:
-        raise InlayError(f"{place / CONFIG} has peft_type={data.get('peft_type')!r}, which is no method known here.")
-    if PEFT_TYPE_TO_CONFIG_MAPPING[data["peft_type"]] is not method.config_class():
-        raise InlayError(f"{place} holds an adapter of type {data['peft_type']}, not of method {method.name!r}.")
+    path = place / CONFIG["peft"]
+    kind = _json(path).get("peft_type")
+    if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise InlayError(f"{path} has peft_type={kind!r}, which is no method known here.")
+    if PEFT_TYPE_TO_CONFIG_MAPPING[kind] is not method.config_class():
+        raise InlayError(f"{place} holds an adapter of type {kind}, not of method {method.name!r}.")
     try:
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
         adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, re.error) as error:
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)
     _compare(tensors, expected, place)

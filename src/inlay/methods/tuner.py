@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -52,6 +53,12 @@ class ChildLayer(nn.Module, BaseTunerLayer):
             return []
         available = getattr(self, self.adapter_layer_names[0])
         return [name for name in self.active_adapters if name in available]
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """A merged adapter lies in the host, where disabling would not reach it: it is taken out first."""
+        if not enabled and self.merged:
+            self.unmerge()
+        super().enable_adapters(enabled)
 
     def attach(self) -> None:
         """Make the host's forward pass go through this child."""
@@ -99,6 +106,11 @@ class InlayTuner(BaseTuner):
     def refusal(cls, model: nn.Module) -> str:
         """Why the method cannot adapt this model, and what would."""
         raise NotImplementedError
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """Names are looked up into a copy of the config: the caller's may serve another model."""
+        self.peft_config[adapter_name] = deepcopy(self.peft_config[adapter_name])
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
 
     def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
         if not peft_config.resolved:

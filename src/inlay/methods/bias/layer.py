@@ -76,7 +76,7 @@ class BiasLayer(ChildLayer):
     def unmerge(self) -> None:
         """Give the host back the bias it had, to the bit."""
         if self._unmerged is not None:
-            self.host.bias.data = self._unmerged.to(self.host.bias.device)
+            self.host.bias.data = self._unmerged.to(self.host.bias)  # moved or cast since, perhaps
         self._unmerged = None
         self.merged_adapters.clear()
 

@@ -95,6 +95,6 @@ class NormLayer(ChildLayer):
         """Give the host back the scale and shift it had, to the bit."""
         for key, value in self._unmerged.items():
             parameter = self.host.get_parameter(key)
-            parameter.data = value.to(parameter.device)
+            parameter.data = value.to(parameter)  # moved or cast since, perhaps
         self._unmerged.clear()
         self.merged_adapters.clear()

@@ -1,0 +1,71 @@
+"""Try every method on every architecture and record what works in `src/inlay/methods/capabilities.json`.
+
+    python scripts/probe_methods.py      # some minutes; then brings the generated documentation up to date
+
+The architectures are the tiny models of tests/zoo.py; what it means to work is in `inlay.methods.probe`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from inlay.anatomy import anatomy  # noqa: E402
+from inlay.methods import document  # noqa: E402
+from inlay.methods.capabilities import FILE, capabilities  # noqa: E402
+from inlay.methods.probe import cost, probe  # noqa: E402
+from inlay.methods.registry import Method, all_methods  # noqa: E402
+from zoo import FAMILIES, tiny  # noqa: E402
+
+
+def main() -> int:
+    """The command."""
+    text = compact(probe_all(all_methods().values(), FAMILIES))
+    (ROOT / "src/inlay/methods" / FILE).write_text(text, encoding="utf-8")
+    capabilities.cache_clear()
+    return document.main(["--write"])
+
+
+def probe_all(methods: Iterable[Method], families: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What works where, by trying, and what a person wants to know of each: see `inlay.methods.capabilities`."""
+    methods, families = list(methods), list(families)
+    tasks = {name: [task for task in FAMILIES[name].tasks if task != "base"] for name in families}
+    works: dict[str, dict[str, list[str]]] = {}
+    for method in methods:
+        tried = {family: [task for task in tasks[family] if _works(method, family, task)] for family in families}
+        works[method.name] = {family: found for family, found in tried.items() if found}
+    return {
+        "methods": works,
+        "tasks": tasks,
+        "modalities": {name: FAMILIES[name].modality for name in families},
+        "kinds": {name: anatomy(tiny(name, "base")[0]).kind for name in families},
+        "model_types": {name: tiny(name, tasks[name][0])[0].config.model_type for name in families},
+        "trained": {method.name: count for method in methods if (count := cost(method)) is not None},
+    }
+
+
+def _works(method: Method, family: str, task: Any) -> bool:
+    fault = probe(method, lambda: tiny(family, task))
+    if fault is not None:
+        print(f"{method.name} on {family}, {task}: {fault.splitlines()[0]}", file=sys.stderr)
+    return fault is None
+
+
+def compact(data: Mapping[str, Mapping[str, Any]]) -> str:
+    """JSON with one entry a line, so that a change shows as one."""
+    entry = json.dumps
+    parts = (
+        f" {entry(key)}: {{\n" + ",\n".join(f"  {entry(k)}: {entry(v)}" for k, v in value.items()) + "\n }"
+        for key, value in data.items()
+    )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
