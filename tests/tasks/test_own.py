@@ -191,6 +191,21 @@ def test_a_label_spelled_as_nothing_is_missing_and_said(write: Write, spec: Make
     assert word in [*task.train["text"], *task.validation["text"], *task.test["text"]]
 
 
+def test_a_split_without_labels_is_refused(tmp_path: Path, write: Write, spec: MakeSpec) -> None:
+    write("d/train.csv", "text,label\n" + "".join(f"w {i},{'ab'[i % 2]}\n" for i in range(30)))
+    write("d/test.csv", "text\nw\n")
+    with pytest.raises(InlayError, match=r"test.csv \(test\): all 1 rows are unusable, with nothing in 'label'"):
+        tasks.load(spec(data=tmp_path / "d"))
+
+
+def test_a_class_called_none_that_is_needed_is_asked_about(write: Write, spec: MakeSpec) -> None:
+    text = "text,label\n" + "".join(f"w {i},{('none', 'rude')[i % 2]}\n" for i in range(30))
+    with pytest.raises(
+        InlayError, match=r"'none' \(15 rows\) in 'label' is taken for a missing value; if it is a class"
+    ):
+        tasks.load(spec(data=write("a.csv", text)))
+
+
 def test_missing_values_do_not_make_amounts_classes(write: Write, spec: MakeSpec) -> None:
     text = "text,label\n" + "".join(f"w {i},{'NA' if i == 4 else i / 3}\n" for i in range(40))
     task = tasks.load(spec(data=write("a.csv", text)))

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import BertConfig, BertForTokenClassification
 
-from inlay import tasks
+from inlay import tasks, training
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import TaskSchema, kinds
@@ -178,6 +179,14 @@ def test_tags_come_back_to_words(names: tasks.Task, wordpiece: Any, byte_level: 
         names.decode(logits)
 
 
+class Oracle(BertForTokenClassification):
+    """A model that knows the tag of every token that it reads."""
+
+    def forward(self, labels: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+        logits = torch.nn.functional.one_hot(torch.where(labels < 0, 1, labels), 2).float()
+        return {"loss": torch.zeros(()), "logits": logits}
+
+
 def test_words_beyond_the_cut_are_scored_and_tagged(write: Write, spec: MakeSpec, wordpiece: Any) -> None:
     """A perfect model that reads half the names finds half the names, and everything it says is right."""
     words, tags = ["Paris", *["the"] * 30, "Rome"], ["B-LOC", *["O"] * 30, "B-LOC"]
@@ -190,6 +199,11 @@ def test_words_beyond_the_cut_are_scored_and_tagged(write: Write, spec: MakeSpec
     for predictions in (logits, virtual):
         found = task.compute_metrics(predictions, labels, test)
         assert found == {"entity-f1": pytest.approx(2 / 3), "entity-precision": 1.0, "entity-recall": 0.5}
+    config = BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=99, num_labels=2
+    )
+    at_once, _ = training.evaluate(Oracle(config), task, "test", wordpiece, spec(task="wnut17", max_length=16))
+    assert at_once["entity-recall"] == 0.5
     inputs = task.encode_inputs([{"tokens": row["tokens"]} for row in task.test], wordpiece, 16)
     assert [one["tags"] for one in task.decode(logits, inputs)] == [["B-LOC", *["O"] * 32]] * len(test)
 

@@ -104,13 +104,11 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
     whole = {number: row for number, row in rows if not any(absent(row, name) for name in needed)}
     dropped = len(table.rows) - len(whole)
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
-    said = Counter(row[spelled] for row in table.rows if labels.says_missing(row[spelled])) if spelled else None
-    if said:
-        shown = ", ".join(f"{word!r} ({count:,} rows)" for word, count in said.most_common(3))
-        notes.append(
-            f"{where}: {shown} in {spelled!r} is taken for a missing value; if it is a class, rename it, or save the "
-            "table as JSON lines"
-        )
+    if spelled and (taken := _taken_for_missing(table, spelled)):
+        left = {row[spelled] for row in whole.values()}
+        if choice.kind in kinds.ONE_LABEL and split in ("all", "train") and len(left) < 2:
+            raise InlayError(f"{where}: {taken}. Without it there are not two classes to tell apart.")
+        notes.append(f"{where}: {taken}")
     if not whole:
         empty = [name for name in needed if all(absent(row, name) for row in table.rows)]
         about = f"nothing in {', '.join(map(repr, empty))}" if empty else "something missing in every row"
@@ -125,6 +123,18 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
                     f"{where}, row {number}: {name!r} is infinite. Give a number, or null if it is missing."
                 )
     return [_FORMS[choice.kind](row, choice, table, f"{where}, row {number}") for number, row in whole.items()]
+
+
+def _taken_for_missing(table: Table, label: str) -> str | None:
+    """What the labels say that is taken for nothing, in words, and what to do if it is not."""
+    said = Counter(row[label] for row in table.rows if labels.says_missing(row.get(label)))
+    if not said:
+        return None
+    shown = ", ".join(f"{word!r} ({count:,} rows)" for word, count in said.most_common(3))
+    return (
+        f"{shown} in {label!r} is taken for a missing value; if it is a class, rename it, or save the table as JSON "
+        "lines"
+    )
 
 
 def field_of(column: str) -> str:
