@@ -57,7 +57,7 @@ def probe(name: str, task_name: str, data_dir: str | None) -> dict[str, float | 
     found = {}
     for which, model in (("pretrained", backbone.model), ("random", untrained)):
         features = {split: read(model, encoded, collate) for split, encoded in parts.items()}
-        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=500))
+        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=200))
         classifier.fit(features["train"], labels["train"])
         found[which] = round(100 * classifier.score(features["test"], labels["test"]), 1)
     return {"set": task.name, "model": name, **found, "gain": round(found["pretrained"] - found["random"], 1)}

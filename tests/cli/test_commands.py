@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -185,3 +186,28 @@ def test_no_network_is_one_clear_error(tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr
     assert "nobody/nothing" in found.stderr
     assert "embedded:" in found.stderr
+
+
+def test_only_what_was_named_is_removed(inlay, review_spec, tmp_path: Path) -> None:
+    """A copy elsewhere, an empty name and a damaged run: none takes another run along."""
+    from inlay import tune
+
+    run = tune(review_spec, tmp_path / "runs", progress=False)
+    shutil.copytree(run.folder, tmp_path / "backup" / run.id)
+    status, _, err = inlay("runs", "rm", f"backup/{run.id}", "--yes")
+    assert status == 2
+    assert "backup" in err
+    assert inlay("runs", "rm", "", "--yes")[0] == 2
+    assert run.folder.is_dir()
+    (run.folder / "spec.json").write_text("{")
+    assert inlay("runs", "rm", f"runs/{run.id}", "--yes")[0] == 0
+    assert not run.folder.exists()
+    assert (tmp_path / "backup" / run.id).is_dir()
+
+
+def test_comparison_with_a_failure_says_so_by_its_status(inlay, image_model: Path, photos: Path) -> None:
+    compare = ("compare", "--model", image_model, "--data", photos, "--methods", "linear-probe,prompt", "--seeds", "1")
+    status, out, err = inlay(*compare, *QUICK)
+    assert status == 1
+    assert "linear-probe" in out
+    assert "failed: prompt, seed 0" in err

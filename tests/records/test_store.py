@@ -16,7 +16,7 @@ import pytest
 
 from inlay.errors import InlayError
 from inlay.records import FORMAT, Run, Spec, Store
-from inlay.records.atomic import write_folder, write_json, write_text, writing
+from inlay.records.atomic import clear_leftovers, write_folder, write_json, write_text, writing
 from inlay.records.lock import held
 from inlay.records.store import checksum, name, now
 
@@ -200,7 +200,7 @@ def test_get_by_part_of_the_name_and_never_outside_the_store(tmp_path: Path) -> 
         store.get("rotten")
     with pytest.raises(InlayError, match="Did you mean"):
         store.get(first.id + "x")
-    for elsewhere in ("..", "", str(second.folder)):
+    for elsewhere in ("..", "", str(tmp_path / "elsewhere" / second.id)):
         with pytest.raises(InlayError):
             store.remove(elsewhere)
     store.remove(first.id)
@@ -314,6 +314,42 @@ def test_writes_replace_whole_files_and_folders(tmp_path: Path) -> None:
     write_folder(tmp_path / "folder", lambda folder: (folder / "other").write_text("new") and None)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["other"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two renames that replace a folder neither has its name: the old one comes back, after a kill too."""
+
+    def written(text: str) -> None:
+        write_folder(tmp_path / "folder", lambda folder: (folder / "inside").write_text(text) and None)
+
+    written("old")
+    real, calls = os.replace, []
+
+    def second_fails(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "broken")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", second_fails)
+        with pytest.raises(InlayError, match="broken"):
+            written("new")
+    assert len(calls) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert (tmp_path / "folder" / "inside").read_text() == "old"
+
+    child = os.fork()
+    if child == 0:
+        os.replace = lambda source, target: (real(source, target), os._exit(9))  # type: ignore[assignment]
+        written("new")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not (tmp_path / "folder").exists()
+    clear_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert (tmp_path / "folder" / "inside").read_text() == "old"
+    written("new")
+    assert (tmp_path / "folder" / "inside").read_text() == "new"
 
 
 def test_importing_the_store_is_light() -> None:

@@ -19,6 +19,8 @@ from scipy import stats
 from inlay import InlayError, Spec, compare, predict, tune
 from inlay.records.store import Store
 from inlay.workflow.compare import half_width
+from inlay.workflow.predict import joined
+from inlay.workflow.tune import settled
 
 
 def test_own_table_is_adapted_evaluated_recorded_and_found_again(review_spec: Spec, tmp_path: Path) -> None:
@@ -148,17 +150,60 @@ def test_comparison_takes_finished_runs_as_they_are(review_spec: Spec, tmp_path:
     assert found.rows[0].mean >= found.rows[1].mean
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12))
 def test_interval_is_student_s(values: list[float]) -> None:
     array = torch.tensor(values, dtype=torch.float64).numpy()
     low, high = stats.t.interval(0.95, len(values) - 1, loc=array.mean(), scale=stats.sem(array))
     width = half_width(values)
     assert width is not None
-    if math.isnan(low):
-        assert width == 0
+    if math.isnan(low):  # no spread at all, or one that underflows
+        assert width == pytest.approx(0, abs=1e-9)
     else:
         assert width == pytest.approx((high - low) / 2, abs=1e-9)
 
 
 def test_one_value_has_no_interval() -> None:
     assert half_width([0.5]) is None
+
+
+def test_the_same_numbers_and_the_same_task_are_the_same_run(review_spec: Spec) -> None:
+    assert review_spec.with_(epochs=3).digest() == review_spec.with_(epochs=3.0).digest()
+    named = Spec(model="embedded:vit", method="bias", task="semeval")
+    assert settled(named) == settled(named.with_(task="semeval2010"))
+
+
+def test_another_tokenizer_or_code_is_another_run(review_spec: Spec, tmp_path: Path) -> None:
+    run = tune(review_spec, tmp_path / "runs", progress=False)
+    (Path(review_spec.model) / "README.md").write_text("a card")
+    assert tune(review_spec, tmp_path / "runs", progress=False).id == run.id
+    (Path(review_spec.model) / "added_tokens.txt").write_text("w1")
+    assert tune(review_spec, tmp_path / "runs", progress=False).id != run.id
+
+
+def test_data_set_of_the_hub_by_its_id_gets_as_far_as_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="nobody/nothing"):
+        tune(Spec(model="embedded:vit", task="nobody/nothing", method="bias"), tmp_path / "runs", progress=False)
+
+
+def test_no_field_of_the_input_is_hidden_by_the_answer() -> None:
+    row, answer = {"text": "the prompt", "score": "3"}, {"text": "the answer", "score": 0.5, "label": "a"}
+    assert joined(row, answer) == {
+        "text": "the prompt",
+        "score": "3",
+        "predicted_text": "the answer",
+        "predicted_score": 0.5,
+        "label": "a",
+    }
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    review_spec: Spec, reviews: Path, tmp_path: Path
+) -> None:
+    run = tune(review_spec, tmp_path / "runs", progress=False)
+    shutil.rmtree(review_spec.model)
+    with pytest.raises(InlayError, match="is a folder: give the name of a file"):
+        predict(run, reviews, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InlayError, match="Cannot write"):
+        predict(run, reviews, tmp_path / "file" / "answers.jsonl")

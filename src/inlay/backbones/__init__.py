@@ -15,7 +15,7 @@ from inlay.backbones.cards import EMBEDDED
 if TYPE_CHECKING:
     from inlay.backbones.identity import fingerprint
     from inlay.backbones.loading import Backbone, load
-    from inlay.backbones.locate import modality
+    from inlay.backbones.locate import modality, version
     from inlay.backbones.processors import image_side
 
 _LAZY = {
@@ -24,9 +24,10 @@ _LAZY = {
     "image_side": "processors",
     "load": "loading",
     "modality": "locate",
+    "version": "locate",
 }
 
-__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "load", "modality"]
+__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "load", "modality", "version"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,11 @@ from typing import Any, Literal
 
 from inlay.backbones import cards, embedded
 from inlay.errors import InlayError, first_line, unknown
+from inlay.records.atomic import file_digest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
+CACHED = "hub cache"
 _CONVERT = (
     "Pickled weights can run code when they are opened, so inlay never opens them. Convert a checkpoint you trust "
     "once, with `AutoModel.from_pretrained(..., use_safetensors=False).save_pretrained(...)`, or take a revision that "
@@ -79,6 +81,22 @@ def modality(name: str, revision: str | None = None) -> Literal["text", "image"]
     if name.startswith(cards.PREFIX):
         return cards.card(name).modality
     return find(name, revision).modality
+
+
+def version(name: str, revision: str | None = None) -> str:
+    """What tells this backbone from an earlier one of the same name: the commit of a hub model, the source of an
+    embedded one, the contents of a folder (but for what only people read)."""
+    place = find(name, revision)
+    if name.startswith(cards.PREFIX):
+        return place.source
+    if place.folder is None or place.source.startswith(CACHED):
+        return f"commit {place.revision or Path(place.path).name}"
+    kept = sorted(file for file in place.folder.iterdir() if file.is_file() and _shapes_the_result(file))
+    return " ".join(f"{file.name}:{file_digest(file)}" for file in kept)
+
+
+def _shapes_the_result(file: Path) -> bool:
+    return not file.name.startswith(".") and file.suffix.lower() not in (".md", ".png", ".jpg")
 
 
 @cache
@@ -181,7 +199,7 @@ def _cached(name: str, revision: str | None, reason: str) -> Place:
         )
     folder = Path(config).parent
     note = f"the hub was not reached ({reason}): the copy in its cache was used"
-    return _in_folder(name, folder, f"hub cache {name} at {folder.name[:12]}", (note,))
+    return _in_folder(name, folder, f"{CACHED} {name} at {folder.name[:12]}", (note,))
 
 
 def read_config(folder: Path, name: str) -> dict[str, Any]:

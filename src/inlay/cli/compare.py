@@ -10,6 +10,8 @@ import typer
 from inlay.cli import options as o
 from inlay.cli import show
 
+SOME_FAILED = 1
+
 
 @o.takes_spec
 def command(
@@ -22,6 +24,8 @@ def command(
     quiet: o.Quiet = False,
 ) -> None:
     """Run several methods over several seeds and print what came out: mean, 95 % interval, cost.
+
+    The exit status is 1 when a run failed; the others are in the table all the same.
 
     \b
     inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full --seeds 3
@@ -39,3 +43,5 @@ def command(
     if plot is not None:
         charts.comparison(found.rows, plot, f"{spec.task or Path(str(spec.data)).name} on {model}")
         show.say(f"drawn in {plot}")
+    if found.failures:
+        raise typer.Exit(SOME_FAILED)

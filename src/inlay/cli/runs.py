@@ -53,7 +53,7 @@ def remove(
     from inlay.records.store import Store
 
     store = Store(out)
-    names = [store.get(id).id for id in ids]
+    names = [store.match(id).name for id in ids]
     if not yes:
         typer.confirm(f"Remove {', '.join(names)} from {out}?", abort=True)
     for name in names:

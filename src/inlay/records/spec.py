@@ -86,6 +86,10 @@ class Spec:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
+        # 3 and 3.0 are the same number and must be the same run.
+        for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip"):
+            if isinstance(getattr(self, name), int):
+                object.__setattr__(self, name, float(getattr(self, name)))
 
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON-ready data."""

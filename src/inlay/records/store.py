@@ -289,7 +289,7 @@ class Store:
         """The run called `id`: a name, an unambiguous beginning or end of one, or a path to its folder."""
         if (Path(id) / "spec.json").is_file():
             return load(Path(id))
-        return load(self._match(id))
+        return load(self.match(id))
 
     def list(self) -> builtins.list[Run]:
         """Every readable run, oldest first."""
@@ -300,8 +300,8 @@ class Store:
         return self._read()[1]
 
     def remove(self, id: str) -> None:
-        """Delete a run; refused while a process works on it."""
-        folder = self._match(id)
+        """Delete a run of this store, readable or not; refused while a process works on it."""
+        folder = self.match(id)
         lock = Lock(folder / ".lock")
         try:
             lock.acquire()
@@ -316,7 +316,13 @@ class Store:
         finally:
             lock.release()
 
-    def _match(self, id: str) -> Path:
+    def match(self, id: str) -> Path:
+        """The folder of the run called `id`: its name, an unambiguous beginning or end of it, or its path."""
+        if not id.strip():
+            raise InlayError(f"No run is named: give a name, or a part of one, of those in {self.out}.")
+        path = Path(id)
+        if len(path.parts) > 1 and path.resolve().parent == self.out.resolve():
+            id = path.name
         ids = [folder.name for folder in self._folders()]
         found = [one for one in ids if one == id] or [one for one in ids if one.startswith(id) or one.endswith(id)]
         if len(found) > 1:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
-from inlay.records.atomic import write_text
+from inlay.records.atomic import write_text, writing
 from inlay.records.store import Run, Store
 from inlay.workflow.tune import DEFAULT_OUT
 
@@ -30,6 +32,8 @@ def predict(
     """
     run = run if isinstance(run, Run) else Store(out).get(str(run))
     run.verify()
+    if output is not None:
+        check_writable(Path(output))
     from inlay import backbones
     from inlay.methods import attach
     from inlay.tasks import TaskSchema
@@ -51,15 +55,27 @@ def predict(
     method = registry.get(run.spec.method)
     adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
     predictions, encoded = infer(adapted, schema, rows, backbone.processor, run.spec)
-    answers = [{**shown(row), **answer} for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
+    answers = [joined(row, answer) for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
 
 
-def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """What identifies a row to a person: its fields, an image by its path."""
-    return {key: value for key, value in row.items() if isinstance(value, str | int | float | list)}
+def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """A row's own fields (a picture by its path) and the answer to it; a field that an answer's name would hide keeps
+    its name, and the answer's becomes `predicted_<name>`."""
+    shown = {key: value for key, value in row.items() if isinstance(value, str | int | float | list)}
+    return shown | {f"predicted_{key}" if key in shown else key: value for key, value in answer.items()}
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work, not after it, that the result could not be written."""
+    if path.is_dir():
+        raise InlayError(f"{str(path)!r} is a folder: give the name of a file to write, such as predictions.jsonl.")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def lines(answers: list[dict[str, Any]]) -> Iterator[str]:

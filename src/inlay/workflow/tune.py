@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from inlay.errors import InlayError
 from inlay.methods import registry
-from inlay.records.atomic import file_digest
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
@@ -98,18 +97,23 @@ def tune(
 
 
 def settled(spec: Spec) -> Spec:
-    """The spec with the method's own learning rate written in, so that the record says what was done."""
+    """The spec as it will be run and recorded: the task by its own name, the method's learning rate written in."""
+    from inlay import tasks
+
     method = registry.get(spec.method)
-    return spec if spec.learning_rate is not None else spec.with_(learning_rate=method.learning_rate)
+    return spec.with_(
+        learning_rate=method.learning_rate if spec.learning_rate is None else spec.learning_rate,
+        task=None if spec.task is None else tasks.canonical(spec.task),
+    )
 
 
 def check_modality(spec: Spec) -> None:
     """A clear error for a text task on an image model, or the reverse, before anything large is read."""
     from inlay import backbones, tasks
 
-    if spec.task is None:
+    if spec.task is None or not tasks.is_named(spec.task):
         return
-    needs, reads = tasks.describe(spec.task).modality, backbones.modality(spec.model)
+    needs, reads = tasks.describe(spec.task).modality, backbones.modality(spec.model, spec.revision)
     if needs != reads:
         fitting = [name for name in tasks.names() if tasks.describe(name).modality == reads]
         raise InlayError(
@@ -120,10 +124,11 @@ def check_modality(spec: Spec) -> None:
 
 
 def identity(spec: Spec, task: Task) -> str:
-    """The digest by which a run is found again: what is read from disk counts by its contents, not by its path."""
+    """The digest by which a run is found again: what it reads counts by its contents, not by its path."""
+    from inlay import backbones
+
     contents = {"data": task.digest, "test_data": "", "data_dir": ""}
-    folder = Path(spec.model).expanduser()
-    if folder.is_dir():
-        parts = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json"))
-        contents["model"] = " ".join(f"{path.name}:{file_digest(path)}" for path in parts)
+    contents["revision"] = backbones.version(spec.model, spec.revision)
+    if Path(spec.model).expanduser().is_dir():
+        contents["model"] = ""
     return spec.digest(contents)
