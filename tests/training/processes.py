@@ -2,8 +2,8 @@
 
     accelerate launch processes.py FOLDER
 
-Trains a run whole; then one that the second process is told to interrupt, and resumes it. Every process writes what it
-found into FOLDER.
+Trains a run whole; then one that the second process is told to interrupt, and resumes it; then one in which the
+processes do not agree on when a checkpoint is due. Every process writes what it found into FOLDER.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def described(outcome: Outcome) -> dict:
     }
 
 
-def train(folder: Path, interrupt_at: int = 0) -> Outcome:
+def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000) -> Outcome:
     backbone = toys.backbone(dropout=0.0)
     passes = 0
 
@@ -55,7 +55,9 @@ def train(folder: Path, interrupt_at: int = 0) -> Outcome:
             os.kill(os.getpid(), signal.SIGTERM)
 
     backbone.model.register_forward_pre_hook(count)
-    return fit(backbone, toys.text_task(), get("lora"), SPEC, folder, progress=False)
+    return fit(
+        backbone, toys.text_task(), get("lora"), SPEC, folder, progress=False, checkpoint_seconds=checkpoint_seconds
+    )
 
 
 def main(folder: Path) -> None:
@@ -70,6 +72,7 @@ def main(folder: Path) -> None:
         train(folder / "interrupted", interrupt_at=15 if rank == 1 else 0)
     except Interrupted:
         found["resumed"] = described(train(folder / "interrupted"))
+    found["disagreeing"] = described(train(folder / "disagreeing", checkpoint_seconds=0 if rank == 1 else 1000))
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from safetensors.torch import load_file
 from torch import nn
 
 from inlay.errors import InlayError
@@ -193,6 +194,26 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     ).read_bytes()
 
 
+def test_the_last_good_state_has_the_statistics_of_before_the_step(tmp_path: Path) -> None:
+    """Batch norms move in the forward pass, before anything is known about the loss."""
+
+    def poisoned(after: int) -> toys.ToyBackbone:
+        backbone = toys.backbone("resnet")
+        stem = backbone.model.resnet.embedder.embedder.convolution
+        backbone.model.resnet.embedder.embedder.convolution = Poison(stem, math.nan, after)
+        return backbone
+
+    spec = SPEC.with_(method="full", max_steps=3, schedule="constant", learning_rate=1e-3, gradient_accumulation=2)
+    task = toys.image_task()
+    with pytest.raises(InlayError, match=r"step 4 .* for example 5e-05, the default of full"):
+        fit(poisoned(6), task, get("full"), spec.with_(max_steps=9), tmp_path / "bad", progress=False)
+    fit(poisoned(99), task, get("full"), spec, tmp_path / "good", progress=False)
+    kept, expected = (load_file(tmp_path / place / "model.safetensors") for place in ("bad/last-good", "good/adapter"))
+    assert sum("running_" in name for name in kept) > 2
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(kept[name], expected[name]) for name in kept)
+
+
 def test_predictions_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     backbone = toys.backbone()
     with torch.no_grad():
@@ -261,6 +282,16 @@ def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
     (step / "trained.safetensors").write_bytes(weights[:100])
     with pytest.raises(InlayError, match="cannot be read"):
         train(tmp_path)
+
+
+def test_a_checkpoint_on_another_base_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, progress=False)
+    other = toys.backbone()
+    other.fingerprint = "e" * 64
+    with pytest.raises(InlayError, match=r"other weights \(fingerprint ffffffffffff, now eeeeeeeeeeee\)"):
+        fit(other, toys.text_task(), get("lora"), SPEC, tmp_path, progress=False)
+    assert train(tmp_path).resumed_from is not None
 
 
 def test_gradient_checkpointing_learns_the_same(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import toys
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from transformers import ViTImageProcessor
 
@@ -15,7 +17,9 @@ from inlay.errors import InlayError
 from inlay.methods.registry import Method, get
 from inlay.records import Spec
 from inlay.tasks.images import EncodedImages
+from inlay.training import Outcome, evaluate
 from inlay.training import plan as plans
+from inlay.training.place import Place
 
 METHOD = Method(name="m", summary="", paper="", learning_rate=0.5)
 SPEC = Spec(model="toy", method="m", task="toy", batch_size=16)
@@ -90,13 +94,59 @@ def test_the_schedule(tmp_path: Path) -> None:
     for schedule in ("linear", "cosine", "constant"):
         outcome = toys_fit(tmp_path / schedule, spec.with_(schedule=schedule, learning_rate=1.0))
         rates[schedule] = [entry["learning_rate"] for entry in outcome.history if "learning_rate" in entry]
-    assert rates["linear"] == pytest.approx([0, 0.5, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
-    assert rates["constant"] == pytest.approx([0, 0.5] + [1] * 8)
-    assert rates["cosine"][:3] == pytest.approx([0, 0.5, 1])
+    rise = [1 / 3, 2 / 3]
+    assert rates["linear"] == pytest.approx([*rise, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125])
+    assert rates["constant"] == pytest.approx([*rise, *[1] * 8])
+    assert rates["cosine"][:3] == pytest.approx([*rise, 1])
     assert rates["cosine"][6] == pytest.approx(0.5)
 
 
-def toys_fit(folder: Path, spec: Spec) -> object:
+@given(
+    total=st.integers(1, 200),
+    warmup=st.floats(0, 1, exclude_max=True),
+    schedule=st.sampled_from(("linear", "cosine", "constant")),
+)
+def test_no_update_is_wasted(total: int, warmup: float, schedule: str) -> None:
+    plan = plans.make(SPEC.with_(max_steps=total, warmup=warmup, schedule=schedule), METHOD, 10)
+    shares = [plan.rate_share(step) for step in range(total)]
+    assert all(0 < share <= 1 for share in shares)
+    assert max(shares) == 1
+    peak = shares.index(1)
+    assert peak == plan.warmup_steps
+    assert shares[:peak] == sorted(shares[:peak])
+    assert shares[peak:] == sorted(shares[peak:], reverse=True)
+    assert plan.rate_share(total) == (1 if schedule == "constant" else 0)
+
+
+def test_a_single_update_trains(tmp_path: Path) -> None:
+    spec = Spec(model="toy", method="linear-probe", task="toy", batch_size=16, max_steps=1)
+    before = toys.backbone().model.state_dict()
+    outcome = toys_fit(tmp_path, spec)
+    assert not torch.equal(outcome.model.state_dict()["classifier.weight"], before["classifier.weight"])
+
+
+@pytest.mark.parametrize(
+    ("rate", "advice"), [(0.003, "0.001"), (0.03, "0.01"), (0.04, "0.01, the default of linear-probe"), (1e9, "0.01,")]
+)
+def test_the_advice_where_a_learning_rate_is_too_high(rate: float, advice: str) -> None:
+    plan = plans.make(SPEC.with_(learning_rate=rate), get("linear-probe"), 10)
+    assert plan.lower_rate.startswith(advice)
+    assert (float(plan.lower_rate.split(",")[0])) < rate
+
+
+def test_a_precision_that_this_device_lacks_is_for_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was trained on a GPU can be used on a CPU."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    spec = SPEC.with_(precision="float16", method="linear-probe")
+    with pytest.raises(InlayError, match="needs a CUDA device"):
+        plans.make(spec, METHOD, 10)
+    assert Place.of(spec).dtype is None
+    model, task = toys.backbone().model, toys.text_task(16, 4, 4)
+    found, expected = (evaluate(model, task, "test", None, each)[0] for each in (spec, spec.with_(precision="float32")))
+    assert found == expected
+
+
+def toys_fit(folder: Path, spec: Spec) -> Outcome:
     from inlay.training import fit
 
     return fit(toys.backbone(), toys.text_task(16, 4, 4), get(spec.method), spec, folder, progress=False)

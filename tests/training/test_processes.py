@@ -61,3 +61,9 @@ def test_interrupted_in_one_process_resumed_in_both(found: dict[str, dict]) -> N
         assert resumed.pop("resumed_from") is not None
         whole = {name: value for name, value in whole.items() if name != "resumed_from"}
         assert resumed == whole
+
+
+def test_processes_decide_together_when_to_save(found: dict[str, dict]) -> None:
+    """Writing takes all of them: where one alone thought it due, it would wait for the others for ever."""
+    for process in ("first", "second"):
+        assert found[process]["disagreeing"] == found[process]["whole"]

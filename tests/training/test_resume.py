@@ -30,6 +30,7 @@ def test_killed_at_any_moment_ends_the_same(tmp_path: Path, kills: dict[str, int
     assert done.returncode == 0, done.stderr
     for scenario, found in json.loads(done.stdout).items():
         assert found["different"] == {}, scenario
+        assert found["fell_back"] == {}, "resumed from before a checkpoint that had been completed"
         assert found["moments"] > 50
         resumed = {step for step in found["resumed"] if step != "None"}
         assert len(resumed) >= 2, "the kills did not fall into different parts of the run"
@@ -39,3 +40,15 @@ def test_killed_at_any_moment_ends_the_same(tmp_path: Path, kills: dict[str, int
             assert 0 < expected["best_step"] < expected["steps"]
         else:
             assert expected["steps"] == {"full": 7, "batch-norm": 6}[scenario]
+
+
+def test_a_whole_checkpoint_is_never_lost_to_the_next_one(tmp_path: Path) -> None:
+    """Not even to one of the same step, at whatever moment its writing is killed."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, tmp_path, "checkpoints"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    pairs = json.loads(done.stdout)["pairs"]
+    assert len(pairs) > 30
+    assert {known for known, _ in pairs} == {-1, 0, 1, 2, 3, 4}
+    assert all(found in (known, known + 1) for known, found in pairs), pairs

@@ -22,6 +22,7 @@ from inlay.errors import InlayError
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 TEMPORARY = ".tmp-"
+ASIDE = f"{TEMPORARY}old-"
 
 
 @contextmanager
@@ -112,10 +113,16 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             fill(temporary)
             sync_tree(temporary)
             if path.exists():
-                # A folder cannot be replaced in one step: the old one is put aside under a name nobody reads.
-                aside = path.with_name(f"{TEMPORARY}{os.getpid()}-old-{path.name}")
+                # A folder cannot be replaced in one step: the old one is put aside, and back if the new one does not
+                # come to take its place. After a kill in between, `clear_leftovers` puts it back.
+                aside = path.with_name(f"{ASIDE}{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
                 os.replace(path, aside)
-                os.replace(temporary, path)
+                try:
+                    os.replace(temporary, path)
+                except BaseException:
+                    os.replace(aside, path)
+                    raise
                 shutil.rmtree(aside, ignore_errors=True)
             else:
                 os.replace(temporary, path)
@@ -126,7 +133,14 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed process left half-written in `folder`. Only the run's lock holder may call this."""
+    """Remove what a killed process left half-written in `folder`. Only the run's lock holder may call this.
+
+    A whole folder that had been put aside, and not been replaced yet, is put back.
+    """
+    for aside in folder.glob(f"{ASIDE}*"):
+        place = aside.with_name(aside.name.removeprefix(ASIDE))
+        if not place.exists():
+            os.replace(aside, place)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)

@@ -5,10 +5,12 @@
                               scheduler.json, scaler.json, random.json (one entry a process)
                               trainer_state.json      Transformers' own
                               progress.json           what we keep beside it: see progress.py
+                              base.json               the fingerprint of the base model's weights
     checkpoints/best-00000080.safetensors             the best state so far, where early stopping may return to it
 
 A checkpoint is filled under another name and renamed when all of it is on disk, and the one before is removed only
-then: a kill at any moment leaves the last whole one.
+then: a kill at any moment leaves the last whole one. None is ever written over, as a folder cannot be replaced in one
+step: a second one of the same step (once with its evaluation to come, then with it done) is step-00000120.1, and so on.
 """
 
 from __future__ import annotations
@@ -33,15 +35,25 @@ STEP, BEST = "step-", "best-"
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints."""
+    """The folder of a run's checkpoints. `base` is the fingerprint of the model that is adapted."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, base: str) -> None:
+        self.folder, self.base = folder, base
 
     def latest(self) -> Path | None:
         """The newest checkpoint, or None. Call it before writing any: it also sweeps up what a kill left half-done."""
         clear_leftovers(self.folder)
-        return max(self.folder.glob(f"{STEP}*"), default=None)
+        return max(self.folder.glob(f"{STEP}*"), key=_age, default=None)
+
+    def check_base(self, checkpoint: Path) -> None:
+        """Refuse to go on from a checkpoint on top of other weights than it was trained with."""
+        known = load_json(checkpoint / "base.json")["fingerprint"]
+        if known != self.base:
+            raise InlayError(
+                f"{checkpoint} was trained on a base model with other weights (fingerprint {known[:12]}, now "
+                f"{self.base[:12]}): the model has changed since. Give the model it began with, or remove the folder "
+                f"{self.folder} to start that run anew."
+            )
 
     def write(
         self,
@@ -58,15 +70,15 @@ class Checkpoints:
         def fill(folder: Path) -> None:
             save_tensors(trained, folder / TRAINED)
             save_tensors(tensors, folder / OPTIMIZER)
-            for name, data in {**plain, "optimizer": rest}.items():
+            for name, data in {**plain, "optimizer": rest, "base": {"fingerprint": self.base}}.items():
                 (folder / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
             state.save_to_json(str(folder / "trainer_state.json"))
 
-        target = self.folder / f"{STEP}{step:08d}"
-        write_folder(target, fill)
-        for older in self.folder.glob(f"{STEP}*"):
-            if older != target:
-                shutil.rmtree(older, ignore_errors=True)
+        earlier = list(self.folder.glob(f"{STEP}*"))
+        again = max((_age(folder)[1] + 1 for folder in earlier if step_of(folder) == step), default=0)
+        write_folder(self.folder / (f"{STEP}{step:08d}" + f".{again}" * bool(again)), fill)
+        for folder in earlier:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def write_best(self, step: int, trained: Mapping[str, Tensor], keep: str | None) -> str:
         """Write the best state so far; its name. `keep` is the one that the last checkpoint knows."""
@@ -86,6 +98,16 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of updates that a checkpoint was written after."""
+    return _age(checkpoint)[0]
+
+
+def _age(checkpoint: Path) -> tuple[int, int]:
+    step, _, again = checkpoint.name.removeprefix(STEP).partition(".")
+    return int(step), int(again or 0)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -22,7 +22,7 @@ from inlay.portrait.speed import spread
 from inlay.records.atomic import write_folder, writing
 from inlay.records.spec import Spec
 from inlay.training import plan as plans
-from inlay.training.checkpoints import Checkpoints
+from inlay.training.checkpoints import Checkpoints, step_of
 from inlay.training.display import Display
 from inlay.training.evaluation import Scored, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
@@ -111,7 +111,7 @@ def fit(
         plan=plan,
         modes=modes,
         shifted=shifts_labels(model, task.kind),
-        store=Checkpoints(folder / "checkpoints"),
+        store=Checkpoints(folder / "checkpoints", base=backbone.fingerprint),
         journal=Journal(folder / "metrics.jsonl" if main else None),
         interrupts=interrupts,
         memory=memory,
@@ -130,13 +130,14 @@ def fit(
         )
     # The first process looks and the others are told: they must not disagree.
     checkpoint = gather(trainer.store.latest() if main else None)[0]
-    resumed_from = None if checkpoint is None else int(checkpoint.name.rpartition("-")[2])
+    resumed_from = None if checkpoint is None else step_of(checkpoint)
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     with interrupts, deterministic(plan.device):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            if trainer.checkpoint_is_due(last=True):
+            # Each process has its own clock, and writing takes all of them.
+            if any(gather(trainer.checkpoint_is_due(last=True))):
                 trainer.save()
             trainer.load_best()
             try:

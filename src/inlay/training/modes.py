@@ -93,10 +93,16 @@ class Modes:
         tensors: dict[str, Tensor] = {
             name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad
         }
-        for name, module in self.model.named_modules():
-            if isinstance(module, BatchNorm) and module not in self._frozen:
-                tensors |= {f"{name}.{key}": buffer for key, buffer in module.named_buffers(recurse=False)}
-        return tensors
+        return tensors | self.statistics()
+
+    def statistics(self) -> dict[str, Tensor]:
+        """The statistics of batch norms that move: every forward pass in train mode changes them."""
+        return {
+            f"{name}.{key}": buffer
+            for name, module in self.model.named_modules()
+            if isinstance(module, BatchNorm) and module not in self._frozen
+            for key, buffer in module.named_buffers(recurse=False)
+        }
 
     def close(self) -> None:
         """Remove the hooks and leave the model as it is used after training: in eval mode."""

@@ -28,10 +28,13 @@ class Place:
 
     @classmethod
     def of(cls, spec: Spec) -> Place:
-        """The place a spec asks for. The batch is the one that fitted into memory in training."""
+        """The place a spec asks for. The batch is the one that fitted into memory in training.
+
+        A run may be trained on one machine and used on another: a precision that this one lacks becomes float32.
+        """
         device = pick_device()
         batch_size = max(1, spec.batch_size // spec.gradient_accumulation)
-        return cls(device, pick_dtype(spec.precision, device), batch_size)
+        return cls(device, pick_dtype(spec.precision, device, strict=False), batch_size)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed precision, where the spec asks for it."""

@@ -2,6 +2,9 @@
 
 `batch_size` is what one update sees, whatever the number of accumulation steps and of processes: it is split among
 them, so that neither changes what is learnt.
+
+The learning rate rises over `warmup` of the updates and then falls linearly, as a cosine, or not at all. Transformers'
+schedules begin at 0, which wastes the first update; ours takes the first of `warmup + 1` equal steps there.
 """
 
 from __future__ import annotations
@@ -37,6 +40,18 @@ class Plan:
     total_steps: int
     evaluation_steps: frozenset[int]
     learning_rate: float
+    warmup_steps: int
+    schedule: str
+    lower_rate: str  # what to try where this learning rate is too high
+
+    def rate_share(self, step: int) -> float:
+        """The share of the learning rate that the update after `step` others takes: never 0 before the end."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        left = max(0, self.total_steps - step) / (self.total_steps - self.warmup_steps)
+        if self.schedule == "cosine":
+            return (1 - math.cos(math.pi * left)) / 2
+        return left if self.schedule == "linear" else 1.0
 
 
 def make(spec: Spec, method: Method, examples: int) -> Plan:
@@ -54,6 +69,7 @@ def make(spec: Spec, method: Method, examples: int) -> Plan:
     steps_per_epoch = math.ceil(examples / spec.batch_size)
     total = spec.max_steps or max(1, math.ceil(spec.epochs * steps_per_epoch))
     device = pick_device()
+    learning_rate = spec.learning_rate or method.learning_rate
     return Plan(
         device=device,
         dtype=pick_dtype(spec.precision, device),
@@ -62,8 +78,19 @@ def make(spec: Spec, method: Method, examples: int) -> Plan:
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
         evaluation_steps=evaluation_steps(spec, steps_per_epoch, total),
-        learning_rate=spec.learning_rate or method.learning_rate,
+        learning_rate=learning_rate,
+        # The shortest of runs has one update at the full rate.
+        warmup_steps=min(math.ceil(spec.warmup * total), total - 1),
+        schedule=spec.schedule,
+        lower_rate=lower_rate(learning_rate, method),
     )
+
+
+def lower_rate(learning_rate: float, method: Method) -> str:
+    """A learning rate to try where this one is too high: a third, but nothing that is still far out for the method."""
+    if learning_rate > max(method.grid) and method.learning_rate < learning_rate:
+        return f"{method.learning_rate:.3g}, the default of {method.name}"
+    return f"{learning_rate / 3:.1g}"
 
 
 def pick_device() -> torch.device:
@@ -75,13 +102,18 @@ def pick_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type for mixed precision: on CUDA bfloat16, or float16 where that is missing; elsewhere only if asked for."""
+def pick_dtype(precision: str, device: torch.device, *, strict: bool = True) -> torch.dtype | None:
+    """The type for mixed precision: on CUDA bfloat16, or float16 where that is missing; elsewhere only if asked for.
+
+    A type that the device lacks is an error, or if not `strict` float32, which can do all that the others can.
+    """
     if precision == "auto":
         if device.type != "cuda":
             return None
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if precision == "float16" and device.type != "cuda":
+        if not strict:
+            return None
         raise InlayError(f"precision='float16' needs a CUDA device, and this is {device.type}. Use auto or bfloat16.")
     return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
@@ -118,8 +150,6 @@ def arguments(plan: Plan, spec: Spec, folder: Path, workers: int = 0) -> Trainin
         gradient_accumulation_steps=spec.gradient_accumulation,
         learning_rate=plan.learning_rate,
         weight_decay=spec.weight_decay,
-        warmup_steps=math.ceil(spec.warmup * plan.total_steps),
-        lr_scheduler_type="constant_with_warmup" if spec.schedule == "constant" else spec.schedule,
         max_grad_norm=spec.clip,
         bf16=plan.dtype is torch.bfloat16,
         fp16=plan.dtype is torch.float16,

@@ -7,7 +7,9 @@
 - Evaluation leaves the random state alone, so that its frequency does not change training.
 - Checkpoints hold what is trained, without pickle, and the sums that are still open: see checkpoints.py. Resumed, a run
   goes on as if nothing had happened.
-- A loss or gradient that is not finite ends the run before it reaches the parameters.
+- A loss or gradient that is not finite ends the run before it reaches the parameters, and what its forward passes did
+  to the statistics of batch norms is undone.
+- The first update is not wasted on a learning rate of 0: see plan.py.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput
@@ -108,6 +112,8 @@ class InlayTrainer(Trainer):
         self._stopping = False
         self._update_loss: Tensor | None = None
         self._update_examples = 0
+        self._statistics: dict[str, Tensor] = {}
+        self._statistics_before: dict[str, Tensor] = {}
         self._mark = self._saved_at = time.perf_counter()
         self._save_cost = FIRST_GUESS
         self._best_of_checkpoint: str | None = None
@@ -120,6 +126,7 @@ class InlayTrainer(Trainer):
         """The micro-batches of one update, and how many labels they have together, over all processes."""
         found = list(itertools.islice(epoch_iterator, num_batches))
         self._update_loss = None
+        self._statistics_before = {name: tensor.clone() for name, tensor in self._statistics.items()}
         self._update_examples = sum(_rows(batch) for batch in found) * self.plan.world
         if len(found) <= 1 and self.plan.world == 1:
             return found, None
@@ -166,13 +173,20 @@ class InlayTrainer(Trainer):
         if self.accelerator.scaler is None:
             watched = watched + norm
         if not torch.isfinite(watched):
+            for name, before in self._statistics_before.items():
+                self._statistics[name].copy_(before)
             raise NotFinite(
                 f"The loss or its gradient is not a finite number at step {self.state.global_step + 1} of "
                 f"{self.state.max_steps}, at a learning rate of {self._get_learning_rate():.3g}. The parameters before "
-                f"that step are kept. Try a lower learning rate, for example {self.plan.learning_rate / 3:.1g}"
+                f"that step are kept. Try a lower learning rate, for example {self.plan.lower_rate}"
                 + (", or precision float32." if self.plan.dtype else ".")
             )
         return norm
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
+        """The plan's learning rate over time."""
+        self.lr_scheduler = LambdaLR(optimizer or self.optimizer, self.plan.rate_share)
+        return self.lr_scheduler
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not counted: the stock estimate walks over all parameters at every step."""
@@ -319,6 +333,7 @@ class InlayTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / files.TRAINED
+        self.store.check_base(path.parent)
         files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
         self.progress = Progress.from_json(files.load_json(path.with_name("progress.json")))
         self.speed.blocks = self.progress.speed
@@ -364,6 +379,7 @@ class Pace(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the Trainer has just collected what earlier runs left."""
         assert self.trainer is not None
+        self.trainer._statistics = self.trainer.modes.statistics()
         self.trainer.memory.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
