@@ -24,8 +24,6 @@ PUBLIC = {
     "tune": "inlay.workflow.tune",
 }
 
-when_peft_is_imported(register)
-
 
 class _Package(ModuleType):
     """Keeps `inlay.anatomy` the function: importing the module of that name would otherwise put itself in its place."""
@@ -36,6 +34,7 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+when_peft_is_imported(register)  # at once where it is already: our modules are imported then, after the line above
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -25,7 +25,7 @@ from inlay.errors import InlayError, unknown
 Modality = Literal["text", "image"]
 Kind = Literal["encoder", "decoder", "hierarchical", "convolutional"]
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _BatchNorm)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)  # batch and instance norms share _NormBase
 PROJECTIONS = (nn.Linear, Conv1D, nn.Conv2d)
 EXAMPLE_TOKENS = 8
 
@@ -202,7 +202,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         stem_parts=stem_parts,
         blocks=tuple(_block(part, index, description) for index, part in enumerate(blocks, start=1)),
         final_norm=next(iter(_existing(backbone, description.final_norm)), None),
-        norms=tuple(_of_type(backbone, _is_norm)),
+        norms=tuple(_of_type(backbone, is_norm)),
         head=_head(whole, backbone, description),
     )
 
@@ -310,7 +310,7 @@ def _block(part: Part, index: int, description: Description) -> Block:
         attention = Attention(place.name, place.module, query, key, value, output, fused)
         inside = {*place.module.modules(), output.module}
     feed_forward = tuple(found for found in _of_type(part, _is_projection) if found.module not in inside)
-    return Block(part.name, part.module, index, attention, feed_forward, tuple(_of_type(part, _is_norm)))
+    return Block(part.name, part.module, index, attention, feed_forward, tuple(_of_type(part, is_norm)))
 
 
 def _head(whole: Part, backbone: Part, description: Description) -> Part | None:
@@ -412,9 +412,10 @@ def _of_type(part: Part, wanted: Callable[[nn.Module], bool]) -> Iterator[Part]:
             yield from _of_type(Part(_join(bare.name, name), child), wanted)
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
     """By type, or by the name of the class, since every architecture brings an RMSNorm of its own."""
-    return isinstance(module, NORMS) or type(module).__name__.endswith("Norm")
+    named = type(module).__name__.lower()
+    return isinstance(module, NORMS) or named.endswith("norm") or "rmsnorm" in named
 
 
 def _is_projection(module: nn.Module) -> bool:

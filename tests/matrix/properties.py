@@ -16,8 +16,8 @@ import pytest
 import torch
 from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from peft.utils.peft_types import PeftType
 from torch import Tensor, nn
 
@@ -210,14 +210,27 @@ def merges_into_a_plain_model(case: Case) -> None:
     """`merge_and_unload` leaves the base's own class and modules, nothing of PEFT's, and computes what it did."""
     model, batch = case.trained()
     wanted = logits(model, batch)
-    plain, (base, _) = model.merge_and_unload(), case.base()
+    base, _ = case.base()
+    composite = any(not hasattr(base.get_submodule(name), "weight") for name in newly_initialised(base))
+    unloads = type(model.base_model)._replace_module is not BaseTuner._replace_module
+    try:
+        plain = model.merge_and_unload()
+    except AttributeError:
+        if isinstance(model.base_model, InlayTuner) or unloads or not composite:
+            raise
+        pytest.xfail("PEFT unloads a head of several modules as if it had one weight")
+    torch.testing.assert_close(logits(plain, batch), wanted, atol=MERGED[torch.float32], rtol=MERGED[torch.float32])
     assert type(plain) is type(base)
+    left = [
+        type(module) for module in plain.modules() if isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+    ]
+    if model.peft_type == PeftType.LN_TUNING and set(left) == {ModulesToSaveWrapper}:
+        pytest.xfail("PEFT's LN tuning leaves its wrapper around the head")
+    assert not left
     assert [(name, type(m)) for name, m in plain.named_modules()] == [
         (name, type(m)) for name, m in base.named_modules()
     ]
     assert plain.state_dict().keys() == base.state_dict().keys()
-    assert not any(isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for module in plain.modules())
-    torch.testing.assert_close(logits(plain, batch), wanted, atol=MERGED[torch.float32], rtol=MERGED[torch.float32])
 
 
 def same(found: Tensor, wanted: Tensor, model: Any, dtype: torch.dtype) -> None:

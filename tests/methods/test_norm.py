@@ -21,7 +21,7 @@ from inlay.errors import InlayError
 from inlay.methods.norm.layer import NormLayer
 from inlay.methods.norm.model import NormTuningModel
 from inlay.methods.probe import logits
-from zoo import tiny
+from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 EPS = 1e-6
@@ -153,6 +153,14 @@ def test_merging_and_unmerging_to_the_bit(family: str) -> None:
     for name, value in plain.state_dict().items():
         assert name.startswith(heads) or torch.equal(value, before[name]), name
     assert {name: module.forward.__func__ for name, module in plain.named_modules()} == forward
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_adapted_are_the_norms_of_the_anatomy(family: str) -> None:
+    model, _ = tiny(family, "base")
+    found = [part.name for part in inlay.anatomy(model).norms]
+    adapted = get_peft_model(model, inlay.NormTuningConfig())
+    assert sorted(adapted.peft_config["default"].target_modules) == sorted(found)
 
 
 def test_one_adapter_runs_and_merges_at_a_time() -> None:

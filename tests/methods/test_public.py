@@ -61,8 +61,9 @@ def test_anatomy_stays_the_function() -> None:
 
     assert callable(inlay.anatomy)
     assert callable(module_or_function)
-    code = "import inlay.anatomy, inlay; from inlay.anatomy import head_modules; print(type(inlay.anatomy).__name__)"
-    assert run(code) == "function"
+    for first in ("inlay.anatomy", "peft", "inlay", "transformers", "inlay.methods.norm.model"):
+        code = f"import {first}, inlay, peft; from inlay.anatomy import Part; print(type(inlay.anatomy).__name__)"
+        assert run(code) == "function", first
 
 
 def test_the_configs_of_our_methods_are_public() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from inlay.anatomy import is_norm
 from inlay.methods.capabilities import alternatives
 from inlay.methods.norm.layer import NormLayer
 from inlay.methods.tuner import ChildLayer, InlayTuner
-
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 
 
 class NormTuningModel(InlayTuner):
@@ -20,11 +19,9 @@ class NormTuningModel(InlayTuner):
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """A normalisation layer with a scale. Architectures write RMS norms as classes of their own: known by name."""
-        named = type(module).__name__.lower()
-        is_norm = isinstance(module, NORMS) or "rmsnorm" in named or named.endswith("layernorm")
+        """A normalisation layer with a scale, and no block of several modules that is called a norm."""
         leaf = all(isinstance(child, ChildLayer) for child in module.children())
-        return is_norm and leaf and getattr(module, "weight", None) is not None
+        return is_norm(module) and leaf and getattr(module, "weight", None) is not None
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
