@@ -61,6 +61,8 @@ def test_methods_to_a_pipe_are_one_a_line_with_nothing_cut(inlay) -> None:
     assert [line.split("\t")[0] for line in lines[1:]] == list(all_methods())
     assert all(len(line.split("\t")) == len(lines[0].split("\t")) for line in lines)
     assert all(method.summary in out for method in all_methods().values())
+    papers = inlay("methods", "--papers")[1]
+    assert all(method.paper in papers for method in all_methods().values())
 
 
 def test_tasks_and_models(inlay) -> None:
@@ -110,6 +112,17 @@ def test_own_photos_are_compared_and_drawn(inlay, image_model: Path, photos: Pat
     with Image.open("picture.png") as picture:
         assert picture.width > 500
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 10
+
+
+def test_folder_of_photos_named_as_people_name_it(inlay, image_model: Path, photos: Path, tmp_path: Path) -> None:
+    """Relative to where one stands, from elsewhere, and from within: one and the same run."""
+    (photos / "dark" / "readme.txt").write_text("taken at night")
+    tune = ("tune", "--model", image_model, "--method", "linear-probe", *QUICK, "--out", tmp_path / "runs", "--data")
+    for folder in ("photos/", photos, "./photos"):
+        status, _, err = inlay(*tune, folder)
+        assert status == 0, err
+    (run,) = Store(tmp_path / "runs").list()
+    assert any("readme.txt" in note for note in run.record["task"]["notes"])
 
 
 def test_settings_are_passed_and_checked(inlay, text_model: Path, reviews: Path, tmp_path: Path) -> None:

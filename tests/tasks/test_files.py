@@ -125,7 +125,7 @@ def test_class_folders_at_any_depth_without_strangers(tmp_path: Path) -> None:
         ("2.PNG", "cats"),
         ("1.jpg", "dogs"),
     ]
-    assert table.notes == ["1 files that are neither pictures nor text were left out (cats/notes.md)"]
+    assert table.notes == ["1 files that are no examples were left out (cats/notes.md)"]
 
 
 def test_folders_named_after_splits(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_folders_of_texts(write: Write, tmp_path: Path) -> None:
         (["readme.md"], "there is readme.md"),
         (["cats/a.md"], "no picture or text file"),
         (["cats/1.png", "dogs/a.md"], "the class folder 'dogs' holds no picture"),
-        (["cats/1.png", "dogs/1.txt"], "mixes pictures and text"),
+        (["cats/1.png", "dogs/1.txt"], "mixes 1 pictures and 1 text files"),
         (["train/1.png", "test/cats/1.png"], "one folder a class"),
     ],
 )

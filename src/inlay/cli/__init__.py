@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import sys
 
-INTERRUPTED, MISTAKE = 130, 2
+MISTAKE = 2
 
 
 def main() -> None:
-    """Run `inlay`; a user's mistake is one line on stderr and status 2, an interruption status 130."""
+    """Run `inlay`; a user's mistake is one line on stderr and status 2."""
     from inlay.cli.app import app
     from inlay.errors import InlayError
 
@@ -25,9 +25,6 @@ def main() -> None:
     except InlayError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(MISTAKE)
-    except KeyboardInterrupt:
-        print("Interrupted. Give the same command again: it goes on from the last checkpoint.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nobody is left to tell.
         sys.stderr.close()

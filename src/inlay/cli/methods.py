@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from inlay.cli import show
 
 
-def command() -> None:
+def command(papers: Annotated[bool, typer.Option("--papers", help="Show where each comes from.")] = False) -> None:
     """List the methods: what each does, where it works, what it trains."""
     from inlay.methods import document
     from inlay.methods.registry import all_methods
 
-    columns = ("method", "what it does", "text", "images", "trained of BERT-base", "learning rate", "paper")
+    methods = all_methods().values()
+    if papers:
+        show.table(("method", "paper"), [(method.name, method.paper) for method in methods])
+        return
+    columns = ("method", "text", "images", "trained", "rate", "what it does")
     rows = [
         (
             method.name,
-            method.summary,
             document.share(method, "text"),
             document.share(method, "image"),
             document.trained_count(method),
             f"{method.learning_rate:g}",
-            method.paper,
+            method.summary,
         )
-        for method in all_methods().values()
+        for method in methods
     ]
-    show.table(columns, rows, right=(4, 5))
+    show.table(columns, rows, right=(3, 4))
+    show.say(
+        "text, images: on how many of the architectures that were tried it works. trained: of BERT-base, beside a new "
+        "head. rate: the default learning rate. More: inlay methods --papers, and docs/methods/."
+    )

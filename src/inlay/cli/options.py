@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from inlay.cli import show
 from inlay.errors import InlayError
 
+INTERRUPTED = 130
 DATA, TRAINING, OUTPUT = "What to learn from", "How to train", "Where it goes"
 
 Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).")]
@@ -106,6 +108,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "max_length": (MaxLength, None),
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
+    "set_": (Set, None),
     "trust_remote_code": (Trust, False),
 }
 
@@ -126,7 +129,12 @@ def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     def with_options(**given: Any) -> None:
         fields = {name: given.pop(name) for name in SPEC}
         fields["text"] = tuple(fields["text"] or ())
-        command(fields=fields, **given)
+        fields["settings"] = settings(fields.pop("set_"))
+        try:
+            command(fields=fields, **given)
+        except KeyboardInterrupt:
+            show.say("Interrupted. Give the same command again: it goes on from the last checkpoint.")
+            raise typer.Exit(INTERRUPTED) from None
 
     with_options.__doc__ = command.__doc__
     with_options.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]

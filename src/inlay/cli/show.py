@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
@@ -30,7 +30,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
 
     grid = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        grid.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        # What comes first names the row, and people copy it: never broken over lines.
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        grid.add_column(column, justify=justify, no_wrap=index == 0, overflow="fold")
     for row in rows:
         grid.add_row(*row)
     Console(markup=False, highlight=False).print(grid)
@@ -62,13 +64,15 @@ def size(number: float | None) -> str:
 
 def figure(value: float | None, digits: int = 3) -> str:
     """A measurement to a few significant digits; a dash where there is none."""
-    return "-" if value is None else f"{value:.{digits}g}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
 
 
 def result(run: Run) -> tuple[str, str]:
-    """A run's test metric and trained parameters, for a list of runs."""
+    """A run's test metric and trained parameters, for a list of runs; why a run failed is for `runs show`."""
     if run.status != "finished":
-        return (" ".join((run.error or "").split()) or "-", "-")
+        return ("-", "-")
     metric = run.record["metric"]
     split = "test" if "test" in run.metrics else "validation"
     return (f"{metric} {run.metrics[split][metric]:.4f}", count(run.portrait["parameters"]["trained"]))
@@ -99,8 +103,8 @@ def measured(entry: Mapping[str, Any] | None, unit: str) -> str:
     """Mean and spread of a measurement."""
     if not entry:
         return "-"
-    spread = "" if entry["spread"] is None else f" ± {entry['spread']:.2g}"
-    return f"{entry['mean']:.3g}{spread} {unit} (n = {entry['repetitions']})"
+    spread = "" if entry["spread"] is None else f" ± {figure(entry['spread'], 2)}"
+    return f"{figure(entry['mean'])}{spread} {unit} (n = {entry['repetitions']})"
 
 
 def whole_run(run: Run) -> None:
@@ -108,7 +112,7 @@ def whole_run(run: Run) -> None:
     spec = [(key, json.dumps(value)) for key, value in run.spec.to_json().items() if value not in (None, [], {})]
     table(("spec", run.id), spec)
     if run.status != "finished":
-        say(f"{run.status}" + (f": {run.error}" if run.error else ""))
+        say(f"This run is {run.status}" + (f": {run.error}" if run.error else "."))
         return
     run_result(run)
     record = run.record
@@ -119,7 +123,7 @@ def whole_run(run: Run) -> None:
         *(("note", note) for note in record["backbone"]["notes"]),
         *((name, str(version)) for name, version in record["versions"].items() if version is not None),
     ]
-    table(("on record", ""), facts)
+    table(("on record", "what"), facts)
 
 
 def comparison(found: Comparison) -> None:

@@ -16,7 +16,6 @@ def command(
     model: o.Model,
     method: Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")],
     fields: dict[str, Any],
-    set_: o.Set = None,
     seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     out: o.Out = Path("runs"),
@@ -38,7 +37,7 @@ def command(
     from inlay.records.spec import Spec
     from inlay.workflow.tune import tune
 
-    spec = Spec(model=model, method=method, seed=seed, settings=o.settings(set_), **fields)
+    spec = Spec(model=model, method=method, seed=seed, **fields)
     run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=None if quiet else show.say)
     show.run_result(run)
     if not quiet:

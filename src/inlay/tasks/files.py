@@ -297,17 +297,26 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
             f"{str(folder)!r}: the class folder{'s' if len(empty) > 1 else ''} {', '.join(map(repr, empty))} hold"
             f"{'' if len(empty) > 1 else 's'} no picture or text. Remove or fill what is empty."
         )
-    endings = {row["path"].suffix.lower() in TEXTS for row in rows}
-    if len(endings) > 1:
-        raise InlayError(f"{str(folder)!r} mixes pictures and text files. Keep one kind.")
+    written = [row for row in rows if row["path"].suffix.lower() in TEXTS]
+    if written and 10 * len(written) <= len(rows):
+        # A readme among the pictures is no example.
+        strangers += [row["path"] for row in written]
+        rows = [row for row in rows if row["path"].suffix.lower() not in TEXTS]
+        written = []
+    if written and len(written) < len(rows):
+        names = ", ".join(str(row["path"].relative_to(folder)) for row in written[:3])
+        raise InlayError(
+            f"{str(folder)!r} mixes {len(rows) - len(written)} pictures and {len(written)} text files ({names}). Keep "
+            "one kind."
+        )
     notes = []
     if strangers:
         shown = ", ".join(str(p.relative_to(folder)) for p in strangers[:3])
-        notes.append(f"{len(strangers)} files that are neither pictures nor text were left out ({shown})")
-    if endings.pop():
+        notes.append(f"{len(strangers)} files that are no examples were left out ({shown})")
+    if written:
         rows = [{"text": _decode(row["path"], otherwise), "label": row["label"]} for row in rows]
         return Table(folder, ["text", "label"], rows, notes=notes)
-    rows = [{"image": str(row["path"]), "label": row["label"]} for row in rows]
+    rows = [{"image": str(row["path"].absolute()), "label": row["label"]} for row in rows]
     return Table(folder, ["image", "label"], rows, notes=notes)
 
 
