@@ -22,9 +22,9 @@ def list_(out: o.Out = Path("runs")) -> None:
     store = Store(out)
     runs = store.list()
     show.table(
-        ("run", "status", "method", "seed", "result", "trained"),
-        [(run.id, run.status, run.spec.method, str(run.spec.seed), *show.result(run)) for run in runs],
-        right=(3, 5),
+        ("run", "status", "result", "trained"),
+        [(run.id, run.status, *show.result(run)) for run in runs],
+        right=(3,),
     )
     for problem in store.problems():
         show.say(f"Unreadable: {problem}")
