@@ -30,6 +30,7 @@ class ToyBackbone:
     newly_initialised: list[str]
     processor: Any = None
     fingerprint: str = "f" * 64
+    address: str = "toy"
 
 
 def backbone(

@@ -207,3 +207,23 @@ def test_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     (tmp_path / "file").write_text("")
     with pytest.raises(InlayError, match="Cannot write"):
         predict(run, reviews, tmp_path / "file" / "answers.jsonl")
+
+
+def test_adapter_of_an_embedded_model_loads_with_peft_alone(tmp_path: Path) -> None:
+    """The adapter names its base in a way that Transformers understands, and its config is the same every time."""
+    from peft import PeftConfig
+    from transformers import AutoModelForImageClassification
+
+    spec = Spec(model="embedded:resnet", task="digits", method="lora", shots=20, max_steps=1, batch_size=4)
+    run = tune(spec, tmp_path / "runs", progress=False)
+    config = PeftConfig.from_pretrained(run.adapter)
+    AutoModelForImageClassification.from_pretrained(config.base_model_name_or_path)
+    written = json.loads((run.adapter / "adapter_config.json").read_text())
+    assert written["target_modules"] == sorted(written["target_modules"])
+
+
+def test_predictions_that_are_not_finite_are_said_with_the_step(review_spec: Spec, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match=r"not a? ?finite number.*step \d+ of 6.*learning rate.*Try a lower"):
+        tune(review_spec.with_(method="full", learning_rate=1e30, evaluations=6), tmp_path / "runs", progress=False)
+    (run,) = Store(tmp_path / "runs").list()
+    assert run.status == "failed"

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import locate, newborn, processors
+from inlay.backbones import cards, locate, newborn, processors
 from inlay.backbones.identity import fingerprint
 from inlay.backbones.locate import Place, heads
 from inlay.backbones.quiet import quiet
@@ -30,7 +30,7 @@ class Backbone:
 
     `newly_initialised` names the modules to be trained and saved with every adapter: those the checkpoint did not have
     (head, pooler), and the output layer. `fingerprint` is over all the rest. `source` says where it came from and
-    `notes` what had to be handled, for people.
+    `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Backbone:
     newly_initialised: list[str]
     fingerprint: str
     source: str
+    address: str
     notes: list[str] = field(default_factory=list)
 
 
@@ -105,7 +106,9 @@ def load(
     new = [*new, *kept]
     notes += _remarks(place, model, dtype)
     model.config._name_or_path = model.name_or_path = name
-    return Backbone(name, model, processor, place.modality, new, fingerprint(model, new), place.source, notes)
+    return Backbone(
+        name, model, processor, place.modality, new, fingerprint(model, new), place.source, _address(place), notes
+    )
 
 
 def _labels(kind: str, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
@@ -204,6 +207,15 @@ def _from_pretrained(
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError) as error:
         raise InlayError(f"{place.name!r} could not be loaded: {first_line(error)}") from error
+
+
+def _address(place: Place) -> str:
+    """An embedded model's name means nothing outside inlay: the hub id if the weights are the hub's, else a folder."""
+    if not place.name.startswith(cards.PREFIX):
+        return place.name
+    card = cards.card(place.name)
+    same = card.hub is not None and (card.gguf is None or place.source.startswith("hub"))
+    return str(card.hub) if same else place.path
 
 
 @contextmanager

@@ -144,7 +144,18 @@ def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: 
         card.write_text(f"---\nlibrary_name: peft\n---\n\n# An adapter for {base_model_name or 'a base model'}\n")
     # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.
     model.save_pretrained(folder, selected_adapters=[adapter_name], save_embedding_layers=False)
-    return folder if adapter_name == "default" else folder / adapter_name
+    place = folder if adapter_name == "default" else folder / adapter_name
+    _sort_sets(place / CONFIG["peft"])
+    return place
+
+
+def _sort_sets(file: Path) -> None:
+    """Write PEFT's sets of module names in order: it writes them as they come, in another order in every process."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("target_modules", "exclude_modules"):
+        if isinstance(config.get(key), list):
+            config[key] = sorted(config[key])
+    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _place(folder: Path, method: Method, adapter_name: str) -> Path:

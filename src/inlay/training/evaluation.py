@@ -28,6 +28,10 @@ from inlay.training.seeds import undisturbed
 PAD = -100  # what the Trainer's own collators mark as "no label"
 
 
+class NotFinitePredictions(InlayError):
+    """The model answers with infinities, or with what is not a number."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """A split's predictions and metrics, and what it took to get them."""
@@ -72,9 +76,9 @@ def score(
     seconds = time.perf_counter() - begin
     predictions, known = (_whole([part[i] for part in gathered], len(encoded)) for i in (0, 1))
     if not np.isfinite(predictions).all():
-        raise InlayError(
-            "The model's predictions are not finite numbers: it was trained at too high a learning rate, or runs in "
-            "too low a precision. Lower learning_rate, or use precision='float32'."
+        raise NotFinitePredictions(
+            "The model's predictions are not finite numbers: it was trained at too high a learning rate"
+            + (", or runs in too low a precision." if place.dtype else ".")
         )
     metrics = {name: float(value) for name, value in task.compute_metrics(predictions, known, encoded).items()}
     # A batch without a single label has no mean loss, and no weight.

@@ -154,15 +154,15 @@ def fit(
             _take_off_autocast(trainer)
             modes.close()
             if main:
-                _save(model, method, spec, backbone, folder / "last-good")
-            raise NotFinite(f"{error} They are in {folder / 'last-good'}.") from error
+                _save(model, method, backbone, folder / "last-good")
+            raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
         finally:
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
     _take_off_autocast(trainer)
     modes.close()
     if main:
-        _save(model, method, spec, backbone, folder / "adapter")
+        _save(model, method, backbone, folder / "adapter")
     trainer.accelerator.wait_for_everyone()
     best = trainer.progress.best
     notes = []
@@ -234,9 +234,9 @@ def _portrait(
     }
 
 
-def _save(model: nn.Module, method: Method, spec: Spec, backbone: Any, target: Path) -> None:
+def _save(model: nn.Module, method: Method, backbone: Any, target: Path) -> None:
     def fill(folder: Path) -> None:
-        attach.save(model, method, folder, base_model_name=spec.model, fingerprint=backbone.fingerprint)
+        attach.save(model, method, folder, base_model_name=backbone.address, fingerprint=backbone.fingerprint)
 
     write_folder(target, fill)
 

@@ -34,7 +34,7 @@ from inlay.portrait.memory import PeakMemory
 from inlay.portrait.speed import Speed
 from inlay.training import checkpoints as files
 from inlay.training.checkpoints import Checkpoints
-from inlay.training.evaluation import Scored, count_items
+from inlay.training.evaluation import NotFinitePredictions, Scored, count_items
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
 from inlay.training.place import Stop, gather
@@ -177,8 +177,8 @@ class InlayTrainer(Trainer):
                 self._statistics[name].copy_(before)
             raise NotFinite(
                 f"The loss or its gradient is not a finite number at step {self.state.global_step + 1} of "
-                f"{self.state.max_steps}, at a learning rate of {self._get_learning_rate():.3g}. The parameters before "
-                f"that step are kept. Try a lower learning rate, for example {self.plan.lower_rate}"
+                f"{self.state.max_steps}, at a learning rate of {self._get_learning_rate():.3g}. Try a "
+                f"lower learning rate, for example {self.plan.lower_rate}"
                 + (", or precision float32." if self.plan.dtype else ".")
             )
         return norm
@@ -243,6 +243,14 @@ class InlayTrainer(Trainer):
         except Interrupted:
             self.save(evaluation_due=True)
             raise
+        except NotFinitePredictions as error:
+            # The loss of the last update was still finite, and the update itself was not good: there is nothing to keep
+            # but the checkpoints from before.
+            raise NotFinitePredictions(
+                f"{error} This was seen after step {self.state.global_step} of {self.state.max_steps}, at a learning "
+                f"rate of {self.plan.learning_rate:.3g}. Try a lower one, for example {self.plan.lower_rate}"
+                + (", or precision float32." if self.plan.dtype else ".")
+            ) from None
         self.progress.validation = scored.metrics
         self.progress.inference.append([scored.examples, scored.seconds])
         self.note({"validation": scored.metrics})
