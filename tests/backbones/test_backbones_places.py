@@ -423,6 +423,8 @@ def fetched(request: pytest.FixtureRequest) -> backbones.Backbone:
     try:
         embedded.folder(name)
     except InlayError as error:
+        if "SHA-256" in str(error):  # something answered, and with other weights than were pinned
+            raise
         pytest.skip(f"needs the hub or the package index: {error}")
     return load(f"embedded:{name}", kind=kind)
 
