@@ -8,7 +8,7 @@ does: `...query.inlay_bias_delta.weight`, whatever stood around `query` when it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from inlay.errors import InlayError
 from inlay.methods.config import InlayConfig
@@ -73,6 +74,43 @@ class ChildLayer(nn.Module, BaseTunerLayer):
         raise NotImplementedError
 
 
+class HookedLayer(ChildLayer):
+    """A child that acts on what enters its host (`before`), on what leaves it (`after`), or on both."""
+
+    def attach(self) -> None:
+        kind = type(self)
+        self._handles: list[RemovableHandle] = []
+        if kind.before is not HookedLayer.before:
+            self._handles.append(self.host.register_forward_pre_hook(self.before, with_kwargs=True))
+        if kind.after is not HookedLayer.after:
+            self._handles.append(self.host.register_forward_hook(self.after))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def before(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The host's forward pre-hook: new `(args, kwargs)`, or None to leave them."""
+        raise NotImplementedError
+
+    def after(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """The host's forward hook: a new output, or None to leave it."""
+        raise NotImplementedError
+
+
+def on_first_tensor(
+    change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments with its first tensor changed: the features that enter a block, a stem or a projection."""
+    for position, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return (*args[:position], change(value), *args[position + 1 :]), kwargs
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            return args, {**kwargs, name: change(value)}
+    raise InlayError("A module was called without a tensor: there is nothing to adapt.")
+
+
 class InlayTuner(BaseTuner):
     """A `BaseTuner` whose layers are children; a method says what it adapts and with which layer.
 
@@ -99,8 +137,12 @@ class InlayTuner(BaseTuner):
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether the method can adapt this module."""
+        """Whether the method can adapt this module: for methods that go by the type of a module."""
         raise NotImplementedError
+
+    def hosts(self, config: Any) -> list[str]:
+        """Plain names of the modules the method could adapt; one that goes by a module's place overrides this."""
+        return [name for name, module in plain_modules(self.model) if name and self.fits(module)]
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
@@ -126,8 +168,7 @@ class InlayTuner(BaseTuner):
 
     def _targets(self, config: InlayConfig) -> list[str]:
         heads = tuple(f"{name}." for name in config.modules_to_save or ())
-        fitting = [name for name, module in plain_modules(self.model) if name and self.fits(module)]
-        names = [name for name in fitting if not f"{name}.".startswith(heads)]
+        names = [name for name in self.hosts(config) if not f"{name}.".startswith(heads)]
         if not names:
             raise InlayError(self.refusal(self.model))
         found = [name for name in names if _selected(config, name)]

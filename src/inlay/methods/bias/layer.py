@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.bias.config import BiasTuningConfig
-from inlay.methods.tuner import ChildLayer
+from inlay.methods.tuner import HookedLayer
 
 Convolution = nn.modules.conv._ConvNd
 ChannelsNorm = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # batch and instance norms share _NormBase
@@ -29,7 +31,7 @@ class Delta(nn.Module):
         return output + self.weight.to(output.dtype).view(shape)
 
 
-class BiasLayer(ChildLayer):
+class BiasLayer(HookedLayer):
     """Adds a trained `delta` to the output of its host, which has the bias `b`:
 
         y = f(x; W) + b + delta,      delta = 0 at the start.
@@ -45,16 +47,10 @@ class BiasLayer(ChildLayer):
         self.inlay_bias_delta = nn.ModuleDict()
         self._unmerged: Tensor | None = None
 
-    def attach(self) -> None:
-        self._handle = self.host.register_forward_hook(self.shift)
-
-    def detach(self) -> None:
-        self._handle.remove()
-
     def update_layer(self, adapter_name: str, config: BiasTuningConfig) -> None:
         self.inlay_bias_delta[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
 
-    def shift(self, host: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """The host's forward hook."""
         for name in self.running():
             output = self.inlay_bias_delta[name](output)
