@@ -350,6 +350,7 @@ def test_a_failed_dry_run_leaves_no_trace_either() -> None:
 
 def test_image_size_is_asked_for_where_the_model_has_none() -> None:
     model, _ = zoo.tiny("resnet")
+    del model.config.image_size
     with pytest.raises(InlayError, match=r"ResNetModel does not say .* Pass image_size="):
         feature_shapes(model)
     assert feature_shapes(model, image_size=(32, 64))[0] == (8, 8, 16)

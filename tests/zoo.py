@@ -143,7 +143,12 @@ FAMILIES: dict[str, Family] = {
         _IMAGES,
     ),
     "clip": Family(clip_config, "image", _IMAGES),
-    "resnet": Family(lambda: hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2]), "image", _IMAGES),
+    # A ResNet's config has no image size of its own; `backbones.load` tells it the processor's, in this place.
+    "resnet": Family(
+        lambda: hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2], image_size=IMAGE_SIZE),
+        "image",
+        _IMAGES,
+    ),
     "convnext": Family(
         lambda: hf.ConvNextConfig(
             num_stages=2,

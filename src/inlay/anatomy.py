@@ -458,15 +458,22 @@ def _example(
     return {whole.main_input_name: blank} if _is_pretrained(whole) else blank
 
 
-def _image_size(backbone: nn.Module, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
-    """The size asked for, or the model's own: from its config, its patch embedding or its checkpoint's card."""
+def stated_image_size(backbone: nn.Module) -> tuple[int, int] | None:
+    """The size of image that a backbone says it takes: in its config, its patch embedding or its checkpoint's card."""
     card = getattr(backbone, "pretrained_cfg", None) or {}
     size = (
-        image_size
-        or getattr(getattr(backbone, "config", None), "image_size", None)
+        getattr(getattr(backbone, "config", None), "image_size", None)
         or getattr(getattr(backbone, "patch_embed", None), "img_size", None)
         or card.get("input_size", ())[-2:]
     )
+    if not size:
+        return None
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _image_size(backbone: nn.Module, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
+    """The size asked for, or the model's own."""
+    size = image_size or stated_image_size(backbone)
     if not size:
         raise InlayError(
             f"{type(backbone).__name__} does not say what size of image it takes. Pass image_size=, such as 224."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType, ModuleType
@@ -31,6 +31,7 @@ class Method:
     a whole checkpoint. `config` and `tuner` are import paths, `module:Class`; a method that PEFT itself has leaves
     `tuner` and `peft_type` empty. `settings` are the config's arguments where they differ from the config's own
     defaults; `defaults` is the import path of a function that gives those that depend on the model: what to target.
+    `learning_rate` is the default; `rates` has others for the kinds of model (`inlay.anatomy.Kind`) that want them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     defaults: str | None = None
     learning_rate: float = 1e-3
+    rates: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     identity_at_start: bool = True
     mergeable: bool = False
@@ -53,6 +55,16 @@ class Method:
         if self.config is None:
             raise InlayError(f"Method {self.name!r} has no config: it is saved as {self.form!r}.")
         return load(self.config)
+
+    def takes(self, setting: str) -> bool:
+        """Whether the method's config has a setting of this name; imports it."""
+        if self.config is None:
+            return False
+        return any(entry.name == setting and entry.init for entry in fields(self.config_class()))
+
+    def learning_rate_for(self, kind: str | None) -> float:
+        """The default learning rate on a kind of model; None: of a kind that is not known."""
+        return self.rates.get(kind or "", self.learning_rate)
 
     def tuner_class(self) -> type:
         """The tuner class, imported now."""

@@ -73,6 +73,13 @@ class ChildLayer(nn.Module, BaseTunerLayer):
         """Make room for an adapter."""
         raise NotImplementedError
 
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put the adapters into the host's weights: only where a method can."""
+        raise InlayError(
+            f"{type(self).__name__}: this method cannot be merged into the base model's weights. Keep the adapter beside "
+            "it, or take it off with unload()."
+        )
+
 
 class HookedLayer(ChildLayer):
     """A child that acts on what enters its host (`before`), on what leaves it (`after`), or on both."""
@@ -144,6 +151,10 @@ class InlayTuner(BaseTuner):
         """Plain names of the modules the method could adapt; one that goes by a module's place overrides this."""
         return [name for name, module in plain_modules(self.model) if name and self.fits(module)]
 
+    def settings_at(self, config: Any, name: str) -> Any:
+        """What the layer on the host of this plain name is told: the config, or what a method makes of it there."""
+        return config
+
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
         """Why the method cannot adapt this model, and what would."""
@@ -201,7 +212,7 @@ class InlayTuner(BaseTuner):
             layer = self.tuner_layer_cls(host)
             setattr(host, self.child, layer)
             layer.attach()
-        layer.update_layer(adapter_name, peft_config)
+        layer.update_layer(adapter_name, self.settings_at(peft_config, plain_name(current_key)))
 
     def _unload_and_optionally_merge(
         self,
