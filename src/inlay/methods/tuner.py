@@ -76,8 +76,8 @@ class ChildLayer(nn.Module, BaseTunerLayer):
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put the adapters into the host's weights: only where a method can."""
         raise InlayError(
-            f"{type(self).__name__}: this method cannot be merged into the base model's weights. Keep the adapter beside "
-            "it, or take it off with unload()."
+            f"{type(self).__name__}: this method cannot be merged into the base model's weights. Keep the adapter "
+            "beside it, or take it off with unload()."
         )
 
 
