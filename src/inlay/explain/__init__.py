@@ -1,0 +1,9 @@
+"""What can be read off models without training them: similarity of layers, distance of attention.
+
+cka.py        linear centred kernel alignment, unbiased, over minibatches
+features.py   what leaves every block, as Gram matrices
+distance.py   how far attention reaches, from its weights
+attention.py  the attention weights of a model, block by block
+
+The numbers only; `inlay.workflow.explain*` finds models and data for them, `inlay.report.charts_explain` draws them.
+"""
