@@ -28,6 +28,7 @@ Kind = Literal["encoder", "decoder", "hierarchical", "convolutional"]
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)  # batch and instance norms share _NormBase
 PROJECTIONS = (nn.Linear, Conv1D, nn.Conv2d)
 EXAMPLE_TOKENS = 8
+HEAD_SIZES = ("head_dim", "attention_head_size", "key_value_proj_dim")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class Attention(Part):
     output: Part
     fused: bool = False
 
+    @property
+    def head_size(self) -> int:
+        """The number of channels of one head, by whichever of its names the architecture calls it."""
+        found = (getattr(self.module, name, None) for name in HEAD_SIZES)
+        size = next((size for size in found if size), None)
+        if size is None:
+            raise InlayError(f"{type(self.module).__name__} does not say how large its heads are: {HEAD_SIZES}.")
+        return int(size)
+
 
 @dataclass(frozen=True)
 class Block(Part):
@@ -74,6 +84,7 @@ class Anatomy:
     `backbone` is the pretrained trunk without a task's head. `stem` makes vectors of tokens or pixels; `stem_parts`
     is it and all else that acts before the first block. `norms` are all of the backbone's, also those outside
     the blocks. `head` makes the final outputs: a classifier or a language-model head; None for a bare backbone.
+    `leading_tokens` is how many tokens a vision transformer puts before its patches: class, distillation, registers.
     """
 
     family: str
@@ -87,6 +98,7 @@ class Anatomy:
     final_norm: Part | None
     norms: tuple[Part, ...]
     head: Part | None
+    leading_tokens: int
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.bias.config import BiasTuningConfig
+from inlay.methods.channels import channel_axis
 from inlay.methods.tuner import HookedLayer
-
-Convolution = nn.modules.conv._ConvNd
-ChannelsNorm = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # batch and instance norms share _NormBase
 
 
 class Delta(nn.Module):
@@ -75,14 +73,3 @@ class BiasLayer(HookedLayer):
             self.host.bias.data = self._unmerged.to(self.host.bias)  # moved or cast since, perhaps
         self._unmerged = None
         self.merged_adapters.clear()
-
-
-def channel_axis(module: nn.Module) -> int:
-    """The axis of the module's output along which its bias runs: 1 where that is (N, C, ...), else the last."""
-    if isinstance(module, (Convolution, *ChannelsNorm)):
-        return 1
-    if isinstance(module, nn.LayerNorm):
-        # Norms over the channels of an image are LayerNorms that permute: ConvNeXt's in Transformers, timm's 2d one.
-        first = getattr(module, "data_format", None) == "channels_first" or type(module).__name__.endswith("2d")
-        return 1 if first else -1
-    return -1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from inlay.methods.bias.layer import BiasLayer, ChannelsNorm, Convolution
+from inlay.methods.bias.layer import BiasLayer
 from inlay.methods.capabilities import alternatives
+from inlay.methods.channels import NEVER_CALLED, ChannelsNorm, Convolution
 from inlay.methods.tuner import InlayTuner
 
-# Modules known to add their bias to their output. nn.MultiheadAttention reads its projection's bias without calling it.
+# Modules known to add their bias to their output.
 CARRIERS = (nn.Linear, Conv1D, Convolution, nn.LayerNorm, *ChannelsNorm)
-NEVER_CALLED = (nn.modules.linear.NonDynamicallyQuantizableLinear,)
 
 
 class BiasTuningModel(InlayTuner):

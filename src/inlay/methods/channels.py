@@ -1,0 +1,32 @@
+"""The channels of a module: along which axis of its output they run, and how many there are."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+Convolution = nn.modules.conv._ConvNd
+ChannelsNorm = (nn.modules.batchnorm._NormBase, nn.GroupNorm)  # batch and instance norms share _NormBase
+# nn.MultiheadAttention reads its projection's weight and bias without calling it: a hook on it would never run.
+NEVER_CALLED = (nn.modules.linear.NonDynamicallyQuantizableLinear,)
+
+
+def channel_axis(module: nn.Module) -> int:
+    """The axis of the module's output along which its bias runs: 1 where that is (N, C, ...), else the last."""
+    if isinstance(module, (Convolution, *ChannelsNorm)):
+        return 1
+    if isinstance(module, nn.LayerNorm):
+        # Norms over the channels of an image are LayerNorms that permute: ConvNeXt's in Transformers, timm's 2d one.
+        first = getattr(module, "data_format", None) == "channels_first" or type(module).__name__.endswith("2d")
+        return 1 if first else -1
+    return -1
+
+
+def width_in(projection: nn.Module) -> int:
+    """How many channels enter a linear layer, or GPT-2's transposed kind of it."""
+    return projection.nx if isinstance(projection, Conv1D) else projection.in_features
+
+
+def width_out(projection: nn.Module) -> int:
+    """How many channels leave a linear layer, or GPT-2's transposed kind of it."""
+    return projection.nf if isinstance(projection, Conv1D) else projection.out_features
