@@ -109,7 +109,8 @@ class Description:
     child `root` where it has one; `*` stands for every child, in order. `attention` and `output` start at a block,
     `qkv` at the attention module: three names, or one where a single projection makes all three. The first path of
     `stem` must exist; of `final_norm` the first that exists is taken. `head` is needed only where the backbone
-    itself holds it. `hidden_size` is an attribute of the backbone; of a list the last entry counts.
+    itself holds it. `hidden_size` is an attribute of the backbone; of a list the last entry counts. `leading` are the
+    parameters, from the backbone, that are put before the patches of an image, those that exist.
     """
 
     modality: Modality
@@ -124,6 +125,7 @@ class Description:
     root: str = ""
     hidden_size: str = "config.hidden_size"
     family: str = ""
+    leading: str = ""
 
 
 # fmt: off
@@ -132,14 +134,16 @@ _BERT = Description("text", "encoder", stem="embeddings embeddings_project", blo
 _LLAMA = Description("text", "decoder", stem="embed_tokens", blocks="layers.*", attention="self_attn",
                      qkv="q_proj k_proj v_proj", output="self_attn.o_proj", final_norm="norm")
 _VIT = Description("image", "encoder", stem="embeddings", blocks="layers.*", attention="attention",
-                   qkv="q_proj k_proj v_proj", output="attention.o_proj", final_norm="layernorm")
+                   qkv="q_proj k_proj v_proj", output="attention.o_proj", final_norm="layernorm",
+                   leading="embeddings.cls_token embeddings.distillation_token")
 _CLIP = replace(_VIT, root="vision_model", stem="embeddings pre_layrnorm", blocks="encoder.layers.*",
-                attention="self_attn", output="self_attn.out_proj", final_norm="post_layernorm", family="clip")
+                attention="self_attn", output="self_attn.out_proj", final_norm="post_layernorm", family="clip",
+                leading="embeddings.class_embedding")
 _RESNET = Description("image", "convolutional", stem="embedder", blocks="encoder.stages.*.layers.*",
                       hidden_size="config.hidden_sizes")
 _TIMM_VIT = Description("image", "encoder", stem="patch_embed pos_drop patch_drop norm_pre", blocks="blocks.*",
                         attention="attn", qkv="qkv", output="attn.proj", final_norm="norm fc_norm", head="head",
-                        hidden_size="num_features", family="timm-vit")
+                        hidden_size="num_features", family="timm-vit", leading="cls_token reg_token")
 
 # By `config.model_type`, or by the path of a class for models that have no such config.
 _DESCRIPTIONS: dict[str, Description] = {
@@ -216,6 +220,7 @@ def anatomy(model: nn.Module) -> Anatomy:
         final_norm=next(iter(_existing(backbone, description.final_norm)), None),
         norms=tuple(_of_type(backbone, is_norm)),
         head=_head(whole, backbone, description),
+        leading_tokens=_leading_tokens(backbone.module, description),
     )
 
 
@@ -357,6 +362,18 @@ def _hidden_size(backbone: nn.Module, description: Description) -> int:
             raise _misdescribed(description, description.hidden_size, Part("", backbone))
         found = getattr(found, step)
     return int(found[-1] if isinstance(found, Sequence) else found)
+
+
+def _leading_tokens(backbone: nn.Module, description: Description) -> int:
+    """One for a vector, as many as it has rows for a matrix."""
+    count = 0
+    for path in description.leading.split():
+        place, _, name = path.rpartition(".")
+        owner = _descend(Part("", backbone), place) if place else Part("", backbone)
+        found = None if owner is None else getattr(_unwrap(owner).module, name, None)
+        if isinstance(found, torch.Tensor):
+            count += found.shape[-2] if found.ndim > 1 else 1
+    return count
 
 
 # Walking through modules, seeing through PEFT's wrappers.

@@ -151,6 +151,10 @@ class InlayTuner(BaseTuner):
         """Plain names of the modules the method could adapt; one that goes by a module's place overrides this."""
         return [name for name, module in plain_modules(self.model) if name and self.fits(module)]
 
+    def layer_class(self, name: str) -> type[ChildLayer]:
+        """The class of the layer on the host of this plain name; `tuner_layer_cls` is a tuple where they differ."""
+        return self.tuner_layer_cls
+
     def settings_at(self, config: Any, name: str) -> Any:
         """What the layer on the host of this plain name is told: the config, or what a method makes of it there."""
         return config
@@ -209,7 +213,7 @@ class InlayTuner(BaseTuner):
         host = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
         layer = getattr(host, self.child, None)
         if layer is None:
-            layer = self.tuner_layer_cls(host)
+            layer = self.layer_class(plain_name(current_key))(host)
             setattr(host, self.child, layer)
             layer.attach()
         layer.update_layer(adapter_name, self.settings_at(peft_config, plain_name(current_key)))
