@@ -134,7 +134,7 @@ class _Compact:
 
     def __init__(self, processor: Any) -> None:
         ramp = Image.fromarray(np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2))
-        self.table = pixels(processor, ramp, do_resize=False, do_center_crop=False)[:, 0, :]
+        self.table = pixels(processor, ramp, do_resize=False, do_center_crop=False)[:, 0, :].numpy()
         self.processor = processor
 
     def pack(self, image: Image.Image) -> torch.Tensor:
@@ -142,7 +142,11 @@ class _Compact:
         return packed if packed.dtype == torch.uint8 else packed.to(torch.float32)
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.table[c][packed[c].long()] for c in range(packed.shape[0])])
+        found = np.empty(packed.shape, dtype=np.float32)
+        for channel, values in enumerate(packed.numpy()):
+            # Every index is in range; NumPy takes three times as fast when it need not check, and as torch does.
+            np.take(self.table[channel], values, out=found[channel], mode="clip")
+        return torch.from_numpy(found)
 
 
 def _compact(processor: Any, image: Image.Image) -> _Compact | None:
