@@ -1,0 +1,18 @@
+"""Activation prompts: one trained perturbation of the feature map at one layer, the same for every input."""
+
+from types import MappingProxyType
+
+from inlay.methods.registry import Method
+
+METHOD = Method(
+    name="activation-prompt",
+    summary="Adds a trained perturbation to the feature map at one layer.",
+    paper="Visual Prompting Reimagined: The Power of Activation Prompts",
+    config="inlay.methods.activation_prompt.config:ActivationPromptConfig",
+    tuner="inlay.methods.activation_prompt.model:ActivationPromptModel",
+    peft_type="INLAY_ACTIVATION_PROMPT",
+    parameter_prefix="inlay_activation_",
+    learning_rate=1e-2,
+    rates=MappingProxyType({"convolutional": 1e-3}),
+    grid=(1e-3, 3e-3, 1e-2, 3e-2),
+)

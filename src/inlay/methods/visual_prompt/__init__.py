@@ -1,0 +1,18 @@
+"""Visual prompting: one trained perturbation of the pixels, the same for every image."""
+
+from types import MappingProxyType
+
+from inlay.methods.registry import Method
+
+METHOD = Method(
+    name="visual-prompt",
+    summary="Adds a trained perturbation to the pixels of every image, or a trained frame around it.",
+    paper="Bahng et al., Exploring Visual Prompts, 2022, https://arxiv.org/abs/2203.17274",
+    config="inlay.methods.visual_prompt.config:VisualPromptConfig",
+    tuner="inlay.methods.visual_prompt.model:VisualPromptModel",
+    peft_type="INLAY_VISUAL_PROMPT",
+    parameter_prefix="inlay_visual_",
+    learning_rate=1e-2,
+    rates=MappingProxyType({"convolutional": 1e-3}),
+    grid=(1e-3, 3e-3, 1e-2, 3e-2),
+)
