@@ -224,6 +224,12 @@ def anatomy(model: nn.Module) -> Anatomy:
     )
 
 
+def kind_of(model_type: str) -> Kind | None:
+    """How models of a Transformers model type are built; None where the type alone does not say."""
+    description = _DESCRIPTIONS.get(model_type)
+    return description.kind if description else None
+
+
 def head_modules(model: nn.Module) -> list[str]:
     """The names of the modules that a task adds to the pretrained backbone: a classifier, its own pooler.
 

@@ -15,19 +15,20 @@ from inlay.backbones.cards import EMBEDDED
 if TYPE_CHECKING:
     from inlay.backbones.identity import fingerprint
     from inlay.backbones.loading import Backbone, load
-    from inlay.backbones.locate import modality, version
+    from inlay.backbones.locate import kind, modality, version
     from inlay.backbones.processors import image_side
 
 _LAZY = {
     "Backbone": "loading",
     "fingerprint": "identity",
     "image_side": "processors",
+    "kind": "locate",
     "load": "loading",
     "modality": "locate",
     "version": "locate",
 }
 
-__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "load", "modality", "version"]
+__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "kind", "load", "modality", "version"]
 
 
 def __getattr__(name: str) -> Any:

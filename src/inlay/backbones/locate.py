@@ -83,6 +83,13 @@ def modality(name: str, revision: str | None = None) -> Literal["text", "image"]
     return find(name, revision).modality
 
 
+def kind(name: str, revision: str | None = None) -> str | None:
+    """How the backbone is built (`inlay.anatomy.Kind`), from its config alone; None where that does not say."""
+    from inlay.anatomy import kind_of
+
+    return kind_of(find(name, revision).model_type)
+
+
 def version(name: str, revision: str | None = None) -> str:
     """What tells this backbone from an earlier one of the same name: the commit of a hub model, the source of an
     embedded one, the contents of a folder (but for what only people read)."""

@@ -74,6 +74,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the method, e.g. --set r=16. May be repeated.", rich_help_panel=TRAINING),
 ]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
+        "method's own choice.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.", rich_help_panel=DATA)]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model. Only if you have read it.")
@@ -108,6 +116,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "max_length": (MaxLength, None),
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
+    "layers": (Layers, None),
     "set_": (Set, None),
     "trust_remote_code": (Trust, False),
 }
@@ -129,7 +138,7 @@ def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     def with_options(**given: Any) -> None:
         fields = {name: given.pop(name) for name in SPEC}
         fields["text"] = tuple(fields["text"] or ())
-        fields["settings"] = settings(fields.pop("set_"))
+        fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         try:
             command(fields=fields, **given)
         except KeyboardInterrupt:
@@ -142,8 +151,8 @@ def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def settings(pairs: list[str] | None) -> dict[str, Any]:
-    """`--set key=value` pairs; values are JSON where they can be, words otherwise."""
+def settings(pairs: list[str] | None, chosen_layers: str | None = None) -> dict[str, Any]:
+    """`--set key=value` pairs; values are JSON where they can be, words otherwise. `--layers` is one of them."""
     found: dict[str, Any] = {}
     for pair in pairs or ():
         key, sign, value = pair.partition("=")
@@ -153,4 +162,18 @@ def settings(pairs: list[str] | None) -> dict[str, Any]:
             found[key] = json.loads(value)
         except ValueError:
             found[key] = value
+    if chosen_layers is not None:
+        if "layers" in found:
+            raise InlayError(f"Give --layers {chosen_layers} or --set layers={found['layers']}, not both.")
+        found |= layers(chosen_layers)
     return found
+
+
+def layers(chosen: str) -> dict[str, list[int]]:
+    """The setting that `--layers 3`, `--layers 1,3,5` or `--layers auto` stands for."""
+    if chosen.strip() == "auto":
+        return {}
+    parts = [part.strip() for part in chosen.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InlayError(f"--layers takes numbers counted from 1, as in 3 or 1,3,5, or auto; got {chosen!r}.")
+    return {"layers": sorted({int(part) for part in parts})}

@@ -78,7 +78,8 @@ def table(links: str) -> str:
 
 def header(method: Method) -> str:
     """The facts of one method."""
-    rate = f"{method.learning_rate:g} by default; a search tries {', '.join(f'{rate:g}' for rate in method.grid)}"
+    rate = f"{method.learning_rate:g} by default{_rates(method)}; a search tries "
+    rate += ", ".join(f"{rate:g}" for rate in method.grid)
     facts = {
         "paper": method.paper,
         "config": f"`{_public(method)}`" if method.config else "none: it has no settings",
@@ -98,6 +99,10 @@ def header(method: Method) -> str:
         *(f"| {key} | {value} |" for key, value in facts.items()),
     ]
     return "\n".join([*lines, "", "Works on, as probed:", "", *_families(method)])
+
+
+def _rates(method: Method) -> str:
+    return "".join(f", {rate:g} on {kind} models" for kind, rate in method.rates.items())
 
 
 def _families(method: Method) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
+from inlay.anatomy import anatomy
+from inlay.backbones import image_side
 from inlay.errors import InlayError
 from inlay.methods import attach
 from inlay.methods.registry import Method
@@ -21,6 +23,7 @@ from inlay.portrait.parameters import parameters, saved_bytes
 from inlay.portrait.speed import spread
 from inlay.records.atomic import write_folder, writing
 from inlay.records.spec import Spec
+from inlay.tasks import kinds
 from inlay.training import plan as plans
 from inlay.training.checkpoints import Checkpoints, step_of
 from inlay.training.display import Display
@@ -74,10 +77,11 @@ def fit(
         folder.mkdir(parents=True, exist_ok=True)
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
+    settings, notes = _sized(spec.settings, method, task, processor)
     model = attach.attach(
         backbone.model,
         method,
-        settings=spec.settings,
+        settings=settings,
         newly_initialised=backbone.newly_initialised,
         task_kind=task.kind,
     )
@@ -87,7 +91,7 @@ def fit(
     length = longest(model, task, processor, spec.max_length)
     encode = partial(task.encode, processor=processor, max_length=length, model_config=model.config)
     train = encode("train")
-    plan = plans.make(spec, method, len(train))
+    plan = plans.make(spec, method, len(train), anatomy(model).kind if method.rates else None)
     place = Place(plan.device, plan.dtype, plan.micro_batch)
     collate = task.collator(processor, model)
     memory = PeakMemory(model, plan.device)
@@ -165,10 +169,9 @@ def fit(
         _save(model, method, backbone, folder / "adapter")
     trainer.accelerator.wait_for_everyone()
     best = trainer.progress.best
-    notes = []
     if trainer.progress.stopped and best is not None:
         notes.append(f"stopped at step {trainer.state.global_step} of {plan.total_steps}; best at step {best['step']}")
-        display.say(notes[0])
+        display.say(notes[-1])
     return Outcome(
         model=model,
         metrics=metrics,
@@ -180,6 +183,17 @@ def fit(
         best_step=best["step"] if best else None,
         notes=notes,
     )
+
+
+def _sized(
+    settings: Mapping[str, Any], method: Method, task: Any, processor: Any
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A method that needs to know the size of the images is told the processor's, unless the user gave one."""
+    if task.kind != kinds.IMAGES or "image_size" in settings or not method.takes("image_size"):
+        return settings, []
+    side = image_side(processor)
+    note = f"{method.name} is made for images of {side} x {side} pixels, as the image processor gives them"
+    return {**settings, "image_size": side}, [note]
 
 
 def _take_off_autocast(trainer: InlayTrainer) -> None:

@@ -54,8 +54,8 @@ class Plan:
         return left if self.schedule == "linear" else 1.0
 
 
-def make(spec: Spec, method: Method, examples: int) -> Plan:
-    """The plan for a training set of this many examples."""
+def make(spec: Spec, method: Method, examples: int, kind: str | None = None) -> Plan:
+    """The plan for a training set of this many examples; `kind` is the model's, as `inlay.anatomy` says."""
     if examples == 0:
         raise InlayError("The training set is empty: nothing can be learnt from it. Check the data and the split.")
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -69,7 +69,7 @@ def make(spec: Spec, method: Method, examples: int) -> Plan:
     steps_per_epoch = math.ceil(examples / spec.batch_size)
     total = spec.max_steps or max(1, math.ceil(spec.epochs * steps_per_epoch))
     device = pick_device()
-    learning_rate = spec.learning_rate or method.learning_rate
+    learning_rate = spec.learning_rate or method.learning_rate_for(kind)
     return Plan(
         device=device,
         dtype=pick_dtype(spec.precision, device),

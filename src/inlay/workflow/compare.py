@@ -81,13 +81,22 @@ def compare(
     for number, (name, seed) in enumerate([(name, seed) for name in chosen for seed in numbers], start=1):
         say(f"[{number}/{len(chosen) * len(numbers)}] {name}, seed {seed}")
         try:
-            finished.append(tune(spec.with_(method=name, seed=seed), out, progress=progress, say=say_once))
+            made = with_own_layers(spec.with_(method=name, seed=seed), say_once)
+            finished.append(tune(made, out, progress=progress, say=say_once))
         except InlayError as error:
             failures[f"{name}, seed {seed}"] = str(error)
             say(f"{name}, seed {seed}: {error}")
     if not finished:
         raise InlayError(f"No run finished. {next(iter(failures.values()))}")
     return Comparison(rows_of(finished), finished, failures)
+
+
+def with_own_layers(spec: Spec, say: Say) -> Spec:
+    """The spec without a choice of layers where its method has none: the choice is for the others."""
+    if "layers" not in spec.settings or registry.get(spec.method).takes("layers"):
+        return spec
+    say(f"layers={spec.settings['layers']!r} says nothing to {spec.method}, which has no layers to choose")
+    return spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"})
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:

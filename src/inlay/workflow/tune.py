@@ -38,6 +38,7 @@ def tune(
     from inlay import backbones, tasks
 
     say = say or (lambda line: None)
+    check_layers(spec)
     spec = settled(spec)
     check_modality(spec)
     task = tasks.load(spec)
@@ -100,11 +101,32 @@ def settled(spec: Spec) -> Spec:
     """The spec as it will be run and recorded: the task by its own name, the method's learning rate written in."""
     from inlay import tasks
 
-    method = registry.get(spec.method)
     return spec.with_(
-        learning_rate=method.learning_rate if spec.learning_rate is None else spec.learning_rate,
+        learning_rate=default_rate(spec) if spec.learning_rate is None else spec.learning_rate,
         task=None if spec.task is None else tasks.canonical(spec.task),
     )
+
+
+def default_rate(spec: Spec) -> float | None:
+    """The method's learning rate on this model; None where only the loaded model can say which: timm's names do not."""
+    from inlay import backbones
+
+    method = registry.get(spec.method)
+    if not method.rates:
+        return method.learning_rate
+    kind = backbones.kind(spec.model, spec.revision)
+    return method.learning_rate_for(kind) if kind else None
+
+
+def check_layers(spec: Spec) -> None:
+    """A clear error where layers are chosen for a method that has none to choose, before anything large is read."""
+    method = registry.get(spec.method)
+    if "layers" in spec.settings and not method.takes("layers"):
+        able = [name for name, other in registry.all_methods().items() if other.tuner and other.takes("layers")]
+        raise InlayError(
+            f"layers={spec.settings['layers']!r}: the method {method.name!r} has no layers to choose. Leave it out, or "
+            f"take one that has: {', '.join(able)}."
+        )
 
 
 def check_modality(spec: Spec) -> None:

@@ -36,7 +36,7 @@ class PromptConfig(InlayConfig):
         super().__post_init__()
         if self.kind not in self.kinds:
             raise unknown("kind of prompt", self.kind, self.kinds)
-        self.image_size = _sides(self.image_size)  # type: ignore[assignment]
+        self.image_size = _sides(self.image_size)
 
 
 @dataclass
