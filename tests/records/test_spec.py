@@ -27,6 +27,13 @@ def test_every_field_is_part_of_the_identity(name: str, value: int) -> None:
     assert SPEC.digest({name: f"other-{value}"}) != SPEC.digest()
 
 
+def test_runs_from_before_a_field_was_added_keep_their_identity() -> None:
+    old = Spec(model="m", method="lora", task="t")
+    # What the first version of inlay computed for this spec.
+    assert old.digest() == "9a7874852301300071a3963f507652b549c2ddf69fe0dff665df6933eb99d806"
+    assert old.with_(trunk_cache="off").digest() != old.digest()
+
+
 def test_identity_follows_contents_and_not_paths_or_the_order_of_settings() -> None:
     here, there = (Spec(model="m", method="lora", data=path) for path in ("a/x.csv", "b/y.csv"))
     assert here.digest() != there.digest()
@@ -51,6 +58,7 @@ def test_identity_follows_contents_and_not_paths_or_the_order_of_settings() -> N
         ({"weight_decay": -0.1}, "must not be negative"),
         ({"precision": "bf16"}, "Unknown precision 'bf16'"),
         ({"schedule": "linaer"}, "Did you mean 'linear'"),
+        ({"trunk_cache": "yes"}, "Unknown trunk_cache 'yes'"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:

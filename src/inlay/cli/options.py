@@ -70,6 +70,14 @@ Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16
 Checkpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Trade time for memory.", rich_help_panel=TRAINING)
 ]
+TrunkCache = Annotated[
+    str,
+    typer.Option(
+        help="Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an error where "
+        "it cannot be) or off.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the method, e.g. --set r=16. May be repeated.", rich_help_panel=TRAINING),
@@ -116,6 +124,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "max_length": (MaxLength, None),
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
+    "trunk_cache": (TrunkCache, "auto"),
     "layers": (Layers, None),
     "set_": (Set, None),
     "trust_remote_code": (Trust, False),

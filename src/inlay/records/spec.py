@@ -53,6 +53,7 @@ class Spec:
     max_length: int | None = None
     precision: str = "auto"
     gradient_checkpointing: bool = False
+    trunk_cache: str = "auto"
     settings: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     trust_remote_code: bool = False
@@ -86,6 +87,8 @@ class Spec:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
+        if self.trunk_cache not in TRUNK_CACHES:
+            raise unknown("trunk_cache", self.trunk_cache, TRUNK_CACHES)
         # 3 and 3.0 are the same number and must be the same run.
         for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip"):
             if isinstance(getattr(self, name), int):
@@ -110,10 +113,18 @@ class Spec:
 
     def digest(self, contents: Mapping[str, str] | None = None) -> str:
         """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
-        fields = self.to_json() | dict(contents or {})
+        fields = {
+            name: value
+            for name, value in self.to_json().items()
+            if name not in LATER or value != type(self).__dataclass_fields__[name].default
+        } | dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SCHEDULES = ("linear", "cosine", "constant")
+TRUNK_CACHES = ("auto", "on", "off")
+# Fields that came after the first runs were made. At their defaults they mean what those did, and do not count: the
+# runs keep their identity.
+LATER = ("trunk_cache",)
