@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,8 +73,8 @@ Checkpointing = Annotated[
 TrunkCache = Annotated[
     str,
     typer.Option(
-        help="Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an error where "
-        "it cannot be) or off.",
+        help="Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an error "
+        "where it cannot be) or off.",
         rich_help_panel=TRAINING,
     ),
 ]
@@ -131,12 +131,16 @@ SPEC: dict[str, tuple[Any, Any]] = {
 }
 
 
-def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that make a spec; it receives them together, as its argument `fields`."""
+def takes_spec(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Give a command the options that make a spec; it receives them together, as its argument `fields`.
+
+    Those named in `without` are not offered, and keep their defaults.
+    """
     own = inspect.signature(command, eval_str=True).parameters
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in SPEC.items()
+        if name not in without
     ]
     before = [parameter for name, parameter in own.items() if name != "fields" and parameter.default is parameter.empty]
     after = [
@@ -145,7 +149,7 @@ def takes_spec(command: Callable[..., None]) -> Callable[..., None]:
     listed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*before, *shared, *after)]
 
     def with_options(**given: Any) -> None:
-        fields = {name: given.pop(name) for name in SPEC}
+        fields = {name: given.pop(name, default) for name, (_, default) in SPEC.items()}
         fields["text"] = tuple(fields["text"] or ())
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         try:
