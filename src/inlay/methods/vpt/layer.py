@@ -26,22 +26,29 @@ COLDEST, HOTTEST = 0.01, 10.0  # the authors' bounds on the temperature
 class Place:
     """What one adapter's prompts do at one block, counted from 1.
 
-    They come to stand after the first `leading` tokens of the image; they enter here, or they have come from an
-    earlier block; they leave behind this block, or they run on into the next. `fan` is the size of a patch in
-    pixels and channels, for their first values.
+    They stand after the first `leading` tokens of the image; they entered at the block `entry`, this one or an earlier
+    one; they leave behind this block, or they run on into the next. `fan` is the size of a patch in pixels and
+    channels, for their first values.
     """
 
     config: Any
     block: int
-    enters: bool
+    entry: int
     leaves: bool
     leading: int
     hidden_size: int
     fan: int
 
+    @property
+    def enters(self) -> bool:
+        """Whether the prompts enter here."""
+        return self.entry == self.block
+
 
 class Prompts(nn.Module):
     """`P` of one adapter at one block, p x D; without a weight where the prompts come from an earlier block."""
+
+    weight: nn.Parameter
 
     def __init__(self, place: Place, weight: Tensor | None) -> None:
         super().__init__()

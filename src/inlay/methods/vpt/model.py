@@ -81,7 +81,7 @@ class PromptTuner(InlayTuner):
         return Place(
             config=config,
             block=block,
-            enters=block in entries,
+            entry=max(entry for entry in entries if entry <= block),
             leaves=block == len(parts.blocks) or block + 1 in entries,
             leading=parts.leading_tokens,
             hidden_size=parts.hidden_size,
