@@ -23,11 +23,15 @@ PAGE = 4096  # bytes
 
 
 class PeakMemory:
-    """Measures from `start` to `stop`. Collect garbage before: an earlier run's would count as idle."""
+    """Measures from `start` to `stop`. Collect garbage before: an earlier run's would count as idle.
+
+    `kept` are tensors that the run made before `start` and holds on to: they are part of what it needs.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.device = device
+        self.kept: list[torch.Tensor] = []
         self.peak = 0
         self._idle = 0
         self._started = False
@@ -42,7 +46,7 @@ class PeakMemory:
         _give_back()
         own = {
             tensor.untyped_storage().data_ptr(): _touch(tensor)
-            for tensor in (*self.model.parameters(), *self.model.buffers())
+            for tensor in (*self.model.parameters(), *self.model.buffers(), *self.kept)
         }
         self._idle = psutil.Process().memory_info().rss - sum(own.values())
         if not _reset_maximum():

@@ -25,6 +25,7 @@ from inlay.records.atomic import write_folder, writing
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training import plan as plans
+from inlay.training import trunk_data
 from inlay.training.checkpoints import Checkpoints, step_of
 from inlay.training.display import Display
 from inlay.training.evaluation import Scored, score, shifts_labels, write
@@ -35,6 +36,7 @@ from inlay.training.place import Place, Stop, gather
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
+from inlay.training.trunk_data import KeptSplit
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -137,8 +139,12 @@ def fit(
     resumed_from = None if checkpoint is None else step_of(checkpoint)
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
+    kept: KeptSplit | None = None
     with interrupts, deterministic(plan.device):
         try:
+            kept, why_not = _keep_trunk(trainer, task, train, collate, spec, place, folder, resumed_from or 0)
+            if kept is not None or kinds.modality(task.kind) == "image":
+                display.say(kept.says() if kept is not None else f"trunk not cached: {why_not}")
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             # Each process has its own clock, and writing takes all of them.
             if any(gather(trainer.checkpoint_is_due(last=True))):
@@ -161,6 +167,8 @@ def fit(
                 _save(model, method, backbone, folder / "last-good")
             raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
         finally:
+            if kept is not None:
+                kept.close()
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
     _take_off_autocast(trainer)
@@ -176,7 +184,7 @@ def fit(
         model=model,
         metrics=metrics,
         history=trainer.progress.history,
-        portrait=_portrait(trainer, plan, peak, len(train), folder / "adapter"),
+        portrait=_portrait(trainer, plan, peak, len(train), folder / "adapter", kept, why_not),
         steps=trainer.state.global_step,
         resumed_from=resumed_from,
         stopped_early=trainer.progress.stopped,
@@ -194,6 +202,42 @@ def _sized(
     side = image_side(processor)
     note = f"{method.name} is made for images of {side} x {side} pixels, as the image processor gives them"
     return {**settings, "image_size": side}, [note]
+
+
+def _keep_trunk(
+    trainer: InlayTrainer,
+    task: Any,
+    train: Any,
+    collate: Callable[[Any], Any],
+    spec: Spec,
+    place: Place,
+    folder: Path,
+    done: int,
+) -> tuple[KeptSplit | None, str | None]:
+    """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not."""
+    why_not = trunk_data.obstacle(spec, task.kind, train, trainer.plan, done)
+    if why_not is None:
+        try:
+            trainer.modes.train()
+            with place.autocast():
+                kept = trunk_data.keep(
+                    trainer.modes.model,
+                    train,
+                    collate,
+                    batch=place.batch_size,
+                    order=trainer.first_order(),
+                    device=place.device,
+                    folder=folder,
+                    stop=trainer.check_interrupt,
+                    inexact=spec.trunk_cache == "on",
+                )
+            trainer.use(kept)
+            return kept, None
+        except trunk_data.NotKept as error:
+            why_not = str(error)
+    if spec.trunk_cache == "on":
+        raise InlayError(f"trunk_cache='on' cannot be: {why_not}. Take auto, which does without where it must.")
+    return None, why_not
 
 
 def _take_off_autocast(trainer: InlayTrainer) -> None:
@@ -232,19 +276,29 @@ def _final_metrics(
 
 
 def _portrait(
-    trainer: InlayTrainer, plan: plans.Plan, peak: dict[str, Any], examples: int, adapter: Path
+    trainer: InlayTrainer,
+    plan: plans.Plan,
+    peak: dict[str, Any],
+    examples: int,
+    adapter: Path,
+    kept: KeptSplit | None,
+    why_not: str | None,
 ) -> dict[str, Any]:
     rates = trainer.speed.rates()
+    epoch = spread([examples / rate for rate in rates])
     return {
         "parameters": parameters(trainer.modes.model),
         "saved_bytes": saved_bytes(adapter),
         "peak_memory": peak,
-        "seconds_per_epoch": spread([examples / rate for rate in rates]),
+        "seconds_per_epoch": epoch,
         "train_examples_per_second": spread(rates),
         "inference_examples_per_second": spread([n / seconds for n, seconds in trainer.progress.inference]),
         "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
         "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
         "processes": plan.world,
+        "trunk": {"cached": False, "reason": why_not}
+        if kept is None
+        else kept.portrait(epoch["mean"] if epoch else None),
     }
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from inlay.training.place import Stop, gather
 from inlay.training.plan import Plan
 from inlay.training.progress import Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
+from inlay.training.trunk_data import KeptSplit
 
 CHECKPOINT_SHARE = 0.02  # of the time may go into writing checkpoints
 FIRST_GUESS = 0.05  # seconds that a checkpoint takes, before one was written
@@ -103,6 +105,8 @@ class InlayTrainer(Trainer):
         self.greater_is_better = greater_is_better
         self.patience = patience
         self.checkpoint_seconds = checkpoint_seconds
+        # What a batch is turned into for the model, and how the model is run on it: see `use`.
+        self.replay: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]]] = nullcontext
         self.progress = Progress()
         self.speed = Speed(plan.total_steps)
         self._sampler = EpochSampler(len(train_dataset), args.seed)
@@ -117,6 +121,18 @@ class InlayTrainer(Trainer):
         self._mark = self._saved_at = time.perf_counter()
         self._save_cost = FIRST_GUESS
         self._best_of_checkpoint: str | None = None
+
+    def use(self, kept: KeptSplit) -> None:
+        """Train from the trunk's kept output instead of the data themselves; before `train`."""
+        self.train_dataset, self.data_collator, self.replay = kept, kept.collate, kept.replay
+        self.args.dataloader_num_workers = 0
+        assert kept.rows is not None
+        if kept.rows.where == "memory":
+            self.memory.kept.append(kept.rows.kept)
+
+    def first_order(self) -> list[int]:
+        """The examples in the order of the first epoch."""
+        return list(EpochSampler(len(self._sampler), self.args.seed))
 
     # ---- one update
 
@@ -142,15 +158,15 @@ class InlayTrainer(Trainer):
         if self._in_eval_mode:
             self.modes.train()
             self._in_eval_mode = False
-        inputs = self._prepare_inputs(inputs)
-        loss = model(**inputs)["loss"]
-        if num_items_in_batch is not None:
-            items = self._items(inputs)
-            # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
-            # Without a single label the mean is 0 / 0, and counts for nothing.
-            share = items / num_items_in_batch * self.plan.world
-            loss = torch.where(items > 0, loss, 0.0) * share
-        self.accelerator.backward(loss)
+        with self.replay(self._prepare_inputs(inputs)) as inputs:
+            loss = model(**inputs)["loss"]
+            if num_items_in_batch is not None:
+                items = self._items(inputs)
+                # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
+                # Without a single label the mean is 0 / 0, and counts for nothing.
+                share = items / num_items_in_batch * self.plan.world
+                loss = torch.where(items > 0, loss, 0.0) * share
+            self.accelerator.backward(loss)
         detached = loss.detach()
         self._update_loss = detached if self._update_loss is None else self._update_loss + detached
         return detached
