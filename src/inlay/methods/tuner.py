@@ -276,8 +276,12 @@ class InlayTuner(BaseTuner):
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        host, child, rest = super()._remove_adapter_name_from_key(key, adapter_name).rpartition(f".{cls.child}.")
-        return f"{host.replace('.base_layer', '')}.{rest}" if child else rest
+        host, child, rest = key.rpartition(f".{cls.child}.")
+        if not child:
+            return super()._remove_adapter_name_from_key(key, adapter_name)
+        # By its place, second, and not from the end as PEFT does: a piece may have parts of its own behind its name.
+        container, _, piece = rest.partition(".")
+        return f"{host.replace('.base_layer', '')}.{container}.{piece.removeprefix(f'{adapter_name}.')}"
 
 
 def _selected(config: InlayConfig, name: str) -> bool:
