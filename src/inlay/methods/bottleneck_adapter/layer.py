@@ -1,0 +1,45 @@
+"""A bottleneck adapter after one projection (Houlsby et al. 2019, section 2.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from inlay.methods.bottleneck import Bottleneck
+from inlay.methods.bottleneck_adapter.config import BottleneckAdapterConfig
+from inlay.methods.channels import width_out
+from inlay.methods.tuner import HookedLayer
+
+
+class AdapterLayer(HookedLayer):
+    """After its host, the last projection of attention or of the feed-forward, with output `y`:
+
+        y + B(y),      B(y) = W_up act(W_down y + b_down) + b_up = 0 at the start.
+
+    The block's own residual sum comes after it.
+    """
+
+    adapter_layer_names = ("inlay_adapter_bottleneck",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_adapter_bottleneck = nn.ModuleDict()
+
+    def update_layer(self, adapter_name: str, config: BottleneckAdapterConfig) -> None:
+        width = width_out(self.host)
+        factor = config.reduction_factor
+        self.inlay_adapter_bottleneck[adapter_name] = Bottleneck(
+            self.host,
+            width,
+            config.bottleneck if factor is None else max(1, round(width / factor)),
+            activation=config.activation,
+            dropout=config.dropout,
+            up_std=config.init_std,
+        )
+
+    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The host's forward hook."""
+        for name in self.running():
+            output = output + self.inlay_adapter_bottleneck[name](output)
+        return output
