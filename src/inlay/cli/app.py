@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli import compare, methods, models, predict, runs, tasks, tune
+from inlay.cli import compare, explain, methods, models, predict, runs, tasks, tune
 
 app = typer.Typer(
     name="inlay",
@@ -45,4 +45,5 @@ app.command("predict")(predict.command)
 app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)
 app.command("models")(models.command)
+app.add_typer(explain.app, name="explain")
 app.add_typer(runs.app, name="runs")

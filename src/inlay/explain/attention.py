@@ -26,11 +26,15 @@ ASKED = ("deberta-v2", "mpnet")
 
 @dataclass(frozen=True)
 class Reach:
-    """How far one block's heads reach, (n, heads) each: `weighted` and `largest` in `unit`, `steps` in tokens."""
+    """How far one block's heads reach, (n, heads) each: `weighted` and `largest` in `unit`, `steps` in tokens.
+
+    `uniform` (n,) is what `weighted` would be if every query attended to all that is there alike.
+    """
 
     weighted: Tensor
     largest: Tensor
     steps: Tensor
+    uniform: Tensor
 
 
 def unit(parts: Anatomy) -> str:
@@ -52,6 +56,16 @@ def check_attention(model: nn.Module) -> Anatomy:
             "architecture from Transformers, or compare layers with `inlay explain cka`."
         )
     return parts
+
+
+def check_order(model: nn.Module) -> None:
+    """Refuse an adapter whose tokens stand behind the model's own: only those before them are passed over."""
+    for config in getattr(model, "peft_config", {}).values():
+        if getattr(config, "kind", None) == "concat":
+            raise InlayError(
+                "An activation prompt of kind 'concat' puts its tokens behind the patches, where they cannot be told "
+                "from them. Look at the model without --adapter, or at a prompt of kind 'add'."
+            )
 
 
 def arguments(parts: Anatomy) -> dict[str, Any]:
@@ -127,7 +141,7 @@ def reach(weights: Tensor, parts: Anatomy, batch: dict[str, Tensor]) -> Reach:
         windows, side = weights.shape[0] // images, math.isqrt(weights.shape[-1])
         stride = math.sqrt(height * width / (windows * side * side))
         found = _reach(weights, distance.grid(side, side, stride), None)
-        return Reach(*(v.unflatten(0, (images, windows)).mean(1) for v in (found.weighted, found.largest, found.steps)))
+        return Reach(**{name: value.unflatten(0, (images, windows)).mean(1) for name, value in vars(found).items()})
     down, across = _patch(parts)
     rows, columns = height // down, width // across
     if down != across:
@@ -139,10 +153,12 @@ def reach(weights: Tensor, parts: Anatomy, batch: dict[str, Tensor]) -> Reach:
 def _reach(weights: Tensor, places: Tensor, real: Tensor | None) -> Reach:
     apart = distance.pairwise(places).to(weights.device)
     index = distance.pairwise(distance.line(len(places))).to(weights.device)
+    alike = weights.new_ones(()).expand(len(weights), 1, *apart.shape)
     return Reach(
         distance.weighted_distance(weights, apart, real),
         distance.largest_distance(weights, apart, real),
         distance.largest_distance(weights, index, real),
+        distance.weighted_distance(alike, apart, real)[:, 0],
     )
 
 
