@@ -313,12 +313,15 @@ def compiles(case: Case, backend: str) -> None:
 
 
 def shorten(model: Any) -> None:
-    """Keep the first block alone where blocks are all of a kind: compiling takes time for each."""
+    """Keep the first block and the first that is trained where blocks are all of a kind: each takes time to compile."""
     blocks = anatomy(model).blocks
     parents = {block.name.rpartition(".")[0] for block in blocks}
     parent = model.get_submodule(parents.pop())
     if not parents and isinstance(parent, nn.ModuleList):
-        del parent[1:]
+        trained = [index for index, block in enumerate(parent) if any(p.requires_grad for p in block.parameters())]
+        first = trained[0] if trained else 0
+        del parent[first + 1 :]
+        del parent[1:first]
 
 
 def stacks_with_lora(case: Case, folder: Path, lora_first: bool) -> None:
