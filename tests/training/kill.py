@@ -54,6 +54,11 @@ SCENARIOS: dict[str, tuple[Spec, Callable[[], tuple[toys.ToyBackbone, toys.ToyTa
         BASE.with_(method="full", epochs=2, learning_rate=1e-3),
         lambda: (toys.backbone("resnet"), toys.image_task(train=40)),
     ),
+    # The trunk's output is kept, in a file.
+    "trunk": (
+        BASE.with_(method="norm", settings={"layers": [3]}, learning_rate=1e-2),
+        lambda: (toys.backbone("vit"), toys.image_task(train=40)),
+    ),
 }
 
 
@@ -114,6 +119,7 @@ def train(folder: Path, scenario: str, kill_at: int, every: float) -> None:
         "steps": outcome.steps,
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,
+        "left": sorted(path.name for path in folder.glob(".*")),
         "weights": digest.hexdigest(),
     }
     (folder / "result.json").write_text(json.dumps({"result": result, "moments": moments.count}))
@@ -210,6 +216,7 @@ def kill(folder: Path, scenario: str, kills: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    os.environ["INLAY_TRUNK_MEMORY"] = "0"
     if sys.argv[2:] == ["checkpoints"]:
         print(json.dumps(kill_checkpoints(Path(sys.argv[1]))))
         sys.exit()

@@ -15,8 +15,8 @@ SCRIPT = Path(__file__).with_name("kill.py")
 @pytest.mark.parametrize(
     "kills",
     [
-        {"lora": 7, "full": 4, "batch-norm": 3},
-        pytest.param({"lora": 60, "full": 40, "batch-norm": 20}, marks=pytest.mark.slow),
+        {"lora": 7, "full": 4, "batch-norm": 3, "trunk": 4},
+        pytest.param({"lora": 60, "full": 40, "batch-norm": 20, "trunk": 40}, marks=pytest.mark.slow),
     ],
     ids=["some", "many"],
 )
@@ -39,7 +39,7 @@ def test_killed_at_any_moment_ends_the_same(tmp_path: Path, kills: dict[str, int
             assert expected["stopped_early"]
             assert 0 < expected["best_step"] < expected["steps"]
         else:
-            assert expected["steps"] == {"full": 7, "batch-norm": 6}[scenario]
+            assert expected["steps"] == {"full": 7, "batch-norm": 6, "trunk": 9}[scenario]
 
 
 def test_a_whole_checkpoint_is_never_lost_to_the_next_one(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ would be wrong."""
 from __future__ import annotations
 
 import hashlib
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,25 @@ from typing import Any
 import pytest
 import torch
 import toys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
 import zoo
-
+from inlay.anatomy import anatomy, head_modules
+from inlay.errors import InlayError
+from inlay.methods.attach import attach
 from inlay.methods.registry import get
+from inlay.methods.tuner import ChildLayer
 from inlay.records import Spec
-from inlay.training import Interrupted, Outcome, fit
+from inlay.training import Outcome, fit
+from inlay.training.trunk import TrunkCache
+from inlay.training.trunk_data import KeptSplit
+from inlay.training.trunk_rows import FILE, LIMIT, Rows, memory_limit
 
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")
 # Full batches and a smaller last one.
-SPEC = Spec(model="toy", method="linear-probe", task="toy", epochs=3, batch_size=16, learning_rate=1e-2)
+SPEC = Spec(model="toy", method="linear-probe", task="toy", epochs=2, batch_size=16, learning_rate=1e-2)
 
 
 @pytest.fixture(autouse=True)
@@ -46,19 +56,296 @@ def result(outcome: Outcome, folder: Path) -> dict[str, Any]:
     return {"metrics": outcome.metrics, "history": outcome.history, "adapter": adapter, "steps": outcome.steps}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("linear-probe", {}),
-        ("activation-prompt", {"layers": [3], "image_size": zoo.IMAGE_SIZE}),
-        ("norm", {"layers": [3]}),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+PROMPT = {"layers": [3], "image_size": zoo.IMAGE_SIZE}
+NORM = {"layers": [3]}
+CASES = [
+    *((family, "activation-prompt", PROMPT) for family in FAMILIES),
+    *((family, "linear-probe", {}) for family in ("dinov2", "clip")),
+    *((family, "norm", NORM) for family in ("resnet", "vit")),
+]
+
+
+@pytest.mark.parametrize(("family", "method", "settings"), CASES, ids=[f"{family}-{name}" for family, name, _ in CASES])
 def test_the_same_to_the_bit(tmp_path: Path, family: str, method: str, settings: dict[str, Any]) -> None:
     spec = SPEC.with_(method=method, settings=settings)
-    off, on = spec.with_(trunk_cache="off"), spec
-    without, with_it = train(tmp_path / "off", family, off), train(tmp_path / "on", family, on)
+    without = train(tmp_path / "off", family, spec.with_(trunk_cache="off"))
+    with_it = train(tmp_path / "on", family, spec)
+    assert without.portrait["trunk"] == {"cached": False, "reason": "it was switched off"}
+    found = with_it.portrait["trunk"]
+    blocks = zoo_blocks(family)
+    assert (found["cached"], found["where"]) == (True, "memory")
+    assert (found["blocks_skipped"], found["blocks"]) == (blocks if method == "linear-probe" else 2, blocks)
+    assert found["first_epoch_seconds"] > found["seconds"] > 0
+    assert result(with_it, tmp_path / "on") == result(without, tmp_path / "off")
+
+
+def zoo_blocks(family: str) -> int:
+    return len(anatomy(zoo.tiny(family)[0]).blocks)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_accumulation": 2},
+        {"gradient_checkpointing": True},
+        {"precision": "bfloat16"},
+        {"batch_size": 64},  # more than there are
+        {"early_stopping": 1, "evaluations": 6},
+        {"settings": {**PROMPT, "kind": "product"}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_the_same_to_the_bit_however_it_is_trained(tmp_path: Path, changes: dict[str, Any]) -> None:
+    spec = SPEC.with_(method="activation-prompt", settings=PROMPT).with_(**changes)
+    without = train(tmp_path / "off", "swin", spec.with_(trunk_cache="off"))
+    with_it = train(tmp_path / "on", "swin", spec)
     assert with_it.portrait["trunk"]["cached"], with_it.portrait["trunk"]
     assert result(with_it, tmp_path / "on") == result(without, tmp_path / "off")
+
+
+def test_in_a_file_where_memory_does_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SPEC.with_(method="activation-prompt", settings=PROMPT)
+    in_memory = train(tmp_path / "memory", "convnext", spec)
+    monkeypatch.setenv(LIMIT, "1KiB")
+    # What a killed process left: of the right size, and never to be read.
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / FILE).write_bytes(b"x" * in_memory.portrait["trunk"]["bytes"])
+    in_a_file = train(tmp_path / "file", "convnext", spec)
+    assert in_a_file.portrait["trunk"]["where"] == "file"
+    assert in_a_file.portrait["trunk"]["bytes"] == 40 * 16 * 4 * 4 * 4
+    assert result(in_a_file, tmp_path / "file") == result(in_memory, tmp_path / "memory")
+    assert "in a file" in (tmp_path / "file" / "log.txt").read_text()
+    assert not (tmp_path / "file" / FILE).exists()
+
+
+def test_no_file_is_left_by_a_run_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, "0")
+    seen = []
+
+    def fail(*_: object) -> None:
+        seen.append((tmp_path / FILE).exists())
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(KeptSplit, "replay", fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        train(tmp_path, "resnet", SPEC.with_(method="norm", settings=NORM, trunk_cache="on"))
+    assert seen == [True]
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT, "0")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        outcome = train(tmp_path, "resnet", SPEC.with_(epochs=1.5, method="norm", settings=NORM))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "no room for its 160 KiB on disk" in outcome.portrait["trunk"]["reason"]
+    assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", None), ("0", 0), ("1500", 1500), ("2GiB", 2**31), ("0.5 mb", 2**19)]
+)
+def test_the_limit_is_set_in_words(monkeypatch: pytest.MonkeyPatch, given: str, expected: int | None) -> None:
+    monkeypatch.setenv(LIMIT, given)
+    assert memory_limit() == expected
+    monkeypatch.setenv(LIMIT, "much")
+    with pytest.raises(InlayError, match="'much' is no size"):
+        memory_limit()
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    batch=st.integers(1, 4),
+    order=st.randoms(),
+    sliced=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+)
+@settings(deadline=None, max_examples=60)
+def test_rows_come_back_as_they_lay(shape: list[int], batch: int, order: Any, sliced: bool, dtype: torch.dtype) -> None:
+    """Whatever the layout: channels last, transposed, a slice of something larger; with the same strides."""
+    whole = [batch, *shape]
+    places = list(range(1, len(whole)))
+    order.shuffle(places)
+    base = torch.randn([whole[i] for i in (0, *places)] + [2 if sliced else 1]).to(dtype)
+    example = base[..., 0].permute(*torch.tensor([0, *places]).argsort().tolist())
+    assert list(example.shape) == whole
+    rows = Rows(example, batch, torch.device("cpu"), Path(), 1.0)
+    rows.put(0, example)
+    numbers = torch.randperm(batch)
+    picked = rows.pick(numbers)
+    assert torch.equal(picked, example[numbers])
+    assert picked.dtype == dtype
+    assert picked.stride()[1:] == example.stride()[1:] or batch == 1
+
+
+# ---- where it would be wrong, or of no use
+
+
+class Augmented(list):
+    deterministic = False
+
+
+def test_off_with_a_line_that_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = toys.image_task(train=40)
+    task.train = Augmented(task.train)
+    outcome = fit(toys.backbone("vit"), task, get("linear-probe"), SPEC, tmp_path)
+    assert outcome.portrait["trunk"]["reason"].startswith("the pictures are augmented")
+    assert "toy linear-probe: trunk not cached: the pictures are augmented" in capsys.readouterr().err
+    with pytest.raises(InlayError, match="trunk_cache='on' cannot be: the pictures are augmented"):
+        fit(toys.backbone("vit"), task, get("linear-probe"), SPEC.with_(trunk_cache="on"), tmp_path / "on")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("vit", {"method": "full", "learning_rate": 1e-4}, "at the input or in the first block"),
+        ("vit", {"method": "norm"}, "at the input or in the first block"),
+        ("vit", {"method": "lora", "settings": {"target_modules": ["q_proj"]}}, "at the input or in the first block"),
+        ("resnet", {"epochs": 1}, "no example would be read a second time"),
+        ("bert", {}, "texts are padded"),
+    ],
+    ids=["full", "norm", "lora", "one-epoch", "text"],
+)
+def test_off_where_it_is_of_no_use(tmp_path: Path, family: str, changes: dict[str, Any], reason: str) -> None:
+    task = toys.text_task(train=40) if family == "bert" else None
+    outcome = train(tmp_path, family, SPEC.with_(epochs=2).with_(**changes), task)
+    assert reason in outcome.portrait["trunk"]["reason"]
+
+
+def test_a_row_whose_rounding_depends_on_its_place_is_not_kept(tmp_path: Path) -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x[:1] * (1 + 1e-6), x[1:]])
+
+    def uneven() -> toys.ToyBackbone:
+        backbone = toys.backbone("vit")
+        backbone.model.vit.layernorm = nn.Sequential(backbone.model.vit.layernorm, Rounds())
+        return backbone
+
+    task, spec = toys.image_task(train=40), SPEC.with_(epochs=2)
+    outcome = fit(uneven(), task, get("linear-probe"), spec, tmp_path / "auto", progress=False)
+    assert "depends on its place in the batch" in outcome.portrait["trunk"]["reason"]
+    outcome = fit(uneven(), task, get("linear-probe"), spec.with_(trunk_cache="on"), tmp_path / "on", progress=False)
+    assert outcome.portrait["trunk"]["cached"]
+
+
+# ---- the cut itself, without `fit`
+
+
+def adapted(family: str, method: str, **settings: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    model, batch = zoo.tiny(family)
+    return attach(model, method, settings=settings, newly_initialised=head_modules(model)), batch
+
+
+def test_dropout_before_the_first_trained_part_leaves_no_cut() -> None:
+    model, batch = adapted("vit", "norm", layers=[3])
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    assert TrunkCache.find(model.eval(), batch)
+    state = torch.random.get_rng_state()
+    trunk = TrunkCache.find(model.train(), batch)
+    assert not trunk
+    assert "random numbers" in str(trunk.reason)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    with pytest.raises(InlayError, match="no trunk to keep: random numbers"):
+        trunk.compute(batch)
+
+
+def test_statistics_that_move_leave_no_cut_and_are_put_back() -> None:
+    model, batch = adapted("resnet", "linear-probe")
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.train()
+    assert "statistics move" in str(TrunkCache.find(model, batch).reason)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+def test_a_head_that_reads_several_hidden_states_moves_the_cut_or_leaves_none() -> None:
+    class Reads(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base, self.head = base, nn.Linear(16, 3)
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            states = self.base(pixel_values, output_hidden_states=True).hidden_states
+            return self.head(states[1][:, 0] + states[-1][:, 0])
+
+    base, batch = zoo.tiny("vit", "base")
+    model = Reads(base.requires_grad_(False))
+    trunk = TrunkCache.find(model, batch)
+    assert trunk.blocks_skipped == 3, "the sum of both enters the head"
+    base.layers[2].requires_grad_(True)
+    assert "cannot be cut off" in str(TrunkCache.find(model, batch).reason), "block 1 is read beside block 3's input"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_replay_leaves_no_trace(family: str) -> None:
+    """Nor does one that fails; and what other methods hang on modules works on inside."""
+    model, batch = adapted(family, "norm", layers=[2, 3])
+    model = attach(model, "activation-prompt", adapter_name="second", settings={"layers": [3], "image_size": 32})
+    for module in model.modules():
+        if isinstance(module, ChildLayer):
+            module.set_adapter(["default", "second"])
+    forwards = {module: module.__dict__.get("forward") for module in model.modules()}
+    hooks = {module: len(module._forward_pre_hooks) for module in model.modules()}
+    expected = model(**batch)
+    trunk = TrunkCache.find(model, batch)
+    assert trunk.blocks_skipped == 1, trunk.reason
+    rows = trunk.compute(batch)
+    with trunk.replay(rows):
+        found = model(**trunk.placeholders(3), labels=batch["labels"])
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+    with pytest.raises(RuntimeError, match="inside"), trunk.replay(rows):
+        raise RuntimeError("inside")
+    assert {module: module.__dict__.get("forward") for module in model.modules()} == forwards
+    assert {module: len(module._forward_pre_hooks) for module in model.modules()} == hooks
+    assert torch.equal(model(**batch).logits, expected.logits)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("method", ["linear-probe", "norm", "bias", "lora", "activation-prompt"])
+def test_nothing_before_the_first_trained_part_is_in_the_graph(
+    tmp_path: Path, method: str, checkpointing: bool
+) -> None:
+    """Asserted on the graph that `fit` trains through, the trunk being run."""
+    backbone = toys.backbone("vit")
+    last = anatomy(backbone.model).blocks[-1]
+    chosen = {"norm": {"layers": [3]}, "bias": {"layers": [3]}, "activation-prompt": PROMPT}
+    chosen["lora"] = {"target_modules": rf"{last.name}\..*(q_proj|fc1)"}
+    before: dict[str, nn.Module] = {"embeddings": backbone.model.vit.embeddings}
+    for block in anatomy(backbone.model).blocks[: 3 if method == "linear-probe" else 2]:
+        before |= {f"{block.name}.{name}": module for name, module in block.module.named_modules()}
+    seen, leaves = [], set()
+
+    def outside(module: nn.Module, args: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output)
+        assert not seen[-1].requires_grad
+        assert seen[-1].grad_fn is None
+
+    def walk(module: nn.Module, args: Any, output: Any) -> None:
+        if not output.loss.requires_grad:
+            return
+        nodes, found = [output.loss.grad_fn], set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in found:
+                continue
+            found.add(node)
+            leaves.update({id(node.variable)} if hasattr(node, "variable") else ())
+            nodes += [following for following, _ in node.next_functions]
+
+    for module in before.values():
+        module.register_forward_hook(outside)
+    backbone.model.register_forward_hook(walk)
+    spec = SPEC.with_(method=method, settings=chosen.get(method, {}), max_steps=2, trunk_cache="off")
+    spec = spec.with_(gradient_checkpointing=checkpointing)
+    outcome = fit(backbone, toys.image_task(train=40), get(method), spec, tmp_path, progress=False)
+    assert len(seen) > 10
+    trained = {id(parameter) for parameter in outcome.model.parameters() if parameter.requires_grad}
+    # A checkpointed block is one node of the graph: its own parameters are behind it.
+    assert leaves <= trained if checkpointing else leaves == trained
+    assert leaves

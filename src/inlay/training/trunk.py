@@ -86,13 +86,15 @@ class TrunkCache:
         Labels must be among them where the loss is to be the same. Nothing is changed: neither the model, its gradients
         and statistics, nor the random state.
         """
+        if all(parameter.requires_grad for parameter in model.parameters()):
+            return cls(model, reason=AT_THE_INPUT)
         example = {name: _rows(value, (0, 1)) for name, value in batch.items()}
         other = {name: _rows(value, (1, 0, 1)) for name, value in batch.items()}
         blocks = _blocks(model)
         with unmoved(model), undisturbed(), torch.enable_grad():
             moments = _dry_run(model, example, set(blocks))
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            expected = outcome(model, other, trained)
+            expected: list[Tensor | None] = []
             reason = AT_THE_INPUT
             for moment in list(reversed(moments))[:MOST_TRIES]:
                 inside = {inner for module, _ in moment.finished for inner in module.modules()}
@@ -111,6 +113,7 @@ class TrunkCache:
                     _recorded=2,
                     _inputs=_inputs_of(example),
                 )
+                expected = expected or outcome(model, other, trained)
                 if trunk._holds(other, trained, expected):
                     return trunk
                 reason = BOUND if reason == AT_THE_INPUT else reason
@@ -278,13 +281,13 @@ def same(found: Tensor | None, expected: Tensor | None) -> bool:
 @contextmanager
 def unmoved(model: nn.Module) -> Iterator[None]:
     """Statistics that forward passes in train mode move are put back."""
-    before = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, version, value in before:
-                if buffer._version != version:
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
