@@ -36,6 +36,7 @@ from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec  # noqa: E402
 from inlay.training import fit  # noqa: E402
 from inlay.training.checkpoints import TRAINED, Checkpoints, load_tensors, step_of  # noqa: E402
+from inlay.training.trunk_rows import FILE, LIMIT  # noqa: E402
 
 BASE = Spec(model="toy", method="lora", task="toy", epochs=3, batch_size=16, learning_rate=3e-2)
 SCENARIOS: dict[str, tuple[Spec, Callable[[], tuple[toys.ToyBackbone, toys.ToyTask]]]] = {
@@ -119,7 +120,7 @@ def train(folder: Path, scenario: str, kill_at: int, every: float) -> None:
         "steps": outcome.steps,
         "best_step": outcome.best_step,
         "stopped_early": outcome.stopped_early,
-        "left": sorted(path.name for path in folder.glob(".*")),
+        "left": sorted(path.name for path in folder.glob(FILE)),
         "weights": digest.hexdigest(),
     }
     (folder / "result.json").write_text(json.dumps({"result": result, "moments": moments.count}))
@@ -216,7 +217,7 @@ def kill(folder: Path, scenario: str, kills: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ["INLAY_TRUNK_MEMORY"] = "0"
+    os.environ[LIMIT] = "0"
     if sys.argv[2:] == ["checkpoints"]:
         print(json.dumps(kill_checkpoints(Path(sys.argv[1]))))
         sys.exit()

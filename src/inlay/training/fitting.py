@@ -37,6 +37,7 @@ from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
 from inlay.training.trunk_data import KeptSplit
+from inlay.training.trunk_rows import FILE
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -215,6 +216,7 @@ def _keep_trunk(
     done: int,
 ) -> tuple[KeptSplit | None, str | None]:
     """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not."""
+    (folder / FILE).unlink(missing_ok=True)  # a killed process's
     why_not = trunk_data.obstacle(spec, task.kind, train, trainer.plan, done)
     if why_not is None:
         try:
