@@ -1,0 +1,1 @@
+"""What the papers prove, as computations that can be checked: one package a paper, in plain torch and float64."""
