@@ -222,6 +222,41 @@ def test_predictions_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         evaluate(backbone.model, toys.text_task(), "test", None, SPEC)
 
 
+class Drifting(nn.Module):
+    """A head with a parameter that every update moves by the learning rate, and no answer once it is below a limit."""
+
+    class Push(torch.autograd.Function):
+        @staticmethod
+        def forward(context: object, x: torch.Tensor, drift: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return gradient, torch.ones(1)
+
+    def __init__(self, head: nn.Module, limit: float) -> None:
+        super().__init__()
+        self.head, self.limit, self.drift = head, limit, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.Push.apply(self.head(x), self.drift)
+        return found if self.training or float(self.drift) > self.limit else found * math.nan
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(-0.085, True), (-0.075, False)])
+def test_predictions_that_turn_bad_leave_the_last_good_checkpoint(tmp_path: Path, limit: float, kept: bool) -> None:
+    backbone = toys.backbone()
+    backbone.model.classifier = Drifting(backbone.model.classifier, limit)
+    spec = SPEC.with_(learning_rate=1e-2, schedule="constant", warmup=0, max_steps=9, evaluations=3, clip=1e9)
+    with pytest.raises(InlayError, match="not finite numbers.*after step 9 of 9") as caught:
+        fit(backbone, toys.text_task(), get("linear-probe"), spec, tmp_path, progress=False, checkpoint_seconds=0)
+    assert ("after step 8, with which they were finite" in str(caught.value)) is kept
+    assert (tmp_path / "last-good").exists() is kept
+    if kept:
+        drift = load_file(tmp_path / "last-good" / "head.safetensors")["classifier.drift"]
+        assert float(drift) == pytest.approx(-0.08, rel=1e-3)
+
+
 class Signals(toys.ToyTask):
     """Sends this process a signal while a batch is being made."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
-    from inlay.workflow.compare import Comparison
+    from inlay.workflow.compare import Comparison, Measured
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
@@ -91,6 +91,7 @@ def run_result(run: Run) -> None:
         ("trained parameters", f"{parameters['trained']:,} of {parameters['total']:,} ({parameters['share']:.3%})"),
         ("saved", size(portrait["saved_bytes"])),
         ("peak memory", f"{size(portrait['peak_memory']['bytes'])} ({portrait['peak_memory']['how']})"),
+        *trunk(portrait),
         ("time per epoch", measured(portrait["seconds_per_epoch"], "s")),
         ("training", measured(portrait["train_examples_per_second"], "examples/s")),
         ("inference", measured(portrait["inference_examples_per_second"], "examples/s")),
@@ -105,6 +106,29 @@ def measured(entry: Mapping[str, Any] | None, unit: str) -> str:
         return "-"
     spread = "" if entry["spread"] is None else f" ± {figure(entry['spread'], 2)}"
     return f"{figure(entry['mean'])}{spread} {unit} (n = {entry['repetitions']})"
+
+
+def plus_minus(entry: Measured | None) -> str:
+    """Mean and spread of a measurement, for a table."""
+    if entry is None:
+        return "-"
+    return figure(entry.mean) + ("" if entry.spread is None else f" ± {figure(entry.spread, 2)}")
+
+
+def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Whether the frozen part before the first trained piece was computed once or in every epoch."""
+    entry = portrait.get("trunk")
+    if not entry:  # a run from before there was such a thing
+        return []
+    if not entry["cached"]:
+        return [("trunk", f"not cached: {entry['reason']}")]
+    blocks = "" if entry["blocks"] is None else f"{entry['blocks_skipped']} of {entry['blocks']} blocks, "
+    place = {"device": "on the accelerator", "memory": "in memory", "file": "in a file"}[entry["where"]]
+    first = entry["first_epoch_seconds"]
+    return [
+        ("trunk", f"cached: {blocks}{size(entry['bytes'])} {place}, computed in {figure(entry['seconds'])} s"),
+        *([] if first is None else [("time of the first epoch", f"{figure(first)} s, the trunk included")]),
+    ]
 
 
 def whole_run(run: Run) -> None:
@@ -138,9 +162,11 @@ def comparison(found: Comparison) -> None:
             count(row.trained),
             size(row.saved_bytes),
             size(row.peak_memory),
-            figure(row.seconds_per_epoch),
-            figure(row.train_rate),
-            figure(row.inference_rate),
+            plus_minus(row.seconds_per_epoch)
+            + ("" if row.first_epoch is None else f" (first {figure(row.first_epoch)})"),
+            plus_minus(row.train_rate),
+            plus_minus(row.inference_rate),
+            " ".join(str(entry.repetitions) if entry else "-" for entry in (row.train_rate, row.inference_rate)),
         )
         for row in found.rows
     ]
@@ -154,7 +180,9 @@ def comparison(found: Comparison) -> None:
         "s/epoch",
         "train/s",
         "infer/s",
+        "n",
     )
     table(columns, rows, right=range(1, len(columns)))
+    say("n: how often training and inference were timed; ± is the standard deviation over them.")
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")

@@ -26,9 +26,9 @@ from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training import plan as plans
 from inlay.training import trunk_data
-from inlay.training.checkpoints import Checkpoints, step_of
+from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_tensors, step_of
 from inlay.training.display import Display
-from inlay.training.evaluation import Scored, score, shifts_labels, write
+from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest
 from inlay.training.modes import Modes
@@ -167,6 +167,17 @@ def fit(
             if main:
                 _save(model, method, backbone, folder / "last-good")
             raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
+        except NotFinitePredictions as error:
+            step = _return_to_checkpoint(trainer, main)
+            if step is None:
+                raise
+            _take_off_autocast(trainer)
+            modes.close()
+            if main:
+                _save(model, method, backbone, folder / "last-good")
+            raise NotFinitePredictions(
+                f"{error} The parameters after step {step}, with which they were finite, are in {folder / 'last-good'}."
+            ) from error
         finally:
             if kept is not None:
                 kept.close()
@@ -203,6 +214,20 @@ def _sized(
     side = image_side(processor)
     note = f"{method.name} is made for images of {side} x {side} pixels, as the image processor gives them"
     return {**settings, "image_size": side}, [note]
+
+
+def _return_to_checkpoint(trainer: InlayTrainer, main: bool) -> int | None:
+    """Go back to the last checkpoint whose predictions are finite; its step, or None where there is none."""
+    checkpoint = gather(trainer.store.latest() if main else None)[0]
+    if checkpoint is None or trainer.evaluate_now is None:
+        return None
+    path = checkpoint / TRAINED
+    copy_into(trainer.modes.trained_tensors(), load_tensors(path), path)
+    try:
+        trainer.evaluate_now(trainer.check_interrupt)
+    except NotFinitePredictions:
+        return None
+    return step_of(checkpoint)
 
 
 def _keep_trunk(

@@ -260,8 +260,8 @@ class InlayTrainer(Trainer):
             self.save(evaluation_due=True)
             raise
         except NotFinitePredictions as error:
-            # The loss of the last update was still finite, and the update itself was not good: there is nothing to keep
-            # but the checkpoints from before.
+            # The loss of the last update was still finite, and the update itself was not good: see `fit` for what is
+            # kept.
             raise NotFinitePredictions(
                 f"{error} This was seen after step {self.state.global_step} of {self.state.max_steps}, at a learning "
                 f"rate of {self.plan.learning_rate:.3g}. Try a lower one, for example {self.plan.lower_rate}"

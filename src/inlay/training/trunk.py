@@ -109,7 +109,7 @@ class TrunkCache:
                     blocks_skipped=skipped if blocks else None,
                     blocks=len(blocks) or None,
                     _at=moment.module,
-                    _skipped=dict(moment.finished),
+                    _skipped={module: _stand_ins(output, 2, 2) for module, output in moment.finished},
                     _recorded=2,
                     _inputs=_inputs_of(example),
                 )
@@ -118,6 +118,11 @@ class TrunkCache:
                     return trunk
                 reason = BOUND if reason == AT_THE_INPUT else reason
         return cls(model, reason=reason, blocks=len(blocks) or None)
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of what the trunk reads, for which placeholders stand in."""
+        return list(self._inputs)
 
     def __bool__(self) -> bool:
         return self.reason is None
@@ -190,8 +195,9 @@ class TrunkCache:
 
     def _outputs(self, rows: int) -> dict[nn.Module, Any]:
         if rows not in self._trees:
-            stand_in = partial(_resized, recorded=self._recorded, rows=rows)
-            self._trees[rows] = {module: tree_map(stand_in, output) for module, output in self._skipped.items()}
+            self._trees[rows] = {
+                module: _stand_ins(output, self._recorded, rows) for module, output in self._skipped.items()
+            }
         return self._trees[rows]
 
     def _holds(self, batch: Batch, trained: list[nn.Parameter], expected: list[Tensor | None]) -> bool:
@@ -321,13 +327,16 @@ def _placeholder(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
     return torch.full((1,), fill, dtype=dtype, device=device).expand(shape)
 
 
-def _resized(leaf: Any, *, recorded: int, rows: int) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    shape = tuple(leaf.shape)
-    if shape and shape[0] == recorded:
-        shape = (rows, *shape[1:])
-    return _placeholder(shape, leaf.dtype, leaf.device)
+def _stand_ins(output: Any, recorded: int, rows: int) -> Any:
+    """An output of so many rows, with placeholders for its tensors; `recorded` is how many it has."""
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        batched = leaf.ndim > 0 and len(leaf) == recorded
+        return _placeholder((rows, *leaf.shape[1:]) if batched else tuple(leaf.shape), leaf.dtype, leaf.device)
+
+    return tree_map(stand_in, output)
 
 
 def _return(output: Any, *args: Any, **kwargs: Any) -> Any:

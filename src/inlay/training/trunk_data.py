@@ -81,7 +81,7 @@ class KeptSplit(Dataset[Any]):
                     raise NotKept(str(error)) from None
             self.rows.put(start, rows)
             for name, value in batch.items():
-                if name not in self.trunk.placeholders(1):
+                if name not in self.trunk.inputs:
                     others.setdefault(name, []).append(value.cpu())
         self._others = {name: torch.cat(parts)[: len(self)] for name, parts in others.items()}
         self.seconds = time.perf_counter() - begin

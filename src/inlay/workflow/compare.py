@@ -17,17 +17,30 @@ from inlay.workflow.tune import DEFAULT_OUT, Say, tune
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Mean, standard deviation (None for a single repetition) and number of the repetitions of a measurement."""
+
+    mean: float
+    spread: float | None
+    repetitions: int
+
+
+@dataclass(frozen=True)
 class Row:
-    """One method's line: its test metric over the seeds, and what it cost."""
+    """One method's line: its test metric over the seeds, and what it cost.
+
+    `first_epoch` is the seconds of an epoch that has to compute the frozen trunk as well, where later ones do not.
+    """
 
     method: str
     metric: str
     values: tuple[float, ...]
     trained: int
-    seconds_per_epoch: float | None
+    seconds_per_epoch: Measured | None
+    first_epoch: float | None
     peak_memory: float | None
-    train_rate: float | None
-    inference_rate: float | None
+    train_rate: Measured | None
+    inference_rate: Measured | None
     saved_bytes: int
 
     @property
@@ -121,15 +134,30 @@ def row_of(method: str, runs: Sequence[Run]) -> Row:
         metric=metric,
         values=tuple(run.metrics[split][metric] for run in runs),
         trained=portraits[0]["parameters"]["trained"],
-        seconds_per_epoch=mean_of(portraits, "seconds_per_epoch"),
+        seconds_per_epoch=pooled(portraits, "seconds_per_epoch"),
+        first_epoch=mean_of(portraits, "trunk", "first_epoch_seconds"),
         peak_memory=mean_of(portraits, "peak_memory", "bytes"),
-        train_rate=mean_of(portraits, "train_examples_per_second"),
-        inference_rate=mean_of(portraits, "inference_examples_per_second"),
+        train_rate=pooled(portraits, "train_examples_per_second"),
+        inference_rate=pooled(portraits, "inference_examples_per_second"),
         saved_bytes=portraits[0]["saved_bytes"],
     )
 
 
-def mean_of(portraits: Sequence[dict[str, Any]], entry: str, key: str = "mean") -> float | None:
+def pooled(portraits: Sequence[dict[str, Any]], entry: str) -> Measured | None:
+    """One measurement's repetitions over several runs, as if they had been made in one."""
+    known = [portrait[entry] for portrait in portraits if portrait.get(entry)]
+    if not known:
+        return None
+    count = sum(one["repetitions"] for one in known)
+    mean = sum(one["mean"] * one["repetitions"] for one in known) / count
+    squares = sum(
+        (one["spread"] or 0.0) ** 2 * (one["repetitions"] - 1) + one["repetitions"] * (one["mean"] - mean) ** 2
+        for one in known
+    )
+    return Measured(mean, math.sqrt(squares / (count - 1)) if count > 1 else None, count)
+
+
+def mean_of(portraits: Sequence[dict[str, Any]], entry: str, key: str) -> float | None:
     """The mean of one entry over several portraits, of those that have it."""
     known = [portrait[entry][key] for portrait in portraits if (portrait.get(entry) or {}).get(key) is not None]
     return fmean(known) if known else None
