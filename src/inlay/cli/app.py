@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli import compare, explain, methods, models, predict, runs, tasks, tune
+from inlay.cli import compare, explain, lab, methods, models, predict, runs, tasks, tune
 
 app = typer.Typer(
     name="inlay",
@@ -46,4 +46,5 @@ app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)
 app.command("models")(models.command)
 app.add_typer(explain.app, name="explain")
+app.add_typer(lab.app, name="lab")
 app.add_typer(runs.app, name="runs")

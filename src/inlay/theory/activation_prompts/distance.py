@@ -49,9 +49,9 @@ class Distances:
 
 
 def distances(data: Data, d_a: int, beta: float = 1.0, images: int = 1, seed: int = 0) -> Distances:
-    """Measure both layers on images with `v_1` before a background of `v_4`, whose key is moved by `d_a` in both layers.
+    """Measure both layers on images of `v_1` before a background of `v_4`; in both, the key of `v_1` is moved by `d_a`.
 
-    The telling token is at the middle, or as near to it as leaves room for `d_a`.
+    `v_1` is at the middle, or as near to it as leaves room for `d_a`.
     """
     if not 1 <= d_a < data.tokens:
         raise InlayError(f"d_A = {d_a}: a key can be moved by 1 to {data.tokens - 1} among {data.tokens} tokens.")

@@ -1,7 +1,7 @@
 """The two-layer, single-head ViT of the activation-prompt paper, appendix C.3: its data, its weights, its prompts.
 
-Tokens are rows here, (..., P, d); the paper writes them as columns. Where the paper leaves a choice, the class that makes
-it says so.
+Tokens are rows here, (..., P, d); the paper writes them as columns. Where the paper leaves a choice, the class that
+makes it says so.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BACKGROUNDS = ("one", "mixed")
 class Data:
     """The data model of C.3: one token of an image is `v_1` (label +1) or `v_2` (label -1), the others are background.
 
-        x_j = v_l + epsilon_j,   epsilon_j ~ N(0, sigma^2),   |v_l| = 1,   v_3 . v_4 = zeta,   all other pairs orthogonal
+        x_j = v_l + epsilon_j,   epsilon_j ~ N(0, sigma^2),   |v_l| = 1,   v_3 . v_4 = zeta,   other pairs orthogonal
 
     The label, the background and the place of the telling token are drawn evenly. `background="one"`: all background
     tokens of an image are alike, as in the proofs; `"mixed"`: each is drawn by itself, the other reading of "correspond
-    to either v_3 or v_4". d = 4: what noise does outside the span of the patterns no neuron sees.
+    to either v_3 or v_4". d = 4, the span of the patterns.
     """
 
     tokens: int
@@ -73,14 +73,14 @@ class Data:
 class TwoLayerViT:
     """The pretrained network of C.3, equation (A13), with `m = 4` neurons (one of each kind; copies change nothing).
 
-        f(x, delta) = sum_k a_k . relu(W_O2 sum_s z_s softmax_s(beta_2^2 z_s . z_k)),        a_k = (1, -1, 1, -1) / (m P)
-        z_k         =             relu(W_O1 sum_s x_s softmax_s(beta_1^2 x_s . x_k)),        W_O1 = (v_1 .. v_4), W_O2 = I
+        f(x, delta) = sum_k a_k . relu(W_O2 sum_s z_s softmax_s(beta_2^2 z_s . z_k)),   a_k = (1, -1, 1, -1) / (m P)
+        z_k         =             relu(W_O1 sum_s x_s softmax_s(beta_1^2 x_s . x_k)),   W_O1 = (v_1 .. v_4), W_O2 = I
 
     with `x_j + delta_j` for `x_j` (`layer=1`) or `z_j + delta_j` for `z_j` (`layer=2`), equation (A14).
 
     The permutation `P_x` acts on token positions: key and value `s` are those of token `order[s]`. (As a matrix beside
-    `beta I` it would mix features and no d_A could arise.) Keys and values move together, so the sum over s, and with it
-    f, does not depend on the order: only the positions of keys do, which is all that Lemma 1 looks at. Unless
+    `beta I` it would mix features, and no key would move by d_A.) Keys and values move together, so the sum over s, and
+    with it f, does not depend on the order: only the places of the keys do, which is all that Lemma 1 looks at. Unless
     `prompt_stays`: (A63) writes `x_(P_s) + delta_s`, a prompt added after the permutation.
     """
 

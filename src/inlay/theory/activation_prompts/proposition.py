@@ -1,9 +1,8 @@
 """Proposition 1 of the activation-prompt paper (appendix C.2): norm tuning as an activation prompt, and the other way.
 
 Shapes: features are (B, P, D), images by positions by channels; the paper writes D x P. Every function returns a `Pair`
-of the two outputs. Under the proposition's conditions they are the same numbers. Where a condition does not hold, the
-values that fit best in the mean stand in for the ones it asks for, so the same functions measure how far a real layer is
-from the proposition.
+of the two outputs. Under the proposition's conditions they are the same numbers. Where a condition does not hold, means
+stand in for the one value it asks for, so the same functions measure how far a real layer is from the proposition.
 """
 
 from __future__ import annotations

@@ -1,0 +1,111 @@
+"""`inlay lab`: the theory behind a method, computed and drawn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.cli import options as o
+from inlay.cli import show
+from inlay.errors import InlayError, unknown
+
+FIGURES = ("proposition-1", "lemma-1", "theorem-1")
+app = typer.Typer(
+    help="Compute what a paper proves, and say beside each claim what was measured. Each experiment draws a picture "
+    "(PNG and SVG) and keeps its numbers (CSV) and circumstances (JSON) beside it.",
+    no_args_is_help=True,
+)
+
+
+@app.callback()
+def root() -> None:
+    """Options of every experiment."""
+
+
+@app.command("activation-prompts")
+def activation_prompts(
+    figure: Annotated[str, typer.Option(help="proposition-1, lemma-1, theorem-1 or all.")] = "all",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each setting, with the seeds 0, 1, ...")] = 5,
+    tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, parted by commas.")] = "8,12,16,24,32",
+    step: Annotated[float, typer.Option(help="Theorem 1: step size of SGD, the same for every P.")] = 4.0,
+    batch: Annotated[int, typer.Option(min=1, help="Theorem 1: images a step, the same for every P.")] = 16,
+    beta_squared: Annotated[
+        float, typer.Option(help="Theorem 1: the attention's scale beta^2, the same in both layers.")
+    ] = 3.0,
+    noise: Annotated[float, typer.Option(min=0, help="Theorem 1: sigma times P.")] = 0.1,
+    goal: Annotated[
+        str, typer.Option(help="Theorem 1: train with SGD until zero 'error' or zero hinge 'risk'.")
+    ] = "error",
+    background: Annotated[str, typer.Option(help="Theorem 1: 'one' background an image, or 'mixed'.")] = "one",
+    prompt_stays: Annotated[
+        bool, typer.Option("--prompt-stays", help="Theorem 1: add the prompt after the permutation, as (A63) writes.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
+        "lab"
+    ),
+    quiet: o.Quiet = False,
+) -> None:
+    """Proposition 1, Lemma 1 and Theorem 1 of the activation-prompt paper (appendix C), measured.
+
+    The slow one is theorem-1: a minute or two. --figure lemma-1 takes a second.
+
+    \b
+    inlay lab activation-prompts --figure all
+    inlay lab activation-prompts --figure theorem-1 --beta-squared 2 --tokens 8,12,16 --seeds 3
+    """
+    names = FIGURES if figure == "all" else (figure,)
+    if names[0] not in FIGURES:
+        raise unknown("figure", figure, (*FIGURES, "all"))
+    sizes = _sizes(tokens)
+    from inlay.report import charts, charts_theory
+    from inlay.theory.activation_prompts import Setting, lab
+    from inlay.workflow.explain import Bar
+
+    if beta_squared <= 0:
+        raise InlayError(f"--beta-squared {beta_squared}: give a number above 0.")
+    setting = Setting(
+        step=step,
+        batch=batch,
+        beta=beta_squared**0.5,
+        noise=noise,
+        background=background,
+        prompt_stays=prompt_stays,
+        goal=goal,
+    )
+    for name in names:
+        charts.check_folder(out / name, name)
+    steps = {"theorem-1": lab.trainings(setting, sizes)}
+    with Bar(sum(steps.get(name, 1) for name in names), "lab", "step", show=not quiet, lines=True) as bar:
+
+        def tick(what: str) -> None:
+            bar.begin(what)
+            bar.advance()
+
+        for name in names:
+            if name == "theorem-1":
+                found = lab.theorem_1(setting, sizes, seeds=seeds, tick=tick)
+            else:
+                tick(name)
+                found = {"proposition-1": lab.proposition_1, "lemma-1": lab.lemma_1}[name]()
+            charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]])
+            show.table(
+                ("claim", "measured", "holds?"),
+                [(claim.claim, claim.measured, claim.holds) for claim in found.claims],
+                title=name,
+            )
+            if not quiet:
+                show.say(f"drawn in {out / name}")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Numbers of tokens from '8,12,16'."""
+    try:
+        sizes = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        sizes = ()
+    if not sizes or sizes[0] < 2:
+        raise InlayError(f"--tokens {text!r}: give whole numbers from 2 on, parted by commas, such as 8,12,16,24.")
+    return sizes
