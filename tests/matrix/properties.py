@@ -7,13 +7,15 @@ registry and its config say of them, so that a method added later is tested by b
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from moulds import Mould
 from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
@@ -21,7 +23,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from peft.utils.peft_types import PeftType
 from torch import Tensor, nn
 
-from inlay.anatomy import anatomy
+from inlay.anatomy import Part, anatomy
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.attach import attach, restore, save, trained_parameters
@@ -49,15 +51,19 @@ class Case:
     def __str__(self) -> str:
         return f"{self.method.name}-{self.family}-{self.task}"
 
-    def base(self, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
-        """A freshly built base model, always the same, and a batch."""
-        model, batch = tiny(self.family, self.task)  # type: ignore[arg-type]
-        return model.to(dtype), {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+    def __hash__(self) -> int:
+        return hash(str(self))  # the settings of a method cannot be hashed
 
-    def adapted(self, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
+    def base(self, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
+        """A base model as if it were freshly built, always the same, and a batch."""
+        mould, batch = _base(self.family, self.task, dtype)
+        return mould.cast(), dict(batch)
+
+    def adapted(
+        self, dtype: torch.dtype = torch.float32, adapter_name: str = "default"
+    ) -> tuple[Any, dict[str, Tensor]]:
         """The base with the method in it."""
-        model, batch = self.base(dtype)
-        return attach(model, self.method), batch
+        return _adapted(self, dtype, adapter_name).cast(), dict(_base(self.family, self.task, dtype)[1])
 
     def trained(self, seed: int = 1, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Tensor]]:
         """The same, moved away from its start."""
@@ -69,16 +75,33 @@ class Case:
         """Whether `capabilities.json` says that it does; a method that is not in there yet is tried."""
         recorded = capabilities()["methods"].get(self.method.name)
         if recorded is None:
-            return probe(self.method, lambda: tiny(self.family, self.task)) is None  # type: ignore[arg-type]
+            return probe(self.method, self.base) is None
         return self.task in recorded.get(self.family, ())
+
+
+@cache
+def _base(family: str, task: str, dtype: torch.dtype) -> tuple[Mould, dict[str, Tensor]]:
+    model, batch = tiny(family, task)  # type: ignore[arg-type]
+    return Mould(model.to(dtype)), {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
+
+
+@lru_cache(maxsize=128)
+def _adapted(case: Case, dtype: torch.dtype, adapter_name: str) -> Mould:
+    return Mould(attached(case, dtype, adapter_name))
+
+
+def attached(case: Case, dtype: torch.dtype = torch.float32, adapter_name: str = "default") -> Any:
+    """The base with the method put into it now; always with the same random start."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return attach(case.base(dtype)[0], case.method, adapter_name=adapter_name)
 
 
 @cache
 def base_logits(family: str, task: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """What the base model computes."""
-    model, batch = tiny(family, task)  # type: ignore[arg-type]
-    batch = {k: v.to(dtype) if v.is_floating_point() else v for k, v in batch.items()}
-    return logits(model.to(dtype), batch)
+    mould, batch = _base(family, task, dtype)
+    return logits(mould.cast(), batch)
 
 
 @torch.no_grad()
@@ -107,29 +130,130 @@ def starts_as_the_base(case: Case) -> None:
 
 
 def trains_only_its_own(case: Case) -> None:
-    """A step of training changes the method's parameters and the new head, and not a bit of anything else."""
+    """A step changes the method's parameters and the new head, and not a bit of anything else; each of them counts."""
     model, batch = case.adapted()
-    heads = tuple(f"{name}." for name in newly_initialised(case.base()[0]))
+    heads = newly_initialised(case.base()[0])
+    trained = trained_parameters(model)
+    own = {name: p for name, p in trained.items() if case.method.form == "head" or not _within(name, heads)}
+    assert own
     if case.method.form == "peft":
         prefix = PEFT_TYPE_TO_PREFIX_MAPPING[model.peft_type]
-        names = [name for name in trained_parameters(model) if ".modules_to_save." not in name]
-        assert names
-        assert all(prefix in name or name.startswith("prompt_encoder.") for name in names), names
+        assert all(prefix in name or name.startswith("prompt_encoder.") for name in own), list(own)
     before = {name: parameter.detach().clone() for name, parameter in plain_parameters(model).items()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    start = logits(model, batch)
     statistics_may_move = case.method.form == "full" or case.method.tuner is None
     found = gradients(model.eval() if statistics_may_move else model.train(), batch)
-    moved = [name for name, gradient in found.items() if gradient.abs().sum() > 0]
-    assert moved
-    optimizer = torch.optim.AdamW(trained_parameters(model).values(), lr=0.1, weight_decay=0.1)
-    optimizer.step()
+    assert any(found[name].abs().sum() > 0 for name in own if name in found)
+    for parameters in (own, trained):  # the head learns anyway: what the method learns must tell without it
+        torch.optim.AdamW(parameters.values(), lr=0.1, weight_decay=0.1).step()
+        now = logits(model, batch)
+        assert now.shape != start.shape or not torch.equal(now, start)
     for name, parameter in plain_parameters(model).items():
-        frozen = case.method.form == "peft" or (case.method.form == "head" and not name.startswith(heads))
+        frozen = case.method.form == "peft" or (case.method.form == "head" and not _within(name, heads))
         if frozen:
             assert torch.equal(parameter, before[name]), name
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, buffers[name]), name
     assert not torch.equal(logits(model, batch), base_logits(case.family, case.task))
+
+
+def _within(name: str, modules: Iterable[str]) -> bool:
+    """Whether a parameter belongs to one of the modules of the base, PEFT's wrappers left aside."""
+    return any(f".{module}." in f".{name}" for module in modules)
+
+
+def reads_no_padding(case: Case) -> None:
+    """What stands after a text changes nothing of its class, where it does not in the base."""
+    model, batch = case.trained()
+    if "attention_mask" not in batch or batch["labels"].ndim > 1:
+        return
+    for each in (case.base()[0], model):
+        lengths = batch["attention_mask"].sum(dim=1).tolist()
+        rows = [{k: batch[k][i : i + 1, :n] for k in ("input_ids", "attention_mask")} for i, n in enumerate(lengths)]
+        found = torch.cat([logits(each, row) for row in rows])
+        torch.testing.assert_close(found, logits(each, batch), atol=1e-4, rtol=1e-4)
+
+
+def copies_are_independent(case: Case) -> None:
+    """A copy of an adapted model computes the same, and what happens to it does not reach the original."""
+    model = attached(case)
+    stir(model, seed=1)
+    mould, batch = case.trained()
+    wanted = logits(model, batch)
+    for twin in (copy.deepcopy(model), mould):
+        assert torch.equal(logits(twin, batch), wanted)
+        stir(twin, seed=2)
+        assert not torch.equal(logits(twin, batch), wanted)
+    assert torch.equal(logits(model, batch), wanted)
+
+
+def keeps_the_trunk_out_of_the_graph(case: Case) -> None:
+    """Nothing before the first trained part enters the autograd graph, with the method in the last block if it can."""
+    model, batch = case.base()
+    blocks = anatomy(model).blocks
+    try:
+        model = attach(model, case.method, settings={"layers": [len(blocks)]})
+    except InlayError:  # no such setting, or no meaning here
+        model = attach(case.base()[0], case.method)
+    trained = trained_parameters(model)
+    clean = untrained_from_the_input(model)
+    outputs: dict[str, list[Tensor]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, args, output: outputs.setdefault(name, []).extend(_tensors(output))
+
+    for part in clean:
+        part.module.register_forward_hook(note(part.name))
+    loss = model.train()(**batch).loss
+    assert outputs.keys() == {part.name for part in clean}
+    for name, found in outputs.items():
+        assert found, name
+        assert not any(tensor.requires_grad or tensor.grad_fn is not None for tensor in found), name
+    names = {id(parameter): name for name, parameter in trained.items()}
+    assert {names.get(id(leaf), "something that is not trained") for leaf in leaves(loss)} <= trained.keys()
+
+
+def untrained_from_the_input(model: Any) -> list[Part]:
+    """The parts that run before the first one with something to train: the stem's, then blocks."""
+    parts = anatomy(model)
+    trained = list(trained_parameters(model))
+    inside = [part.name for part in (*parts.stem_parts, *parts.blocks)]
+    late = [part.name for part in (parts.final_norm, parts.head) if part is not None]
+    late += [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
+    if any(not _starts(name, [*inside, *late]) for name in trained):
+        return []  # around the model, or at its input
+    found: list[Part] = []
+    for part in (*parts.stem_parts, *parts.blocks):
+        if any(_starts(name, [part.name]) for name in trained):
+            break
+        found.append(part)
+    return found
+
+
+def _starts(name: str, modules: Iterable[str]) -> bool:
+    return any(name.startswith(f"{module}.") for module in modules)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return [tensor for value in values for tensor in _tensors(value)]
+
+
+def leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors at the ends of the graph behind a loss: those that its backward pass would give a gradient."""
+    found, seen, waiting = [], set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.append(node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def reloads_to_the_bit(case: Case, folder: Path) -> None:
@@ -175,34 +299,24 @@ def disabling_restores_the_base(case: Case) -> None:
     assert torch.equal(logits(model, batch), trained)
 
 
-def merging_changes_nothing(case: Case, dtype: torch.dtype) -> None:
-    """A merged adapter computes what it does unmerged, up to a rounding."""
-    model, batch = case.trained(dtype=dtype)
-    wanted = logits(model, batch)
-    model.merge_adapter()
-    assert any(module.merged for module in model.modules() if isinstance(module, BaseTunerLayer))
-    torch.testing.assert_close(logits(model, batch), wanted, atol=MERGED[dtype], rtol=MERGED[dtype])
+def merges_and_unmerges(case: Case, dtype: torch.dtype) -> None:
+    """A merged adapter computes what it does unmerged, up to a rounding, and may be disabled; unmerging undoes it.
 
-
-def unmerging_undoes_merging(case: Case, dtype: torch.dtype) -> None:
-    """Every bit of the base is as it was, and the adapter acts as before. PEFT's own methods subtract: nearly."""
+    Every bit of the base is as it was then, and the adapter acts as before. PEFT's own methods subtract: nearly.
+    """
     model, batch = case.trained(dtype=dtype)
     wanted = logits(model, batch)
     before = {name: parameter.detach().clone() for name, parameter in plain_parameters(model).items()}
     model.merge_adapter()
+    assert any(module.merged for module in model.modules() if isinstance(module, BaseTunerLayer))
+    torch.testing.assert_close(logits(model, batch), wanted, atol=MERGED[dtype], rtol=MERGED[dtype])
+    with model.disable_adapter():
+        same(logits(model, batch), base_logits(case.family, case.task, dtype), model, dtype)
+    same(logits(model, batch), wanted, model, dtype)
+    model.merge_adapter()  # disabling took it out
     model.unmerge_adapter()
     for name, parameter in plain_parameters(model).items():
         same(parameter, before[name], model, dtype)
-    same(logits(model, batch), wanted, model, dtype)
-
-
-def disabling_a_merged_adapter_restores_the_base(case: Case, dtype: torch.dtype) -> None:
-    """As `disabling_restores_the_base`, for an adapter that lies in the base's weights."""
-    model, batch = case.trained(dtype=dtype)
-    wanted = logits(model, batch)
-    model.merge_adapter()
-    with model.disable_adapter():
-        same(logits(model, batch), base_logits(case.family, case.task, dtype), model, dtype)
     same(logits(model, batch), wanted, model, dtype)
 
 
@@ -300,7 +414,7 @@ def checkpoints_gradients(case: Case) -> None:
 def compiles(case: Case, backend: str) -> None:
     """A compiled model computes what the model does: to the bit where nothing is fused, else also its gradients."""
     model, batch = case.adapted()
-    shorten(model)
+    shorten(model, keep=1 if backend == "inductor" else 2)
     stir(model, seed=1)
     torch._dynamo.reset()
     compiled = torch.compile(model.eval(), backend=backend)
@@ -312,53 +426,56 @@ def compiles(case: Case, backend: str) -> None:
         torch.testing.assert_close(gradient, wanted[name.removeprefix("_orig_mod.")], atol=1e-4, rtol=1e-3)
 
 
-def shorten(model: Any) -> None:
-    """Keep the first block and the first that is trained where blocks are all of a kind: each takes time to compile."""
-    blocks = anatomy(model).blocks
-    parents = {block.name.rpartition(".")[0] for block in blocks}
-    parent = model.get_submodule(parents.pop())
-    if not parents and isinstance(parent, nn.ModuleList):
-        trained = [index for index, block in enumerate(parent) if any(p.requires_grad for p in block.parameters())]
-        first = trained[0] if trained else 0
-        del parent[first + 1 :]
-        del parent[1:first]
+def shorten(model: Any, keep: int) -> None:
+    """Leave blocks out, since compiling takes time for each: a stage's first stay, and `keep` that the method is in."""
+    blocks = [block.name for block in anatomy(model).blocks]
+    trained = list(trained_parameters(model))
+    adapted = [block for block in blocks if any(_starts(name, [block]) for name in trained)]
+    kept = [block for block in blocks if block.endswith(".0")]
+    missing = keep - len(set(kept) & set(adapted))
+    kept += [block for block in adapted if block not in kept][: max(missing, 0)]
+    for block in reversed(blocks):
+        if block not in kept:
+            parent, _, place = block.rpartition(".")
+            del model.get_submodule(parent)[int(place)]
 
 
 def stacks_with_lora(case: Case, folder: Path, lora_first: bool) -> None:
     """Beside a LoRA, put in before or after it: both act, both are saved, and both load again to the bit."""
-    lora = registry.get("lora")
-    order = [(lora, "low_rank"), (case.method, "other")]
+    lora = replace(case, method=registry.get("lora"))
+    order = [(lora, "low_rank"), (case, "other")]
     if not lora_first:
         order.reverse()
-    model, batch = case.base()
-    layers = []
-    for seed, (method, name) in enumerate(order):
-        if layers and _clash(case, lora_first):
-            with pytest.raises(InlayError, match=r"both wrap|the prompt last"):
-                attach(model, method, adapter_name=name)
-            return
-        model = attach(model, method, adapter_name=name)
-        before = logits(model, batch)
-        stir(model, seed, only=name)
-        assert not torch.equal(logits(model, batch), before)
-        layers.append(model)
-    wanted = logits(model, batch)
-    for (method, name), layer in zip(order, layers, strict=True):
-        save(layer, method, folder / name, adapter_name=name)
+    (first, first_name), (second, second_name) = order
+    below, batch = first.adapted(adapter_name=first_name)
+    if _clash(case, lora_first):
+        with pytest.raises(InlayError, match=r"both wrap|the prompt last"):
+            attach(below, second.method, adapter_name=second_name)
+        return
+    stir(below, 0, only=first_name)
+    alone = logits(below, batch)
+    assert not torch.equal(alone, base_logits(case.family, case.task))
+    above = attach(below, second.method, adapter_name=second_name)
+    stir(above, 1, only=second_name)
+    wanted = logits(above, batch)
+    assert not torch.equal(wanted, alone)
+    save(below, first.method, folder / first_name, adapter_name=first_name)
+    save(above, second.method, folder / second_name, adapter_name=second_name)
     again, _ = case.base()
-    for method, name in order:
-        again = restore(again, method, folder / name, adapter_name=name)
+    for each, name in order:
+        again = restore(again, each.method, folder / name, adapter_name=name)
     assert torch.equal(logits(again, batch), wanted)
 
 
 def _clash(case: Case, lora_first: bool) -> bool:
     """Prompts stand around a model, and two of PEFT's methods would both stand around one module."""
-    model, lora = case.adapted()[0], attach(case.base()[0], "lora")
+    model = case.adapted()[0]
     if model.active_peft_config.is_prompt_learning:
         return not lora_first
-    ours = isinstance(model.base_model, InlayTuner)
-    shared = set(model.base_model.targeted_module_names) & set(lora.base_model.targeted_module_names)
-    return not ours and model.peft_type != lora.peft_type and bool(shared)
+    if isinstance(model.base_model, InlayTuner) or model.peft_type == PeftType.LORA:
+        return False
+    lora = replace(case, method=registry.get("lora")).adapted()[0]
+    return bool(set(model.base_model.targeted_module_names) & set(lora.base_model.targeted_module_names))
 
 
 def is_refused_clearly(case: Case) -> None:

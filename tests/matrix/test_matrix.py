@@ -2,12 +2,13 @@
 
 Which cases there are comes from the registry, the zoo and `capabilities.json`: where the file says that a method works
 it must hold everything in properties.py, where it says that it does not it must refuse; and the probes must agree. A
-method that the file does not know yet is probed here.
+method that the file does not know yet is probed here. A case's tests run one after another (conftest.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import properties
@@ -15,11 +16,19 @@ import pytest
 import torch
 from properties import Case
 
+from inlay.anatomy import anatomy
 from inlay.methods.probe import probe
 from inlay.methods.registry import all_methods
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@cache
+def kind(family: str) -> tuple[str, str]:
+    parts = anatomy(tiny(family, "base")[0])
+    return parts.modality, parts.kind
+
 
 EVERY = [
     Case(method, family, task)
@@ -34,14 +43,21 @@ REFUSED = [case for case in EVERY if case not in WORKS]
 ONCE = list({(case.method.name, case.family): case for case in reversed(WORKS)}.values())[::-1]
 ADAPTERS = [case for case in ONCE if case.method.form == "peft"]
 MERGEABLE = [case for case in ADAPTERS if case.method.mergeable]
+# What the properties do not imply is left to the probes: the other tasks, and what is refused.
+PROBED = [case for case in EVERY if case not in ONCE]
 # T5's classifier runs its decoder, which takes ten times as long to trace as the rest and has nothing of the method's.
 COMPILED = [replace(case, task="token-classification") if case.family == "t5" else case for case in ADAPTERS]
-# Inductor takes many seconds: once a method here, on a small family; on all others in `make test-all`.
-FAST = list({case.method.name: case for case in reversed(COMPILED)}.values())
+# What takes long, or depends on how an architecture is built and not on its details, is tested once a method and kind
+# of architecture here, and on all of them in `make test-all`. Inductor takes seconds: on the first kind alone.
+KINDS = list({(case.method.name, *kind(case.family)): case for case in reversed(ONCE)}.values())[::-1]
+FIRST = list({case.method.name: case for case in reversed(KINDS)}.values())
+OTHERS = [case for case in KINDS if case not in FIRST]
 
 
-def each(cases: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=str)
+def each(cases: list[Case], fast: list[Case] | None = None) -> pytest.MarkDecorator:
+    """One test a case; those that are not among the fast ones are left to `make test-all`."""
+    marks = {case: () if fast is None or case in fast else (pytest.mark.slow,) for case in cases}
+    return pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks[case]) for case in cases])
 
 
 @each(ONCE)
@@ -52,6 +68,21 @@ def test_starts_as_the_base(case: Case) -> None:
 @each(ONCE)
 def test_trains_only_its_own(case: Case) -> None:
     properties.trains_only_its_own(case)
+
+
+@each(ONCE)
+def test_reads_no_padding(case: Case) -> None:
+    properties.reads_no_padding(case)
+
+
+@each(ONCE, fast=KINDS)
+def test_copies_are_independent(case: Case) -> None:
+    properties.copies_are_independent(case)
+
+
+@each(ADAPTERS)
+def test_keeps_the_trunk_out_of_the_graph(case: Case) -> None:
+    properties.keeps_the_trunk_out_of_the_graph(case)
 
 
 @each(ONCE)
@@ -69,12 +100,14 @@ def test_disabling_restores_the_base(case: Case) -> None:
     properties.disabling_restores_the_base(case)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @each(MERGEABLE)
-def test_merging(case: Case, dtype: torch.dtype) -> None:
-    properties.merging_changes_nothing(case, dtype)
-    properties.unmerging_undoes_merging(case, dtype)
-    properties.disabling_a_merged_adapter_restores_the_base(case, dtype)
+def test_merging(case: Case) -> None:
+    properties.merges_and_unmerges(case, torch.float32)
+
+
+@each(MERGEABLE, fast=KINDS)
+def test_merging_in_bfloat16(case: Case) -> None:
+    properties.merges_and_unmerges(case, torch.bfloat16)
 
 
 @each(MERGEABLE)
@@ -97,20 +130,22 @@ def test_checkpoints_gradients(case: Case) -> None:
     properties.checkpoints_gradients(case)
 
 
-@pytest.mark.parametrize("lora_first", [True, False], ids=["after-lora", "before-lora"])
 @each(ADAPTERS)
-def test_stacks_with_lora(case: Case, tmp_path: Path, lora_first: bool) -> None:
-    properties.stacks_with_lora(case, tmp_path, lora_first)
+def test_stacks_after_lora(case: Case, tmp_path: Path) -> None:
+    properties.stacks_with_lora(case, tmp_path, lora_first=True)
 
 
-@each(COMPILED)
+@each(ADAPTERS, fast=KINDS)
+def test_stacks_before_lora(case: Case, tmp_path: Path) -> None:
+    properties.stacks_with_lora(case, tmp_path, lora_first=False)
+
+
+@each(COMPILED, fast=OTHERS)
 def test_compiles(case: Case) -> None:
     properties.compiles(case, "eager")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=() if case in FAST else pytest.mark.slow) for case in COMPILED]
-)
+@each(COMPILED, fast=FIRST)
 def test_compiles_with_inductor(case: Case) -> None:
     properties.compiles(case, "inductor")
 
@@ -120,7 +155,7 @@ def test_is_refused_clearly(case: Case) -> None:
     properties.is_refused_clearly(case)
 
 
-@each(EVERY)
+@each(PROBED)
 def test_capabilities_are_as_probed(case: Case) -> None:
-    fault = probe(case.method, lambda: tiny(case.family, case.task))
+    fault = probe(case.method, case.base)
     assert (fault is None) == (case in WORKS), fault or "works, though capabilities.json says that it does not"
