@@ -1,0 +1,35 @@
+"""Attention whose softmax also sums what no key holds (NTK-Attention, Algorithms 1 and 2); torch alone.
+
+functional.py  attention_with_lse, ntk_attention, prefix_attention
+prefix.py      prefix_to_features, Eq. (4)
+features.py    the feature maps and the kernels they stand for
+term.py        phi(q) [Z | kappa]
+join.py        how parts of one softmax are put together in log space
+call.py        the arguments, checked
+backends.py    which backend computes a call
+plain.py       the definition, with the scores in full
+fused.py       what fused kernels share: gradients, grouped heads, shared prefixes
+cpu.py         torch's fused CPU kernel
+"""
+
+from __future__ import annotations
+
+from inlay.attention.backends import BACKENDS
+from inlay.attention.features import FEATURE_MAPS, Elu, Favor, FeatureMap, Paper, Taylor, feature_map
+from inlay.attention.functional import attention_with_lse, ntk_attention, prefix_attention
+from inlay.attention.prefix import prefix_to_features
+
+__all__ = [
+    "BACKENDS",
+    "FEATURE_MAPS",
+    "Elu",
+    "Favor",
+    "FeatureMap",
+    "Paper",
+    "Taylor",
+    "attention_with_lse",
+    "feature_map",
+    "ntk_attention",
+    "prefix_attention",
+    "prefix_to_features",
+]

@@ -1,0 +1,50 @@
+"""Which backend computes a call: the first that can, or the one named.
+
+A backend has a `name`, says by `refuses` why it cannot do a call, and computes `with_lse` and `joined`. `plain` comes
+last and refuses nothing. A CUDA kernel is one more `Fused` with its own `Kernel`, placed before `plain`; until there is
+one, CUDA tensors are computed by `plain`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from inlay.attention.call import Call
+from inlay.attention.cpu import Cpu
+from inlay.attention.features import FeatureMap
+from inlay.attention.plain import Plain
+from inlay.errors import InlayError, unknown
+
+
+class Backend(Protocol):
+    name: str
+
+    def refuses(self, call: Call) -> str | None:
+        """Why this backend cannot do the call; None if it can."""
+
+    def with_lse(self, call: Call) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp, without the call's prefix."""
+
+    def joined(self, call: Call, features: FeatureMap | None, state: Tensor | None) -> Tensor:
+        """T of join.py; `state` is `[Z | kappa]`, `[heads, r, head_dim + 1]`."""
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Plain())}
+
+
+def choose(name: str | None, call: Call) -> Backend:
+    """The backend of that name, or the first that takes the call."""
+    if name is None:
+        return next(backend for backend in BACKENDS.values() if backend.refuses(call) is None)
+    if name not in BACKENDS:
+        raise unknown("attention backend", name, BACKENDS, "Leave it out to have one chosen.")
+    backend = BACKENDS[name]
+    if (reason := backend.refuses(call)) is not None:
+        fit = [other.name for other in BACKENDS.values() if other.refuses(call) is None]
+        raise InlayError(
+            f"The attention backend {name!r} cannot do this: {reason}. Backends that can: {', '.join(fit)}. "
+            "Leave it out to have one chosen."
+        )
+    return backend

@@ -1,0 +1,74 @@
+"""The feature term of NTK-Attention: `phi(q) [Z | kappa]`, numerator and denominator in one product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from inlay.attention.features import Elementwise, FeatureMap
+
+
+@dataclass(frozen=True)
+class Term:
+    """`product` is `[batch, heads, length, head_dim + 1]`: `phi(q) Z`, and `phi(q) kappa` in the last column."""
+
+    product: Tensor
+    log_scale: Tensor | None
+
+    @property
+    def numerator(self) -> Tensor:
+        return self.product[..., :-1]
+
+    @property
+    def denominator(self) -> Tensor:
+        return self.product[..., -1]
+
+
+def working_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are held in: float32 for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def plain_term(features: FeatureMap, query: Tensor, state: Tensor, scale: float) -> Term:
+    """By ordinary differentiable operations; `state` is `[heads, r, head_dim + 1]`."""
+    dtype = working_type(query.dtype)
+    phi, log_scale = features.of_query(query.to(dtype), state.shape[1], scale)
+    return Term(phi @ state.to(dtype), log_scale)
+
+
+def lean_term(features: FeatureMap, query: Tensor, state: Tensor, scale: float) -> Term:
+    """The same; for maps of single coordinates nothing but the query is kept for the backward pass."""
+    if isinstance(features, Elementwise):
+        return Term(_ElementwiseTerm.apply(query, state.to(working_type(query.dtype)), features, scale), None)
+    return plain_term(features, query, state, scale)
+
+
+class _ElementwiseTerm(torch.autograd.Function):
+    """`phi(q) state` with phi computed again for the gradient: cheaper than keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, state: Tensor, features: Elementwise, scale: float) -> Tensor:
+        ctx.save_for_backward(query, state)
+        ctx.features, ctx.scale = features, scale
+        rows = state.shape[1]
+        # The norm goes into the small matrix.
+        return features.raw(query.to(state.dtype), rows, scale) @ (state * features.norm(rows))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_product: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        query, state = ctx.saved_tensors
+        features, scale, rows = ctx.features, ctx.scale, state.shape[1]
+        z = query.to(state.dtype)
+        raw = features.raw(z, rows, scale)
+        norm = features.norm(rows)
+        g_query = g_state = None
+        if ctx.needs_input_grad[1]:
+            g_state = (raw.mT @ g_product).sum(0) * norm
+        if ctx.needs_input_grad[0]:
+            g_query = features.pull(z, raw, g_product @ (state * norm).mT, scale).to(query.dtype)
+        return g_query, g_state, None, None
