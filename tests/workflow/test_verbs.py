@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from inlay import InlayError, Spec, compare, predict, tune
+from inlay.portrait.speed import spread
 from inlay.records.store import Store
-from inlay.workflow.compare import half_width
+from inlay.workflow.compare import half_width, pooled
 from inlay.workflow.predict import joined
 from inlay.workflow.tune import settled
 
@@ -165,6 +166,19 @@ def test_interval_is_student_s(values: list[float]) -> None:
 
 def test_one_value_has_no_interval() -> None:
     assert half_width([0.5]) is None
+
+
+@given(st.lists(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_repetitions_of_several_runs_are_pooled_as_if_made_in_one(runs: list[list[float]]) -> None:
+    found = pooled([{"rate": spread(values)} for values in runs] + [{"rate": None}, {}], "rate")
+    whole = spread([value for values in runs for value in values])
+    assert found is not None
+    assert whole is not None
+    assert found.repetitions == whole["repetitions"]
+    assert found.mean == pytest.approx(whole["mean"])
+    assert (found.spread is None) == (whole["spread"] is None)
+    assert found.spread is None or found.spread == pytest.approx(whole["spread"], abs=1e-6)
+    assert pooled([{}], "rate") is None
 
 
 def test_the_same_numbers_and_the_same_task_are_the_same_run(review_spec: Spec) -> None:
