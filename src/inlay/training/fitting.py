@@ -33,6 +33,7 @@ from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest
 from inlay.training.modes import Modes
 from inlay.training.place import Place, Stop, gather
+from inlay.training.precision import rounded_once
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
@@ -141,7 +142,7 @@ def fit(
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     kept: KeptSplit | None = None
-    with interrupts, deterministic(plan.device):
+    with interrupts, deterministic(plan.device), rounded_once(model, plan.dtype):
         try:
             kept, why_not = _keep_trunk(trainer, task, train, collate, spec, place, folder, resumed_from or 0)
             if kept is not None or kinds.modality(task.kind) == "image":

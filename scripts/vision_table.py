@@ -1,0 +1,272 @@
+"""Every visual method on real backbones and real pictures: the runs behind docs/visual-methods.md, and its tables.
+
+Protocol: 1,000 labelled pictures of each set (`--protocol vtab-1k`: 800 to train on, 200 to select on) and the set's
+own test pictures. For each backbone, set and method the learning rate is chosen among three (a third of the method's
+default, the default, three times it) by the 200 pictures, with seed 0; the other seeds use it. A seed draws the
+pictures, the head and the order. The test pictures choose nothing.
+
+    python scripts/vision_table.py run --models-dir <folder> --data-dir <folder>
+    python scripts/vision_table.py layers --models-dir <folder> --data-dir <folder>
+    python scripts/vision_table.py write     # docs/visual-methods.md from benchmarks/results/vision_table.json
+
+`run` finds finished runs again and goes on where it stopped; `--workers` processes share the machine, so the times in
+these runs' portraits are not to be compared: benchmarks/vision.py measures them, one method at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "vision_table.json"
+SETS = ("oxford-pets", "flowers102", "caltech101", "cifar10", "fashion-mnist")
+METHODS = (
+    "linear-probe",
+    "visual-prompt",
+    "activation-prompt",
+    "norm",
+    "bias",
+    "vpt-deep",
+    "ssf",
+    "adaptformer",
+    "lora",
+    "full",
+)
+SEEDS = 3
+
+
+def spec_of(model: str, task: str, method: str, rate: float, seed: int, args: argparse.Namespace) -> Any:
+    from inlay import Spec
+
+    return Spec(
+        model=str(Path(args.models_dir) / model),
+        task=task,
+        data_dir=args.data_dir,
+        method=method,
+        protocol="vtab-1k",
+        epochs=args.epochs,
+        batch_size=64,
+        learning_rate=rate,
+        seed=seed,
+    )
+
+
+def job(work: tuple[Any, str]) -> dict[str, Any]:
+    """One run: what the tables need of it, or why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    from inlay.errors import InlayError
+    from inlay.workflow.tune import tune
+
+    spec, out = work
+    begin = time.perf_counter()
+    found: dict[str, Any] = {
+        "model": Path(spec.model).name,
+        "task": spec.task,
+        "method": spec.method,
+        "rate": spec.learning_rate,
+        "seed": spec.seed,
+    }
+    try:
+        run = tune(spec, out, progress=False)
+    except InlayError as error:
+        return found | {"error": str(error)}
+    return found | {
+        "validation": run.metrics["validation"]["accuracy"],
+        "test": run.metrics["test"]["accuracy"],
+        "trained": run.portrait["parameters"]["trained"],
+        "peak_bytes": run.portrait["peak_memory"]["bytes"],
+        "examples": run.record["examples"],
+        "steps": run.record["steps"],
+        "seconds": round(time.perf_counter() - begin, 1),
+    }
+
+
+def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
+    """The rate that did best on the pictures held out for selection; of equals, the smallest."""
+    known = [entry for entry in entries if "validation" in entry]
+    return min(known, key=lambda entry: (-entry["validation"], entry["rate"]))["rate"] if known else None
+
+
+def grid(model: str, method: str) -> list[float]:
+    """Three rates around the method's own."""
+    from inlay.methods.registry import get
+
+    rate = get(method).learning_rate_for("convolutional" if model.startswith("resnet") else "encoder")
+    return [rate / 3, rate, rate * 3]
+
+
+def run(args: argparse.Namespace) -> None:
+    from inlay.records.versions import versions
+
+    end = time.monotonic() + args.seconds
+    cells = [(model, task, method) for task in args.sets for model in args.models for method in args.methods]
+    first = [(spec_of(*cell, rate, 0, args), args.out) for cell in cells for rate in grid(cell[0], cell[2])]
+    entries: list[dict[str, Any]] = []
+    context = multiprocessing.get_context("spawn")
+
+    def collect(pool: Any, jobs: list[tuple[Any, str]]) -> None:
+        pending = [pool.apply_async(job, (work,)) for work in jobs]
+        for number, result in enumerate(pending, start=1):
+            try:
+                entry = result.get(timeout=max(0.1, end - time.monotonic()))
+            except multiprocessing.TimeoutError:
+                continue
+            entries.append(entry)
+            print(f"[{number}/{len(pending)}]", json.dumps(entry), flush=True)
+
+    with context.Pool(args.workers) as pool:
+        collect(pool, first)
+        rest = []
+        for model, task, method in cells:
+            tried = [e for e in entries if (e["model"], e["task"], e["method"]) == (model, task, method)]
+            rate = best_rate(tried)
+            if rate is not None and len(tried) == len(grid(model, method)):
+                rest += [(spec_of(model, task, method, rate, seed, args), args.out) for seed in range(1, SEEDS)]
+        collect(pool, rest)
+        pool.terminate()
+    Path(args.results).parent.mkdir(parents=True, exist_ok=True)
+    Path(args.results).write_text(
+        json.dumps({"versions": versions(), "epochs": args.epochs, "device": device(), "runs": entries}, indent=1)
+    )
+    print(f"{len(entries)} runs in {args.results}")
+
+
+def device() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def chosen(runs: list[dict[str, Any]], model: str, task: str, method: str) -> list[dict[str, Any]]:
+    """The runs of one cell at the rate that was selected, in the order of their seeds."""
+    cell = [r for r in runs if (r["model"], r["task"], r["method"]) == (model, task, method)]
+    rate = best_rate(r for r in cell if r["seed"] == 0)
+    return sorted((r for r in cell if r["rate"] == rate and "test" in r), key=lambda r: r["seed"])
+
+
+def percent(values: list[float]) -> str:
+    """Mean and half of the 95 % interval, in per cent."""
+    from statistics import fmean
+
+    from inlay.workflow.compare import half_width
+
+    width = half_width(values)
+    return f"{100 * fmean(values):.1f}" + ("" if width is None else f" ± {100 * width:.1f}")
+
+
+def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost: dict[str, Any]) -> list[str]:
+    """One backbone: every method's accuracy on every set, and what it costs."""
+    from inlay.cli.show import count, size
+
+    head = ["method", *sets, "mean", "trained", "step, ms", "peak memory", "inference, pictures/s"]
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    for method in METHODS:
+        cells = [chosen(runs, model, task, method) for task in sets]
+        if not all(cells):
+            continue
+        by_seed = [[cell[i]["test"] for cell in cells] for i in range(min(map(len, cells)))]
+        paid = cost.get(method, {})
+        row = [
+            method,
+            *(percent([r["test"] for r in cell]) for cell in cells),
+            percent([sum(values) / len(values) for values in by_seed]),
+            count(cells[0][0]["trained"]),
+            f"{paid['step_ms']:.1f}" if paid else "-",
+            size(paid.get("peak_bytes")),
+            f"{paid['inference_per_second']:,.0f}" if paid else "-",
+        ]
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def difference(
+    runs: list[dict[str, Any]], model: str, task: str, better: str, worse: str
+) -> tuple[float, float | None]:
+    """The mean of the differences seed by seed, in points, and half its 95 % interval."""
+    from statistics import fmean
+
+    from inlay.workflow.compare import half_width
+
+    pairs = zip(chosen(runs, model, task, better), chosen(runs, model, task, worse), strict=True)
+    values = [100 * (one["test"] - other["test"]) for one, other in pairs]
+    return fmean(values), half_width(values)
+
+
+def difference_table(
+    runs: list[dict[str, Any]], models: list[str], sets: list[str], better: str, worse: str
+) -> list[str]:
+    """Points by which one method is above another, set by set; in bold where the interval leaves 0 out."""
+    lines = ["| backbone | " + " | ".join(sets) + " |", "| --- |" + " ---: |" * len(sets)]
+    for model in models:
+        cells = []
+        for task in sets:
+            mean, width = difference(runs, model, task, better, worse)
+            text = f"{mean:+.1f}" + ("" if width is None else f" ± {width:.1f}")
+            cells.append(f"**{text}**" if width is not None and abs(mean) > width else text)
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    """Put the tables into the page, between its marks; the words around them are people's."""
+    found = json.loads(Path(args.results).read_text())
+    costs = json.loads(Path(args.costs).read_text())["steps"] if Path(args.costs).is_file() else {}
+    runs = found["runs"]
+    models = list(dict.fromkeys(r["model"] for r in runs))
+    sets = [task for task in SETS if any(r["task"] == task for r in runs)]
+    shapes = {"vit_tiny_patch16_224": "vit-tiny", "resnet50_v1": "resnet-50"}
+    parts = {f"accuracy {m}": accuracy_table(runs, m, sets, costs.get(shapes.get(m, m), {})) for m in models}
+    for better, worse in (
+        ("activation-prompt", "visual-prompt"),
+        ("norm", "activation-prompt"),
+        ("activation-prompt", "linear-probe"),
+    ):
+        parts[f"{better} over {worse}"] = difference_table(runs, models, sets, better, worse)
+    page = Path(args.page).read_text()
+    for name, lines in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin not in page or end not in page:
+            raise SystemExit(f"{args.page} has no marks for {name!r}")
+        before, _, rest = page.partition(begin)
+        page = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    Path(args.page).write_text(page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="make the runs")
+    doing.add_argument("--models", nargs="+", default=["vit_tiny_patch16_224", "resnet50_v1"])
+    doing.add_argument("--models-dir", required=True)
+    doing.add_argument("--data-dir", required=True)
+    doing.add_argument("--sets", nargs="+", default=list(SETS))
+    doing.add_argument("--methods", nargs="+", default=list(METHODS))
+    doing.add_argument("--epochs", type=float, default=20)
+    doing.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    doing.add_argument("--seconds", type=float, default=1e9, help="stop asking for more after this long")
+    doing.add_argument("--out", default="runs")
+    doing.add_argument("--results", default=str(RESULTS))
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the tables into the page")
+    writing.add_argument("--results", default=str(RESULTS))
+    writing.add_argument("--costs", default=str(RESULTS.parent / "vision-small-cuda.json"))
+    writing.add_argument("--page", default=str(ROOT / "docs" / "visual-methods.md"))
+    writing.set_defaults(do=write)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()
