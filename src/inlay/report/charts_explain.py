@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,13 +35,19 @@ def _subject(found: Explanation) -> str:
 
 def _curve(axes: Axes, x: Sequence[float], points: Sequence[Point], split: str, **look: Any) -> None:
     """A line of means with its band of intervals."""
-    means = [point.mean(split) for point in points]
+    means = [_height(point, split) for point in points]
     axes.plot(x, means, **look)
-    widths = [point.interval(split) for point in points]
-    if all(width is not None for width in widths):
-        low = [mean - width for mean, width in zip(means, widths, strict=True)]  # type: ignore[operator]
-        high = [mean + width for mean, width in zip(means, widths, strict=True)]  # type: ignore[operator]
+    widths = [width for point in points if (width := point.interval(split)) is not None]
+    if len(widths) == len(points):
+        low = [mean - width for mean, width in zip(means, widths, strict=True)]
+        high = [mean + width for mean, width in zip(means, widths, strict=True)]
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _height(point: Point, split: str) -> float:
+    """A point's mean; a gap in the line where there is none."""
+    mean = point.mean(split)
+    return math.nan if mean is None else mean
 
 
 def _seeds(points: Sequence[Point]) -> str:
@@ -66,14 +73,22 @@ def layers(found: Sweep) -> Figure:
         _curve(axes, x, points, "validation", color=charts.GREY, label=f"{method}, validation", **look)
     for colour, point in zip(charts.COLOURS[1:] * 2, found.baselines, strict=False):
         split = "test" if point.test else "validation"
-        mean, width = point.mean(split), point.interval(split)
-        assert mean is not None
+        mean, width = _height(point, split), point.interval(split)
         axes.axhline(mean, color=colour, linestyle="--", linewidth=1.2, label=f"{point.method}, {split}")
         if width is not None:
             axes.axhspan(mean - width, mean + width, color=colour, alpha=0.08, linewidth=0)
     best, by = selected(found, points)
-    height = best.mean("test" if best.test else "validation")
-    axes.plot(best.layer, height, "*", ms=15, color=charts.COLOURS[4], mec="black", label=f"best by {by}", zorder=5)
+    height = _height(best, "test" if best.test else "validation")
+    axes.plot(
+        float(best.layer or 0),
+        height,
+        "*",
+        ms=15,
+        color=charts.COLOURS[4],
+        mec="black",
+        label=f"best by {by}",
+        zorder=5,
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     title = f"{method} at one layer at a time: {_subject(found)}\n{_seeds(points)}"
     zero = "; 0 is the pixels" if any(point.layer == 0 for point in points) else ""

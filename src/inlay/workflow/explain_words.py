@@ -67,7 +67,9 @@ def _halves(found: Sweep) -> str:
         values = [
             fmean(dict(zip(p.seeds, getattr(p, split), strict=True))[seed] for p in half) for seed in sorted(seeds)
         ]
-        spans.append((fmean(values) if values else float("nan"), half_width(values)))
+        if not values:
+            return "Too few runs finished to compare early with late layers."
+        spans.append((fmean(values), half_width(values)))
     numbers = f"early {score(*spans[0])}, late {score(*spans[1])} {found.metric} on average"
     if overlap(*spans):
         return f"Early and late layers are not distinguishable ({numbers})."
