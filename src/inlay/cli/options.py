@@ -78,6 +78,14 @@ TrunkCache = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+Augment = Annotated[
+    str | None,
+    typer.Option(
+        help="Change the training pictures a little in every epoch: flip (left to right), crop (a random part), or "
+        "crop-flip.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the method, e.g. --set r=16. May be repeated.", rich_help_panel=TRAINING),
@@ -125,6 +133,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
     "trunk_cache": (TrunkCache, "auto"),
+    "augment": (Augment, None),
     "layers": (Layers, None),
     "set_": (Set, None),
     "trust_remote_code": (Trust, False),

@@ -54,6 +54,7 @@ class Spec:
     precision: str = "auto"
     gradient_checkpointing: bool = False
     trunk_cache: str = "auto"
+    augment: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     trust_remote_code: bool = False
@@ -89,6 +90,8 @@ class Spec:
             raise unknown("schedule", self.schedule, SCHEDULES)
         if self.trunk_cache not in TRUNK_CACHES:
             raise unknown("trunk_cache", self.trunk_cache, TRUNK_CACHES)
+        if self.augment is not None and self.augment not in AUGMENTS:
+            raise unknown("augment", self.augment, AUGMENTS)
         # 3 and 3.0 are the same number and must be the same run.
         for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip"):
             if isinstance(getattr(self, name), int):
@@ -125,6 +128,7 @@ class Spec:
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SCHEDULES = ("linear", "cosine", "constant")
 TRUNK_CACHES = ("auto", "on", "off")
+AUGMENTS = ("flip", "crop", "crop-flip")
 # Fields that came after the first runs were made. At their defaults they mean what those did, and do not count: the
 # runs keep their identity.
-LATER = ("trunk_cache",)
+LATER = ("trunk_cache", "augment")

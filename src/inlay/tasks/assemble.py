@@ -30,6 +30,10 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
     if spec.protocol is not None and spec.protocol not in PROTOCOLS:
         raise unknown("protocol", spec.protocol, PROTOCOLS)
     draft = _draft(spec)
+    if spec.augment is not None and draft.kind != kinds.IMAGES:
+        raise InlayError(
+            f"augment={spec.augment!r} is for pictures, and {draft.name!r} is of kind {draft.kind!r}. Leave it out."
+        )
     if spec.template is not None:
         draft.template = spec.template
     if draft.kind not in (kinds.IMAGES, kinds.TOKENS):

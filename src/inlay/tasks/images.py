@@ -21,6 +21,7 @@ import torch
 from PIL import Image, ImageOps
 
 from inlay.errors import InlayError
+from inlay.tasks.augment import Augmentation
 
 CACHE_LIMIT = 1 << 30
 _THREADS = min(4, os.cpu_count() or 1)
@@ -137,8 +138,8 @@ class _Compact:
         self.table = pixels(processor, ramp, do_resize=False, do_center_crop=False)[:, 0, :].numpy()
         self.processor = processor
 
-    def pack(self, image: Image.Image) -> torch.Tensor:
-        packed = pixels(self.processor, image, do_rescale=False, do_normalize=False)
+    def pack(self, image: Image.Image, **changes: Any) -> torch.Tensor:
+        packed = pixels(self.processor, image, do_rescale=False, do_normalize=False, **changes)
         return packed if packed.dtype == torch.uint8 else packed.to(torch.float32)
 
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
@@ -161,14 +162,25 @@ def _compact(processor: Any, image: Image.Image) -> _Compact | None:
 
 
 class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
-    """Pictures ready for a model: {"pixel_values", "labels"}. Preprocessed once when they fit in `limit` bytes."""
+    """Pictures ready for a model: {"pixel_values", "labels"}. Preprocessed once when they fit in `limit` bytes.
+
+    With an `augmentation` they are made anew whenever they are asked for, as the current `epoch` sees them; whoever
+    goes through the data more than once sets that before each time.
+    """
 
     def __init__(
-        self, sources: Sequence[Any], labels: Sequence[int] | None, processor: Any, limit: int = CACHE_LIMIT
+        self,
+        sources: Sequence[Any],
+        labels: Sequence[int] | None,
+        processor: Any,
+        limit: int = CACHE_LIMIT,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.sources = sources
         self.labels = labels
         self.processor = processor
+        self.augmentation = augmentation
+        self.epoch = 0
         self._kept: torch.Tensor | None = None
         self._form: _Compact | None = None
         if len(sources) == 0:
@@ -176,7 +188,8 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         first = open_rgb(sources[0])
         self._form = _compact(processor, first)
         sample = self._pack(first)
-        if sample.numel() * sample.element_size() * len(sources) <= limit:
+        self._size = (sample.shape[-1], sample.shape[-2])
+        if augmentation is None and sample.numel() * sample.element_size() * len(sources) <= limit:
             self._kept = torch.empty((len(sources), *sample.shape), dtype=sample.dtype)
             self._fill(range(len(sources)))
 
@@ -184,6 +197,22 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
     def in_memory(self) -> bool:
         """Whether everything is preprocessed already, so that no process need read ahead."""
         return self._kept is not None
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a picture is the same in every epoch."""
+        return self.augmentation is None
+
+    def _augmented(self, index: int) -> torch.Tensor:
+        """A picture as this epoch sees it. A cropped one has its size already, and must not be cut a second time."""
+        assert self.augmentation is not None
+        resample = getattr(self.processor, "resample", None)
+        how = {"resample": int(resample)} if isinstance(resample, int) else {}
+        image = self.augmentation(open_rgb(self.sources[index]), self._size, self.epoch, index, **how)
+        if self._form is None:
+            return pixels(self.processor, image)
+        whole = {"do_resize": False, "do_center_crop": False} if self.augmentation.crops else {}
+        return self._form.unpack(self._form.pack(image, **whole))
 
     def _pack(self, image: Image.Image) -> torch.Tensor:
         return self._form.pack(image) if self._form else pixels(self.processor, image)
@@ -206,7 +235,9 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.sources)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if self._kept is None:
+        if self.augmentation is not None:
+            values = self._augmented(index)
+        elif self._kept is None:
             values = pixels(self.processor, open_rgb(self.sources[index]))
         else:
             values = self._form.unpack(self._kept[index]) if self._form else self._kept[index]

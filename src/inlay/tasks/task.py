@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import unknown
+from inlay.errors import InlayError, unknown
 from inlay.tasks import encode as encoding
 from inlay.tasks import images, kinds, metrics, templates
+from inlay.tasks.augment import Augmentation
 from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.schema import TaskSchema
 
@@ -93,12 +94,21 @@ class Task:
     # ------------------------------------------------------------------------------------------------- encoding
 
     def encode(
-        self, split: str, processor: Any, max_length: int | None = None, *, model_config: Any = None
+        self,
+        split: str,
+        processor: Any,
+        max_length: int | None = None,
+        *,
+        model_config: Any = None,
+        augmentation: Augmentation | None = None,
     ) -> encoding.Encoded | images.EncodedImages:
         """A split as a data set for the Trainer. The length that was settled on goes into the schema."""
         data = self.split(split)
         if self.kind == kinds.IMAGES:
-            return images.EncodedImages(Pictures(data), list(data["label"]), processor)
+            labels = list(data["label"])
+            return images.EncodedImages(Pictures(data), labels, processor, augmentation=augmentation)
+        if augmentation is not None:
+            raise InlayError(f"Only pictures can be augmented; {self.name!r} is of kind {self.kind!r}.")
         length = self._length(processor, max_length, model_config)
         made = self._encode_text(split, data, processor, length)
         if made.cut:

@@ -24,6 +24,7 @@ from inlay.portrait.speed import spread
 from inlay.records.atomic import write_folder, writing
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
+from inlay.tasks.augment import Augmentation
 from inlay.training import plan as plans
 from inlay.training import trunk_data
 from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_tensors, step_of
@@ -94,7 +95,8 @@ def fit(
         modes.checkpoint()
     length = longest(model, task, processor, spec.max_length)
     encode = partial(task.encode, processor=processor, max_length=length, model_config=model.config)
-    train = encode("train")
+    augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment else {}
+    train = encode("train", **augmented)
     plan = plans.make(spec, method, len(train), anatomy(model).kind if method.rates else None)
     place = Place(plan.device, plan.dtype, plan.micro_batch)
     collate = task.collator(processor, model)
