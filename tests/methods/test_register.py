@@ -7,6 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import peft
@@ -14,16 +15,30 @@ import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from peft.utils.peft_types import PeftType
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 
 import inlay
+from inlay.errors import InlayError
 from inlay.methods.probe import logits
 from inlay.methods.register import _register, register
 from inlay.methods.registry import Method, all_methods
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-CONFIGS = [method.config_class() for method in all_methods().values() if method.tuner]
+METHODS = {method.config_class(): method for method in all_methods().values() if method.tuner}
+CONFIGS = list(METHODS)
+AUTO = {"bert": AutoModelForSequenceClassification, "vit": AutoModelForImageClassification}
+TASK_TYPE = {"bert": "SEQ_CLS", "vit": None}
+
+
+@cache
+def family(config_class: type) -> str:
+    """A family that the method works on: some are for images alone."""
+    try:
+        get_peft_model(tiny("bert")[0], config_class())
+    except InlayError:
+        return "vit"
+    return "bert"
 
 
 @pytest.mark.parametrize("config_class", CONFIGS)
@@ -59,16 +74,16 @@ def test_a_type_without_our_prefix_is_refused() -> None:
 
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_injecting_without_a_peft_model(config_class: type) -> None:
-    model, batch = tiny("bert")
+    model, batch = tiny(family(config_class))
     wanted = logits(model, batch)
     injected = inject_adapter_in_model(config_class(), model, adapter_name="one")
     assert injected is model
-    assert torch.equal(logits(model, batch), wanted)
+    assert torch.equal(logits(model, batch), wanted) == METHODS[config_class].identity_at_start
     trained = {name: torch.randn_like(p) for name, p in model.named_parameters() if p.requires_grad}
     assert all("inlay_" in name or "modules_to_save" in name for name in trained)
     model.load_state_dict(trained, strict=False)
     state = peft.get_peft_model_state_dict(model, adapter_name="one")
-    again, _ = tiny("bert")
+    again, _ = tiny(family(config_class))
     inject_adapter_in_model(config_class(), again, adapter_name="two")
     peft.set_peft_model_state_dict(again, state, adapter_name="two")
     assert torch.equal(logits(again, batch), logits(model, batch))
@@ -78,18 +93,20 @@ def test_injecting_without_a_peft_model(config_class: type) -> None:
 @pytest.mark.parametrize("config_class", CONFIGS)
 def test_mixed_models_are_refused(config_class: type) -> None:
     with pytest.raises(ValueError, match="not compatible with the `PeftMixedModel`"):
-        get_peft_model(tiny("bert")[0], config_class(), mixed=True)
+        get_peft_model(tiny(family(config_class))[0], config_class(), mixed=True)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base without a head, and adapters trained on the models that were loaded from it."""
+    """Bases without a head, and adapters trained on the models that were loaded from them."""
     folder = tmp_path_factory.mktemp("saved")
-    tiny("bert", "base")[0].save_pretrained(folder / "base")
-    batch = tiny("bert")[1]
+    for name in AUTO:
+        tiny(name, "base")[0].save_pretrained(folder / name)  # type: ignore[arg-type]
     for config_class in CONFIGS:
-        base = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
-        model = get_peft_model(base, config_class(task_type="SEQ_CLS"))
+        name = family(config_class)
+        batch = tiny(name)[1]
+        base = AUTO[name].from_pretrained(folder / name, num_labels=3)
+        model = get_peft_model(base, config_class(task_type=TASK_TYPE[name]))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -106,22 +123,26 @@ import sys, torch
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from peft import AutoPeftModel, AutoPeftModelForSequenceClassification, PeftConfig, PeftModel
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 from inlay.methods.probe import logits
 from zoo import tiny
-folder, batch = Path({str(saved)!r}), tiny("bert")[1]
-for name in {[c.__name__ for c in CONFIGS]!r}:
+folder = Path({str(saved)!r})
+for name, family in {[(c.__name__, family(c)) for c in CONFIGS]!r}:
+    batch = tiny(family)[1]
+    kind = AutoModelForSequenceClassification if family == "bert" else AutoModelForImageClassification
     wanted = torch.load(folder / f"{{name}}.pt")
     config = PeftConfig.from_pretrained(str(folder / name))
     assert type(config).__name__ == name and config.modules_to_save
-    base = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
-    assert torch.equal(logits(PeftModel.from_pretrained(base, str(folder / name)), batch), wanted)
-    auto = AutoPeftModelForSequenceClassification.from_pretrained(str(folder / name), num_labels=3)
-    assert torch.equal(logits(auto, batch), wanted)
-    auto.load_adapter(str(folder / name), "again")
-    auto.set_adapter("again")
-    assert torch.equal(logits(auto, batch), wanted)
-    base = AutoModelForSequenceClassification.from_pretrained(folder / "base", num_labels=3)
+    base = kind.from_pretrained(folder / family, num_labels=3)
+    model = PeftModel.from_pretrained(base, str(folder / name))
+    assert torch.equal(logits(model, batch), wanted)
+    if family == "bert":  # PEFT has no automatic class for images
+        model = AutoPeftModelForSequenceClassification.from_pretrained(str(folder / name), num_labels=3)
+        assert torch.equal(logits(model, batch), wanted)
+    model.load_adapter(str(folder / name), "again")
+    model.set_adapter("again")
+    assert torch.equal(logits(model, batch), wanted)
+    base = kind.from_pretrained(folder / family, num_labels=3)
     lean = PeftModel.from_pretrained(base, str(folder / name), low_cpu_mem_usage=True)
     assert torch.equal(logits(lean, batch), wanted)
 print("all the same")
@@ -136,7 +157,8 @@ def test_the_card_says_what_to_import(saved: Path, config_class: type) -> None:
     text = (folder / "README.md").read_text()
     assert text.count("import inlay") == 1
     assert text.startswith("---\n")
-    base = AutoModelForSequenceClassification.from_pretrained(saved / "base", num_labels=3)
+    name = family(config_class)
+    base = AUTO[name].from_pretrained(saved / name, num_labels=3)
     model = PeftModel.from_pretrained(base, str(folder))
     model.save_pretrained(folder)
     assert (folder / "README.md").read_text().count("import inlay") == 1
