@@ -34,9 +34,12 @@ def _subject(found: Explanation) -> str:
 
 
 def _curve(axes: Axes, x: Sequence[float], points: Sequence[Point], split: str, **look: Any) -> None:
-    """A line of means with its band of intervals."""
+    """A line of means with its band of intervals, and the seeds as points."""
     means = [_height(point, split) for point in points]
     axes.plot(x, means, **look)
+    for place, point in zip(x, points, strict=True):
+        values = getattr(point, split)
+        axes.scatter([place] * len(values), values, s=8, color=look["color"], alpha=0.35, linewidths=0)
     widths = [width for point in points if (width := point.interval(split)) is not None]
     if len(widths) == len(points):
         low = [mean - width for mean, width in zip(means, widths, strict=True)]
@@ -48,6 +51,14 @@ def _height(point: Point, split: str) -> float:
     """A point's mean; a gap in the line where there is none."""
     mean = point.mean(split)
     return math.nan if mean is None else mean
+
+
+def _within_bounds(axes: Axes, found: Sweep) -> None:
+    """Shares lie between 0 and 1, also where the interval of two or three seeds does not know it."""
+    values = [value for point in found.points for value in (*point.test, *point.validation)]
+    if found.greater_is_better and all(0 <= value <= 1 for value in values):
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -0.02), min(high, 1.02))
 
 
 def _seeds(points: Sequence[Point]) -> str:
@@ -69,14 +80,13 @@ def layers(found: Sweep) -> Figure:
     if all(point.test for point in points):
         _curve(axes, x, points, "test", color=charts.COLOURS[0], marker="o", ms=4, label=f"{method}, test")
     if all(point.validation for point in points):
-        look = {"linestyle": ":", "marker": ".", "ms": 4, "linewidth": 1.2}
-        _curve(axes, x, points, "validation", color=charts.GREY, label=f"{method}, validation", **look)
+        means = [_height(point, "validation") for point in points]
+        axes.plot(x, means, color=charts.GREY, linestyle=":", linewidth=1.2, label=f"{method}, validation")
     for colour, point in zip(charts.COLOURS[1:] * 2, found.baselines, strict=False):
         split = "test" if point.test else "validation"
         mean, width = _height(point, split), point.interval(split)
-        axes.axhline(mean, color=colour, linestyle="--", linewidth=1.2, label=f"{point.method}, {split}")
-        if width is not None:
-            axes.axhspan(mean - width, mean + width, color=colour, alpha=0.08, linewidth=0)
+        told = f"{point.method}, {split}: {mean:.3f}" + ("" if width is None else f" ± {width:.3f}")
+        axes.axhline(mean, color=colour, linestyle="--", linewidth=1.2, label=told)
     best, by = selected(found, points)
     height = _height(best, "test" if best.test else "validation")
     axes.plot(
@@ -90,6 +100,7 @@ def layers(found: Sweep) -> Figure:
         zorder=5,
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _within_bounds(axes, found)
     title = f"{method} at one layer at a time: {_subject(found)}\n{_seeds(points)}"
     zero = "; 0 is the pixels" if any(point.layer == 0 for point in points) else ""
     charts.dress(axes, title, f"layer (of {found.depth}{zero})", found.metric)
@@ -118,6 +129,7 @@ def samples(found: Sweep) -> Figure:
         axes.set_xscale("log")
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
+    _within_bounds(upper, found)
     title = f"{found.metric} as the training set grows: {_subject(found)}\n{_seeds(found.points)}"
     below = "training examples"
     charts.dress(upper, title, "" if lower else below, f"{split} {found.metric}")

@@ -81,6 +81,11 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
 
 
+def bars_aside() -> AbstractContextManager[None]:
+    """While this is open, lines can be printed without writing over a progress bar."""
+    return tqdm.external_write_mode(file=sys.stderr)
+
+
 class Bar(AbstractContextManager["Bar"]):
     """A progress bar on a terminal; elsewhere one line a step, where steps are long enough to deserve it."""
 

@@ -19,7 +19,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.workflow.compare import half_width
-from inlay.workflow.explain import Bar, Value
+from inlay.workflow.explain import Bar, Value, bars_aside
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, tune
 
 # Where a layer 0, the pixels, means something.
@@ -318,7 +318,8 @@ def sweep(
     def say_once(line: str) -> None:
         if say is not None and line not in told and not line.startswith("already done"):
             told.add(line)
-            say(line)
+            with bars_aside():
+                say(line)
 
     with Bar(len(cells) * len(numbers), what, "run", show=progress, lines=True) as bar:
         for cell in cells:
