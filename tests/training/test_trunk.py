@@ -103,6 +103,32 @@ def test_the_same_to_the_bit_however_it_is_trained(tmp_path: Path, changes: dict
     assert result(with_it, tmp_path / "on") == result(without, tmp_path / "off")
 
 
+@pytest.mark.parametrize("family", ["resnet", "clip"])
+def test_validation_from_kept_rows_is_the_same_to_the_bit(tmp_path: Path, family: str) -> None:
+    """The split's batches never change, the last and smaller one included."""
+    passes = {"off": 0, "auto": 0}
+
+    def run(cache: str) -> Outcome:
+        def count(*_: object) -> None:
+            passes[cache] += 1
+
+        backbone, task = toys.backbone(family), toys.image_task(train=40)
+        anatomy(backbone.model).blocks[0].module.register_forward_hook(count)
+        spec = SPEC.with_(evaluations=6, trunk_cache=cache)
+        return fit(backbone, task, get("linear-probe"), spec, tmp_path / cache, progress=False)
+
+    without, with_it = run("off"), run("auto")
+    # Training: two epochs of three batches. Validation and test: two batches each time.
+    assert passes["off"] == 2 * 3 + 6 * 2 + 2
+    # To find the cut: 3. The rows: 3, and 2 + 1 compared. The smaller last batches: 2. Validation: once without, once
+    # for the rows. Test.
+    assert passes["auto"] == 3 + 3 + 3 + 2 + 2 + 2 + 2
+    assert result(with_it, tmp_path / "auto") == result(without, tmp_path / "off")
+    assert without.portrait["inference_examples_per_second"]["repetitions"] == 7
+    # What tells the speed of the model: the first evaluation and the test.
+    assert with_it.portrait["inference_examples_per_second"]["repetitions"] == 2
+
+
 def test_in_a_file_where_memory_does_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SPEC.with_(method="activation-prompt", settings=PROMPT)
     in_memory = train(tmp_path / "memory", "convnext", spec)
@@ -143,6 +169,16 @@ def test_a_full_disk_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.Mo
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "no room for its 160 KiB on disk" in outcome.portrait["trunk"]["reason"]
     assert not (tmp_path / FILE).exists()
+
+
+def test_rows_on_the_device_are_picked_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of an accelerator, on the one device that every machine has."""
+    spec = SPEC.with_(method="activation-prompt", settings=PROMPT)
+    expected = train(tmp_path / "memory", "vit", spec)
+    monkeypatch.setattr(Rows, "_place", lambda *_: "device")
+    found = train(tmp_path / "device", "vit", spec)
+    assert found.portrait["trunk"]["where"] == "device"
+    assert result(found, tmp_path / "device") == result(expected, tmp_path / "memory")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +35,15 @@ class NotFinitePredictions(InlayError):
 
 @dataclass(frozen=True)
 class Scored:
-    """A split's predictions and metrics, and what it took to get them."""
+    """A split's predictions and metrics, and what it took to get them.
+
+    `seconds` is None where they do not tell how fast the model is: see validation.py.
+    """
 
     metrics: dict[str, float]
     predictions: Any
     examples: int
-    seconds: float
+    seconds: float | None
 
 
 def evaluate(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec) -> tuple[dict[str, float], Any]:
@@ -57,17 +61,26 @@ def evaluate(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec
 
 
 def score(
-    model: nn.Module, task: Any, encoded: Sized, collate: Callable[[Any], Any], place: Place, stop: Stop | None = None
+    model: nn.Module,
+    task: Any,
+    encoded: Sized,
+    collate: Callable[[Any], Any],
+    place: Place,
+    stop: Stop | None = None,
+    replay: Callable[[dict[str, Tensor]], AbstractContextManager[dict[str, Tensor]]] = nullcontext,
 ) -> Scored:
-    """One pass over an encoded split: the loss, averaged over what it is a mean of, and the task's metrics."""
+    """One pass over an encoded split: the loss, averaged over what it is a mean of, and the task's metrics.
+
+    `replay` turns a batch into what the model is called with: see trunk_data.py.
+    """
     begin = time.perf_counter()
     shifted = shifts_labels(model, task.kind)
     kept: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
     for batch in batches(model, encoded, collate, place, stop):
-        with torch.no_grad(), place.autocast():
-            outputs = model(**batch)
+        with torch.no_grad(), place.autocast(), replay(batch) as inputs:
+            outputs = model(**inputs)
         labels = batch["labels"]
         losses.append((float(outputs["loss"]), int(count_items(labels, shifted=shifted))))
         kept.append(task.reduce_logits(outputs["logits"].float(), labels).cpu().numpy())

@@ -29,17 +29,18 @@ from inlay.training import plan as plans
 from inlay.training import trunk_data
 from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_tensors, step_of
 from inlay.training.display import Display
-from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
+from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest
 from inlay.training.modes import Modes
-from inlay.training.place import Place, Stop, gather
+from inlay.training.place import Place, gather
 from inlay.training.precision import rounded_once
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
 from inlay.training.trunk_data import KeptSplit
 from inlay.training.trunk_rows import FILE
+from inlay.training.validation import Validation
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -108,9 +109,9 @@ def fit(
     callbacks: list[TrainerCallback] = [pace, display]
     if tensorboard:
         callbacks.append(_tensorboard(folder))
-    evaluate_now: Callable[[Stop], Scored] | None = None
+    validation: Validation | None = None
     if len(task.validation):
-        evaluate_now = partial(score, model, task, encode("validation"), collate, place)
+        validation = Validation(model, task, encode("validation"), collate, place)
     elif spec.early_stopping:
         raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
     trainer = InlayTrainer(
@@ -125,7 +126,7 @@ def fit(
         journal=Journal(folder / "metrics.jsonl" if main else None),
         interrupts=interrupts,
         memory=memory,
-        evaluate_now=evaluate_now,
+        evaluate_now=validation,
         watched=task.selection_metric,
         greater_is_better=task.greater_is_better(),
         patience=spec.early_stopping,
@@ -149,6 +150,9 @@ def fit(
             kept, why_not = _keep_trunk(trainer, task, train, collate, spec, place, folder, resumed_from or 0)
             if kept is not None or kinds.modality(task.kind) == "image":
                 display.say(kept.says() if kept is not None else f"trunk not cached: {why_not}")
+            left = sum(step > (resumed_from or 0) for step in plan.evaluation_steps)
+            if kept is not None and validation is not None and left > 2:
+                validation.trunk = kept.trunk
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             # Each process has its own clock, and writing takes all of them.
             if any(gather(trainer.checkpoint_is_due(last=True))):
@@ -295,6 +299,7 @@ def _final_metrics(
             found["validation"] = progress.best["metrics"] if progress.best else progress.validation
         if len(task.test):
             scored = score(model, task, encode("test"), collate, place, trainer.check_interrupt)
+            assert scored.seconds is not None
             progress.inference.append([scored.examples, scored.seconds])
             found["test"] = scored.metrics
         if task.generates:

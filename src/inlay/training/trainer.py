@@ -270,7 +270,8 @@ class InlayTrainer(Trainer):
                 + (", or precision float32." if self.plan.dtype else ".")
             ) from None
         self.progress.validation = scored.metrics
-        self.progress.inference.append([scored.examples, scored.seconds])
+        if scored.seconds is not None:
+            self.progress.inference.append([scored.examples, scored.seconds])
         self.note({"validation": scored.metrics})
         metrics = {f"eval_{name}": value for name, value in scored.metrics.items()}
         self.callback_handler.on_log(self.args, self.state, self.control, metrics)

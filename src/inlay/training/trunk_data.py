@@ -48,17 +48,21 @@ class KeptSplit(Dataset[Any]):
     """A data set whose full batches are made of the trunk's kept output: no picture is read or unpacked for them.
 
     `collate` and `replay` belong to it: a batch has the rows (on an accelerator, their numbers) under `KEY`, and
-    `replay` turns it into what the model is called with.
+    `replay` turns it into what the model is called with. `shuffled` says that the batches differ from epoch to epoch;
+    otherwise every pass is in the same order, and the last, smaller batch can be kept as well.
     """
 
     in_memory = True
 
-    def __init__(self, encoded: Any, collate: Collate, trunk: TrunkCache, batch: int, device: torch.device) -> None:
+    def __init__(
+        self, encoded: Any, collate: Collate, trunk: TrunkCache, batch: int, device: torch.device, *, shuffled: bool
+    ) -> None:
         self.encoded = encoded
         self.trunk = trunk
         self.batch = min(batch, len(encoded))
         self.device = device
         self.exact = device.type == "cpu"
+        self.shuffled = shuffled
         self.seconds = 0.0
         self.rows: Rows | None = None
         self._collate = collate
@@ -66,12 +70,12 @@ class KeptSplit(Dataset[Any]):
 
     # ---- computing the rows
 
-    def fill(self, folder: Path, stop: Callable[[], None]) -> None:
-        """Compute all rows once, in full batches. Raises `NotKept` where there is no room."""
+    def fill(self, folder: Path | None, stop: Callable[[], None]) -> None:
+        """Compute all rows once, in batches as they will be used. Raises `NotKept` where there is no room."""
         begin = time.perf_counter()
         share = 1.0 if self.trunk.blocks is None else (self.trunk.blocks_skipped or 0) / self.trunk.blocks
         others: dict[str, list[Tensor]] = {}
-        for start, batch in zip(range(0, len(self), self.batch), self._full_batches(), strict=True):
+        for start, batch in zip(range(0, len(self), self.batch), self._loaded(self._in_order()), strict=True):
             stop()
             rows = self.trunk.compute(batch)
             if self.rows is None:
@@ -86,10 +90,11 @@ class KeptSplit(Dataset[Any]):
         self._others = {name: torch.cat(parts)[: len(self)] for name, parts in others.items()}
         self.seconds = time.perf_counter() - begin
 
-    def _full_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The whole split in its order, the last batch filled up from the beginning."""
-        numbers = [[(start + i) % len(self) for i in range(self.batch)] for start in range(0, len(self), self.batch)]
-        yield from self._loaded(numbers)
+    def _in_order(self) -> list[list[int]]:
+        """The split in its order; if it will be shuffled, the last batch is filled up from the beginning."""
+        end = -(-len(self) // self.batch) * self.batch if self.shuffled else len(self)
+        numbers = [number % len(self) for number in range(end)]
+        return [numbers[start : start + self.batch] for start in range(0, end, self.batch)]
 
     def _loaded(self, numbers: Sequence[Sequence[int]]) -> Iterator[dict[str, Tensor]]:
         workers = pick_workers(self.device, self.encoded)
@@ -126,7 +131,7 @@ class KeptSplit(Dataset[Any]):
         return self.encoded[index]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if self.exact and len(indices) != self.batch:
+        if self.exact and self.shuffled and len(indices) != self.batch:
             return [self.encoded[index] for index in indices]
         return _Numbers(indices)
 
@@ -214,7 +219,7 @@ def keep(
     trunk = TrunkCache.find(model, {name: value.to(device) for name, value in example.items()})
     if trunk.reason is not None:
         raise NotKept(trunk.reason)
-    kept = KeptSplit(encoded, collate, trunk, batch, device)
+    kept = KeptSplit(encoded, collate, trunk, batch, device, shuffled=True)
     try:
         with unmoved(model), undisturbed():
             kept.fill(folder, stop)

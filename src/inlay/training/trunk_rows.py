@@ -47,20 +47,21 @@ def memory_limit() -> int | None:
 class Rows:
     """Room for `count` rows like those of `example`, a batch of the trunk's output.
 
-    `share` is how much of the model they stand for. Raises `NoRoom` where they fit nowhere.
+    `share` is how much of the model they stand for. Raises `NoRoom` where they fit nowhere; without a `folder` they are
+    not put into a file.
     """
 
-    def __init__(self, example: Tensor, count: int, device: torch.device, folder: Path, share: float) -> None:
+    def __init__(self, example: Tensor, count: int, device: torch.device, folder: Path | None, share: float) -> None:
         self._shape, self._strides = example.shape, example.stride()
         order = sorted(range(1, example.ndim), key=lambda dimension: -example.stride(dimension))
         self._order = (0, *order)
         self._dense = example.permute(self._order).is_contiguous()
         values = example[0].numel()
         self.bytes = count * values * example.element_size()
-        self.path = folder / FILE
+        self.path = None if folder is None else folder / FILE
         self.where = self._place(device, share)
-        if self.where == "file":
-            self._reserve()
+        if self.path is not None and self.where == "file":
+            self._reserve(self.path)
             flat = torch.from_file(str(self.path), shared=True, size=count * values, dtype=example.dtype)
             self.kept = flat.view(count, values)
         else:
@@ -75,23 +76,25 @@ class Rows:
                 return "device"
         if self.bytes <= (free * SHARE if limit is None else limit):
             return "memory"
+        if self.path is None:
+            raise NoRoom(f"its {size(self.bytes)} do not fit into memory")
         if self.bytes > free and share < WORTH:
             raise NoRoom(
                 f"its {size(self.bytes)} fit into no memory, and reading them from disk would take longer than it saves"
             )
         return "file"
 
-    def _reserve(self) -> None:
+    def _reserve(self, path: Path) -> None:
         """Take the disk space now: a memory-mapped file that runs out of it later kills the process."""
         try:
-            self.path.unlink(missing_ok=True)
-            with open(self.path, "wb") as file:
+            path.unlink(missing_ok=True)
+            with open(path, "wb") as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, self.bytes)
                 else:
                     file.truncate(self.bytes)
         except OSError as error:
-            self.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise NoRoom(f"there is no room for its {size(self.bytes)} on disk ({error.strerror})") from None
 
     def put(self, start: int, rows: Tensor) -> None:
@@ -107,14 +110,14 @@ class Rows:
         if self._dense:
             return flat.as_strided(shape, (flat.stride(0), *self._strides[1:]))
         rows = flat.view(shape)
-        if len(indices) != self._shape[0]:
-            return rows
+        if self._strides[0] < max(self._strides) and len(indices) != self._shape[0]:
+            return rows  # the batch is not outermost: the strides are those of a batch of another size
         return torch.empty_strided(shape, self._strides, dtype=rows.dtype, device=rows.device).copy_(rows)
 
     def close(self) -> None:
         """Let go of the rows, and of the file."""
         self.kept = self.kept.new_empty(0)
-        if self.where == "file":
+        if self.path is not None and self.where == "file":
             self.path.unlink(missing_ok=True)
 
 
