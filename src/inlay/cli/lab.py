@@ -29,7 +29,7 @@ def root() -> None:
 def activation_prompts(
     figure: Annotated[str, typer.Option(help="proposition-1, lemma-1, theorem-1 or all.")] = "all",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each setting, with the seeds 0, 1, ...")] = 5,
-    tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, parted by commas.")] = "8,12,16,24,32",
+    tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, parted by commas.")] = "8,12,16,24",
     step: Annotated[float, typer.Option(help="Theorem 1: step size of SGD, the same for every P.")] = 4.0,
     batch: Annotated[int, typer.Option(min=1, help="Theorem 1: images a step, the same for every P.")] = 16,
     beta_squared: Annotated[
@@ -50,7 +50,7 @@ def activation_prompts(
 ) -> None:
     """Proposition 1, Lemma 1 and Theorem 1 of the activation-prompt paper (appendix C), measured.
 
-    The slow one is theorem-1: a minute or two. --figure lemma-1 takes a second.
+    The slow one is theorem-1: about a minute. --figure lemma-1 takes a second.
 
     \b
     inlay lab activation-prompts --figure all
@@ -89,7 +89,7 @@ def activation_prompts(
                 found = lab.theorem_1(setting, sizes, seeds=seeds, tick=tick)
             else:
                 tick(name)
-                found = {"proposition-1": lab.proposition_1, "lemma-1": lab.lemma_1}[name]()
+                found = lab.proposition_1() if name == "proposition-1" else lab.lemma_1()
             charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]])
             show.table(
                 ("claim", "measured", "holds?"),

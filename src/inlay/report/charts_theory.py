@@ -10,6 +10,7 @@ from inlay.records.versions import versions
 from inlay.report import charts
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from inlay.theory.activation_prompts.lab import Finding
@@ -37,8 +38,8 @@ def proposition_1(found: Finding) -> Figure:
     for index, (norm, condition) in enumerate(cases):
         departures = _column(found, "departure", norm=norm, condition=condition)
         gaps = _column(found, "relative gap", norm=norm, condition=condition)
-        look = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 4}
-        axes.plot(departures, gaps, label=f"{norm}, without {condition}", **look)
+        label = f"{norm}, without {condition}"
+        axes.plot(departures, gaps, color=charts.COLOURS[index], marker=charts.MARKERS[index], ms=4, label=label)
     axes.set_xscale("symlog", linthresh=1e-4)
     axes.set_yscale("log")
     title = "Proposition 1: norm tuning against a prompt. At 0 all conditions hold"
@@ -83,68 +84,72 @@ def lemma_1(found: Finding) -> Figure:
 
 
 def theorem_1(found: Finding) -> Figure:
-    """Samples against P on two logarithmic axes, with the claimed orders as lines through the first points."""
-    goals = ("error", "risk") if "expected gradient" in _column(found, "gradient") else (found.facts["goal"],)
-    figure = charts.blank(5.2 * len(goals) + 0.4, 4.6)
+    """Samples against P on two logarithmic axes, with the claimed orders as lines from the first point on."""
+    facts = found.facts
+    goals = ("error", "risk") if "expected gradient" in _column(found, "gradient") else (facts["goal"],)
+    figure = charts.blank(5.4 * len(goals), 4.8)
     for axes, goal in zip(figure.subplots(1, len(goals), squeeze=False, sharey=True)[0], goals, strict=True):
-        place = found.columns.index(f"samples to zero {goal}")
-        for layer, colour in ((1, charts.COLOURS[0]), (2, charts.COLOURS[1])):
-            rows = [row for row in found.rows if row[1] == layer]
-            mean = [(row[2], row[place]) for row in rows if row[0] != "SGD" and row[place] is not None]
-            seeds = [(row[2], row[place]) for row in rows if row[0] == "SGD" and row[place] is not None]
-            missed = [(row[2], row[6]) for row in rows if row[0] == "SGD" and row[place] is None]
-            if mean:
-                axes.plot(
-                    *zip(*mean, strict=True),
-                    color=colour,
-                    label=f"layer {layer}, expected gradient{_slope(found, 'expected gradient', goal, layer)}",
-                )
-            if seeds and goal == found.facts["goal"]:
-                axes.scatter(
-                    *zip(*seeds, strict=True),
-                    s=16,
-                    color=colour,
-                    alpha=0.5,
-                    linewidths=0,
-                    label=f"layer {layer}, SGD{_slope(found, 'SGD', goal, layer)}",
-                )
-            if missed and goal == found.facts["goal"]:
-                axes.scatter(
-                    *zip(*missed, strict=True),
-                    s=30,
-                    marker="^",
-                    color=colour,
-                    facecolors="none",
-                    label=f"layer {layer}, SGD: not reached by here",
-                )
-            start = (mean or seeds)[:1]
-            if start:
-                _claimed(axes, layer, sorted({int(row[2]) for row in rows}), *start[0])
+        for layer in (1, 2):
+            _samples(axes, found, goal, layer)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        sizes = sorted({row[2] for row in found.rows})
+        sizes = [size for size in sorted({int(size) for size in _column(found, "P")}) if size & (size - 1) == 0]
         axes.set_xticks(sizes, list(map(str, sizes)))
+        axes.minorticks_off()
         meaning = {"error": "zero error: every label right", "risk": "zero risk: every margin at least 1/P"}[goal]
         charts.dress(axes, meaning, "tokens P", "samples (batch size times steps)" if goal == goals[0] else "")
         axes.legend(frameon=False, fontsize=7)
-    facts = found.facts
-    settings = f"step size {facts['step']:g}, batch {facts['batch']}, beta^2 {facts['beta'] ** 2:g}, sigma {facts['noise']:g}/P"
-    figure.suptitle(f"Theorem 1: samples needed with a prompt at layer 1 or 2 ({settings})", fontsize=11)
+    settings = f"step size {facts['step']:g}, batch {facts['batch']}, beta^2 {facts['beta'] ** 2:.3g}"
+    title = f"Theorem 1: samples needed with a prompt at layer 1 or 2 ({settings}, sigma {facts['noise']:g}/P)"
+    figure.suptitle(title, fontsize=11)
     return figure
+
+
+def _samples(axes: Axes, found: Finding, goal: str, layer: int) -> None:
+    """One layer's points, curve and claimed line."""
+    from inlay.theory.activation_prompts.lab import claimed_order
+
+    colour = charts.COLOURS[layer - 1]
+    name = f"samples to zero {goal}"
+    sizes = _column(found, "P", gradient="expected gradient", layer=layer)
+    mean = list(zip(sizes, _column(found, name, gradient="expected gradient", layer=layer), strict=True))
+    start: list[tuple[int, float]] = [pair for pair in mean if pair[1] is not None]
+    if start:
+        label = f"layer {layer}, expected gradient{_slope(found, 'expected gradient', goal, layer)}"
+        axes.plot([p for p, _ in start], [n for _, n in start], color=colour, marker=".", linewidth=1.2, label=label)
+    if goal == found.facts["goal"]:
+        sizes = _column(found, "P", gradient="SGD", layer=layer)
+        samples = _column(found, name, gradient="SGD", layer=layer)
+        drawn = _column(found, "samples drawn", gradient="SGD", layer=layer)
+        seeds = [(p, n) for p, n in zip(sizes, samples, strict=True) if n is not None]
+        missed = [(p, n) for p, n, reached in zip(sizes, drawn, samples, strict=True) if reached is None]
+        if seeds:
+            label = f"layer {layer}, SGD, a point a seed{_slope(found, 'SGD', goal, layer)}"
+            axes.scatter(
+                [p for p, _ in seeds], [n for _, n in seeds], s=18, color=colour, alpha=0.45, linewidths=0, label=label
+            )
+        if missed:
+            label = f"layer {layer}, SGD, not reached by then"
+            axes.scatter(
+                [p for p, _ in missed],
+                [n for _, n in missed],
+                s=30,
+                marker="^",
+                color="none",
+                edgecolors=colour,
+                label=label,
+            )
+        start = start or seeds
+    if start:
+        first, samples_there = start[0]
+        line = [samples_there * claimed_order(layer, size) / claimed_order(layer, first) for size, _ in start]
+        label = f"claimed: order {'P' if layer == 1 else 'P^2 log P'}"
+        axes.plot([size for size, _ in start], line, color=colour, linestyle=":", linewidth=1.2, label=label)
 
 
 def _slope(found: Finding, way: str, goal: str, layer: int) -> str:
     fit = found.facts["exponents"].get(f"{way}, {goal}, layer {layer}")
-    return f": P^{fit['slope']:.2f}" if fit else ""
-
-
-def _claimed(axes: Any, layer: int, sizes: Sequence[int], tokens: int, samples: float) -> None:
-    from math import log
-
-    order = {1: lambda p: p, 2: lambda p: p**2 * log(p)}[layer]
-    label = {1: "order P", 2: "order P^2 log P"}[layer]
-    line = [samples * order(size) / order(tokens) for size in sizes]
-    axes.plot(sizes, line, color=charts.COLOURS[layer - 1], linestyle=":", linewidth=1.2, label=f"claimed: {label}")
+    return f": P^{fit['slope']:.2f}{'' if way == 'SGD' else ' at the end'}" if fit else ""
 
 
 DRAWN = {"proposition-1": proposition_1, "lemma-1": lemma_1, "theorem-1": theorem_1}

@@ -60,7 +60,7 @@ def batch_norm_from_prompt(x: Tensor, weight: Tensor, delta: Tensor) -> Pair:
     `x` (B, P, C) is the convolution's input, `weight` (D, C), `delta` (C,) or (P, C). A prompt that differs between
     positions has no equal among norms, whose shift is the same everywhere: `delta_*` is then its mean.
     """
-    _check(x, weight.shape[1], delta)
+    _check(x, delta)
     shared = delta.reshape(-1, delta.shape[-1]).mean(0)
     mu, sigma = _moments(x @ weight.T, (0, 1))
     beta = weight @ shared + mu[0, 0]
@@ -75,7 +75,7 @@ def prompt_from_batch_norm(x: Tensor, weight: Tensor, beta: Tensor, gamma: Tenso
     than columns) and `gamma = sigma`, which is what None takes. Otherwise the least-squares solution is taken.
     """
     z = x @ weight.T
-    _check(z, beta.shape[-1], beta)
+    _check(z, beta)
     mu, sigma = _moments(z, (0, 1))
     gamma = sigma[0, 0] if gamma is None else gamma
     delta = torch.linalg.pinv(weight) @ (beta - mu[0, 0])
@@ -94,7 +94,7 @@ def layer_norm_from_prompt(z: Tensor, delta: Tensor) -> Pair:
     The prompted output is the unnormalised one. `z` (B, P, D), `delta` (P, D). The right side may depend on neither b
     nor p: only prompts of the form `delta_pd = beta_d - mu_p` have an equal.
     """
-    _check(z, z.shape[2], delta)
+    _check(z, delta)
     mu, _ = _moments(z, (2,))
     wanted = delta + mu.mean(0)
     return _layer_norm_pair(z, wanted.mean(0), delta, {"delta_pd + mu_p = beta_d": _spread(wanted, 0)})
@@ -102,7 +102,7 @@ def layer_norm_from_prompt(z: Tensor, delta: Tensor) -> Pair:
 
 def prompt_from_layer_norm(z: Tensor, beta: Tensor) -> Pair:
     """The prompt that does what a layer norm with shift `beta` does: `delta_pd = beta_d - mu_p`, (A11) solved."""
-    _check(z, z.shape[2], beta)
+    _check(z, beta)
     mu, _ = _moments(z, (2,))
     return _layer_norm_pair(z, beta, beta - mu.mean(0), {})
 
@@ -139,11 +139,12 @@ def _spread(values: Tensor, over: int) -> float:
     return float((values - values.mean(over, keepdim=True)).abs().max())
 
 
-def _check(features: Tensor, channels: int, vector: Tensor) -> None:
+def _check(features: Tensor, vector: Tensor) -> None:
+    """`vector` is one value a channel, or one a position and channel."""
     if features.dim() != 3:
         raise InlayError(f"Features of shape {tuple(features.shape)}: give (images, positions, channels).")
-    allowed = ((channels,), (features.shape[1], channels))
-    if tuple(vector.shape) not in allowed or features.shape[2] not in (channels, vector.shape[-1]):
+    allowed = (tuple(features.shape[2:]), tuple(features.shape[1:]))
+    if tuple(vector.shape) not in allowed:
         raise InlayError(
             f"A vector of shape {tuple(vector.shape)} does not fit features of shape {tuple(features.shape)}: give "
             f"{' or '.join(map(str, allowed))}."

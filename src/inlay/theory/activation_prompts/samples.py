@@ -7,7 +7,6 @@ gradient without noise, which is what the proofs compute (A40, A82); it is exact
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -164,11 +163,14 @@ def _worst_margin(model: TwoLayerViT, held: tuple[Tensor, Tensor], delta: Tensor
     return worst
 
 
-def with_expected_gradient(setting: Setting, tokens: Sequence[int], layer: int) -> list[Needed]:
+def with_expected_gradient(
+    setting: Setting, tokens: Sequence[int], layer: int, most_steps: int = 40_000
+) -> list[Needed]:
     """Follow the mean gradient over all noise-free images, for all P side by side. A step counts as a batch.
 
     The mean image treats all positions alike, so the prompt stays the same at each, its gradient there is 1/P of the
-    gradient of a shared one, and the background of an image is one token that occurs P - 1 times.
+    gradient of a shared one, and the background of an image is one token that occurs P - 1 times. It is given up after
+    `most_steps`: steps are cheap here, so the budget of `setting` does not bind.
     """
     if setting.background != "one":
         raise InlayError("The expected gradient is computed for images with one background: leave background='one'.")
@@ -178,29 +180,27 @@ def with_expected_gradient(setting: Setting, tokens: Sequence[int], layer: int) 
     images = model.data.patterns[kinds]
     sizes = torch.tensor(list(tokens), dtype=torch.float64)
     count = torch.stack([torch.ones_like(sizes), sizes - 1], -1)[:, None, :]
-    limits = torch.tensor([setting.most_steps(size) for size in tokens])
     delta = torch.zeros(len(tokens), 1, 1, 4, dtype=torch.float64, requires_grad=True)
     error = torch.full((len(tokens),), -1)
     risk = error.clone()
-    for step in itertools.count():
+    for step in range(most_steps + 1):
         output = model(images, delta, layer, count)
         worst = (labels * output.detach()).amin(-1)
         error = torch.where(worst > 0, torch.where(error < 0, step, error), -1)
         risk = torch.where((risk < 0) & (worst * sizes >= 1 - ROUNDING), step, risk)
-        going = (risk < 0) & (step < limits)
-        if not going.any():
+        going = risk < 0
+        if step == most_steps or not going.any():
             break
         (gradient,) = torch.autograd.grad(hinge(output, labels, sizes[:, None]).mean(-1).sum(), delta)
         with torch.no_grad():
             delta -= setting.step * torch.where(going, 1 / sizes, 0.0)[:, None, None, None] * gradient
+
+    def samples(steps: int) -> int | None:
+        return steps * setting.batch if steps >= 0 else None
+
     return [
-        Needed(layer, size, None, *(s * setting.batch if s >= 0 else None for s in found), spent * setting.batch)
-        for size, found, spent in zip(
-            tokens,
-            zip(error.tolist(), risk.tolist(), strict=True),
-            torch.where(risk >= 0, risk, limits).tolist(),
-            strict=True,
-        )
+        Needed(layer, size, None, samples(e), samples(r), (r if r >= 0 else most_steps) * setting.batch)
+        for size, e, r in zip(tokens, error.tolist(), risk.tolist(), strict=True)
     ]
 
 
