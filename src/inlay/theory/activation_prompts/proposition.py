@@ -127,7 +127,7 @@ def _layer_norm_pair(z: Tensor, beta: Tensor, delta: Tensor, departures: dict[st
 def _moments(z: Tensor, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Mean and (biased) standard deviation, with the axes kept. A constant has no norm without an epsilon."""
     variance, mean = torch.var_mean(z, over, correction=0, keepdim=True)
-    if float(variance.min()) == 0:
+    if float(variance.detach().min()) == 0:
         raise InlayError(
             "The features to be normed do not vary, so equation (A3) divides by zero. Give more than one image or "
             "position (batch norm), or more than one channel (layer norm), with differing values."
