@@ -115,6 +115,15 @@ def test_a_centre_changes_the_approximation_and_not_the_kernel(kind: str) -> Non
     assert float(change.detach()) == pytest.approx(float((g_found * step).sum()), rel=1e-4)
 
 
+def test_grouped_heads_share_a_centre() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 3, 4).double(), torch.randn(2, 2, 3, 4).double(), torch.randn(2, 2, 3, 4).double()
+    pk, pv = 2 + 0.2 * torch.randn(2, 10, 4).double(), torch.randn(2, 10, 4).double()
+    taylor = Taylor(8, centre=pk.mean(1))
+    found = ntk_attention(q, k, v, *prefix_to_features(pk, pv, taylor, heads=4), feature_map=taylor)
+    torch.testing.assert_close(found, prefix_attention(q, k, v, pk, pv), rtol=1e-7, atol=1e-7)
+
+
 def test_elu_is_a_positive_kernel_that_meets_exp_at_the_origin() -> None:
     """1 at the origin for every r, positive definite, continuous, and r times less than without its norm."""
     torch.manual_seed(0)
@@ -235,6 +244,8 @@ def test_prefix_to_features_is_differentiable() -> None:
         (lambda: Taylor(2).check(8, 8), "are 45, not 8"),
         (lambda: Favor().check(0, 8), "1 or more"),
         (lambda: prefix_to_features([], []), "empty"),
+        (lambda: prefix_to_features(torch.ones(1, 3, 4) * torch.nan, torch.ones(1, 3, 4)), "NaN"),
+        (lambda: prefix_to_features(torch.ones(1, 3, 4) * 100, torch.ones(1, 3, 4), "favor"), "Give the map a centre"),
         (lambda: prefix_to_features(torch.ones(2, 3, 4), torch.ones(2, 2, 4)), r"\[2, 2, 4\]"),
         (lambda: prefix_to_features([torch.ones(2, 3, 4)] * 2, [torch.ones(2, 3, 4)]), "different numbers of pieces"),
         (lambda: prefix_to_features(torch.ones(2, 3, 4), torch.ones(2, 3, 4), heads=3), "3 query heads"),

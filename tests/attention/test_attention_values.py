@@ -15,7 +15,7 @@ from torch import Tensor
 from inlay.attention import attention_with_lse, feature_map, ntk_attention, prefix_attention
 
 BACKENDS = ("plain", "cpu")
-BOUND = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
+BOUND = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 MASKS = ("none", "padding", "causal", "causal+padding", "rows", "heads", "bias")
 few = settings(max_examples=20, deadline=None, derandomize=True)
 
@@ -79,7 +79,7 @@ def given_to(case: Case, tensors: dict[str, Tensor], fixed: tuple[str, ...] = ()
     """The tensors as a user hands them over; Z, kappa and the prefix may keep their own type."""
     made = {}
     for name, x in tensors.items():
-        x = x.to(torch.float32 if name in fixed and case.dtype == torch.bfloat16 else case.dtype)
+        x = x.to(torch.float32 if name in fixed and case.dtype.itemsize == 2 else case.dtype)
         if case.strided and x.dim() == 4:  # as a model has them: heads come after the length
             x = x.transpose(1, 2).contiguous().transpose(1, 2)
         made[name] = x.detach().requires_grad_()
@@ -106,7 +106,7 @@ def compare(
         t = torch.zeros_like(true[name]) if t is None else t
         assert g is not None, name
         # One gradient may be next to nothing beside the others, a difference of large terms: hence `whole`.
-        part = 0.5 if case.dtype == torch.bfloat16 else 0.1
+        part = 0.5 if case.dtype.itemsize == 2 else 0.1
         assert float((g.double() - t).abs().max()) <= bound * max(float(t.abs().max()), part * whole), name
 
 

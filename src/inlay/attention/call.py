@@ -36,6 +36,11 @@ class Call:
     prefix: Prefix | None = None
 
 
+def autocasts(query: Tensor) -> bool:
+    device = query.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def make_call(
     query: Tensor,
     key: Tensor,
@@ -49,9 +54,8 @@ def make_call(
     prefix_value: Tensor | None = None,
 ) -> Call:
     """Check the arguments against each other; raise an `InlayError` that names what does not fit."""
-    device = query.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # as torch's own attention does
-        lower = torch.get_autocast_dtype(device)
+    if autocasts(query):  # as torch's own attention does
+        lower = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(lower) if x.dtype != torch.float64 else x for x in (query, key, value))
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:

@@ -70,8 +70,8 @@ class Elementwise(FeatureMap):
         """The function of one coordinate."""
 
     @abstractmethod
-    def slope(self, z: Tensor, value: Tensor) -> Tensor:
-        """Its derivative at z, where its value is `value`."""
+    def slope(self, z: Tensor, factor: float, value: Tensor) -> Tensor:
+        """Its derivative at `factor * z`, where its value is `value`; a new tensor."""
 
     @abstractmethod
     def norm(self, features: int) -> float:
@@ -93,7 +93,7 @@ class Elementwise(FeatureMap):
         found: Tensor | None = None
         for block, factor in enumerate(self.factors(raw.shape[-1], head_dim, scale)):
             here = slice(block * head_dim, (block + 1) * head_dim)
-            part = self.slope(z * factor, raw[..., here]).mul_(g_raw[..., here]).mul_(factor)
+            part = self.slope(z, factor, raw[..., here]).mul_(g_raw[..., here]).mul_(factor)
             found = part if found is None else found.add_(part)
         assert found is not None
         return found
@@ -124,9 +124,9 @@ class Elu(Elementwise):
 
     def curve(self, z: Tensor) -> Tensor:
         # exp(min(z, 0)) + max(z, 0), not ELU(z) + 1: that sum would round a feature of e^-10 to two digits.
-        return z.clamp(max=0).exp() + z.clamp(min=0)
+        return z.clamp(min=0).add_(z.clamp(max=0).exp_())
 
-    def slope(self, z: Tensor, value: Tensor) -> Tensor:
+    def slope(self, z: Tensor, factor: float, value: Tensor) -> Tensor:
         return value.clamp(max=1)  # e^z below 0, 1 above: the curve is e^z and 1 + z
 
 
@@ -149,13 +149,14 @@ class Paper(Elementwise):
     def curve(self, z: Tensor) -> Tensor:
         return torch.where(z >= 0, z, z.clamp(max=0).exp()) * z.shape[-1] ** -0.25 + 1
 
-    def slope(self, z: Tensor, value: Tensor) -> Tensor:
+    def slope(self, z: Tensor, factor: float, value: Tensor) -> Tensor:
+        z = z * factor
         return torch.where(z >= 0, torch.ones_like(z), z.clamp(max=0).exp()) * z.shape[-1] ** -0.25
 
 
 @dataclass(frozen=True)
 class Centred(FeatureMap):
-    """A map whose kernel approximates exp, about a centre `mu` (`[heads, d]`, by default the origin).
+    """A map whose kernel approximates exp, about a centre `mu` (`[kv_heads, d]`, by default the origin).
 
     `exp(q . k) = exp(q . mu) exp(q . (k - mu))` holds exactly, so the keys may be taken about any point: about their
     mean they are shorter, and the approximation of the second factor better.
@@ -164,10 +165,11 @@ class Centred(FeatureMap):
     centre: Tensor | None = field(default=None, compare=False, kw_only=True)
 
     def lean(self, query: Tensor, scale: float) -> Tensor | None:
-        """`scale q . mu`, `[...]`."""
+        """`scale q . mu`, `[...]`; queries that share keys share their centre."""
         if self.centre is None:
             return None
-        return (query * self.centre.to(query)[:, None]).sum(-1) * scale
+        centre = self.centre.to(query).repeat_interleave(query.shape[-3] // self.centre.shape[0], 0)
+        return (query * centre[:, None]).sum(-1) * scale
 
     def about_centre(self, key: Tensor) -> Tensor:
         return key if self.centre is None else key - self.centre.to(key)[:, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inlay.attention.backends import choose
-from inlay.attention.call import make_call
+from inlay.attention.call import autocasts, make_call
 from inlay.attention.features import FeatureMap
 from inlay.attention.features import feature_map as find_map
 from inlay.attention.term import working_type
@@ -104,8 +104,7 @@ def prefix_attention(
 
 def _full_precision(query: Tensor) -> AbstractContextManager[object]:
     """Our own products stay in the type we chose; `make_call` has already cast what autocast would have."""
-    device = query.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return torch.autocast(query.device.type, enabled=False) if autocasts(query) else nullcontext()
 
 
 def _state(Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, query: Tensor, value: Tensor) -> Tensor:

@@ -81,5 +81,5 @@ def mix(outputs: Sequence[Tensor], weights: Weights, numerator: Tensor | None) -
         found = part if found is None else found + part
     assert found is not None
     if numerator is not None and weights.feature is not None:
-        found = torch.addcmul(found, weights.feature.unsqueeze(-1), numerator)
+        found.addcmul_(weights.feature.unsqueeze(-1), numerator)  # found is ours, and nobody's gradient needs it
     return found

@@ -51,6 +51,16 @@ def prefix_to_features(
         raise InlayError(
             "The prefix is empty: there is nothing to sum. Give prefix_key and prefix_value of one key or more."
         )
+    if not total.isfinite().all():
+        raise InlayError(
+            f"The features of the prefix by {phi.name!r} are not finite. Check prefix_key and prefix_value for NaN; if "
+            "they have none, the keys are too large: give the map a centre or a lower order."
+        )
+    if phi.positive and (total[..., -1].sum(-1) == 0).any():
+        raise InlayError(
+            f"The features of the prefix by {phi.name!r} are all 0 for some head: its keys are too far from the "
+            "origin. Give the map a centre, such as the mean of the keys."
+        )
     if heads is not None:
         if heads % total.shape[0]:
             raise InlayError(
