@@ -130,7 +130,7 @@ def samples(found: Sweep) -> Figure:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
     _within_bounds(upper, found)
-    title = f"{found.metric} as the training set grows: {_subject(found)}\n{_seeds(found.points)}"
+    title = f"{found.metric.capitalize()} as the training set grows: {_subject(found)}\n{_seeds(found.points)}"
     below = "training examples"
     charts.dress(upper, title, "" if lower else below, f"{split} {found.metric}")
     if lower:
@@ -158,7 +158,7 @@ def prompt_norm(found: Sweep) -> Figure:
         )
     if all(norm > 0 for point in found.points for norm in point.norms):
         axes.set_xscale("log")
-    title = f"{found.metric} against the size of the trained prompt: {_subject(found)}\na point a run"
+    title = f"{found.metric.capitalize()} against the size of the trained prompt: {_subject(found)}\na point a run"
     charts.dress(axes, title, "norm of the trained prompt", f"{split} {found.metric}")
     charts.legend_beside(axes)
     return figure
