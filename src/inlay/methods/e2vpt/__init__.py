@@ -10,7 +10,7 @@ METHOD = Method(
     tuner="inlay.methods.e2vpt.model:E2VPTModel",
     peft_type="INLAY_E2VPT",
     parameter_prefix="inlay_e2vpt_",
-    learning_rate=1e-2,
+    learning_rate=3e-3,
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
     identity_at_start=False,
 )

@@ -18,7 +18,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Me
         peft_type="INLAY_VPT",
         parameter_prefix="inlay_vpt_",
         settings=MappingProxyType(settings),
-        learning_rate=1e-2,
+        learning_rate=3e-3,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),
         identity_at_start=False,
     )
