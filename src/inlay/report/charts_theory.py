@@ -71,6 +71,8 @@ def lemma_1(found: Finding) -> Figure:
     left.set_xscale("log", base=2)
     left.set_yscale("log")
     left.set_xticks(sizes, list(map(str, sizes)))
+    left.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["0.02", "0.05", "0.1", "0.2", "0.5"])
+    left.minorticks_off()
     right.set_xscale("log")
     right.set_yscale("log")
     charts.dress(left, "Without noise, d_A = P/4", "tokens P", "average attention distance")

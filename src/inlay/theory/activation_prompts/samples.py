@@ -50,6 +50,7 @@ class Setting:
     def __post_init__(self) -> None:
         if self.goal not in GOALS:
             raise unknown("goal", self.goal, GOALS)
+        Data(2, self.noise, self.zeta, self.background)  # refuses what the data cannot have, before any work
         for name in ("step", "batch", "beta", "held_out", "budget"):
             if getattr(self, name) <= 0:
                 raise InlayError(f"{name} = {getattr(self, name)}: give a number above 0.")
