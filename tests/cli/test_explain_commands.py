@@ -116,3 +116,12 @@ def test_mistakes_are_one_line(explain, image_model: Path, photos: Path, text_mo
         assert err.splitlines()[-1].startswith("Error: ")
         assert "Traceback" not in err
     assert not list((tmp_path / "explain").iterdir())
+
+
+def test_a_model_beside_itself_is_told_of_its_other_layers(explain, image_model: Path, photos: Path) -> None:
+    given = ("--model", image_model, "--data", photos, "--split", "train", "--examples", "8", "--batch-size", "8")
+    status, out, err = explain("cka", *given)
+    assert status == 0, err
+    for line in out.splitlines()[1:5]:
+        layer, most_like, *_ = line.split("\t")
+        assert most_like != layer

@@ -348,13 +348,14 @@ def sweep_table(found: Sweep) -> None:
 
 
 def cka_table(found: Any) -> None:
-    """For every layer the one of the other model that is most like it."""
+    """For every layer the one of the other model that is most like it; of the same model, another one."""
     import numpy as np
 
     table = np.array(found.values)
+    others = table - np.diag(np.full(len(table), np.inf)) if found.alone else table
     rows = [
-        (str(i), str(int(np.nanargmax(line))), f"{np.nanmax(line):.4f}", f"{line[0]:.4f}", f"{line[-1]:.4f}")
-        for i, line in enumerate(table)
+        (str(i), str(int(np.nanargmax(line))), f"{np.nanmax(line):.4f}", f"{table[i, 0]:.4f}", f"{table[i, -1]:.4f}")
+        for i, line in enumerate(others)
         if np.isfinite(line).any()
     ]
     columns = ("layer", "most like", "CKA", "with the stem", f"with layer {table.shape[1] - 1}")

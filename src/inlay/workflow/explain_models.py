@@ -52,7 +52,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Similarity:
-    """CKA of the layers of two models: `values[i][j]`, layer 0 the stem, then the output of every block."""
+    """CKA of the layers of two models: `values[i][j]`, layer 0 the stem, then the output of every block.
+
+    `alone`: the two are one and the same.
+    """
 
     spec: Spec
     first: str
@@ -61,6 +64,7 @@ class Similarity:
     examples: int
     features: str
     split: str
+    alone: bool
     about: dict[str, Any]
 
     what = "cka"
@@ -78,7 +82,7 @@ class Similarity:
     def sentence(self) -> str:
         """What the table shows."""
         table = np.array(self.values)
-        if self.first == self.second:
+        if self.alone:
             steps = np.diagonal(table, offset=1)
             turn = int(np.nanargmin(steps))
             return (
@@ -213,7 +217,7 @@ def cka(
     if not bool(torch.isfinite(values).any()):
         raise InlayError("Every layer gives the same features for every example: there is nothing to compare.")
     about = {"first": first.facts(), "second": second.facts(), "task": task.source, "batches": parts}
-    return Similarity(spec, first.label, second.label, values.tolist(), size, how, split, about)
+    return Similarity(spec, first.label, second.label, values.tolist(), size, how, split, alone, about)
 
 
 def grams(one: Subject, task: Task, split: str, spec: Spec, how: str, watching: Any) -> Iterator[torch.Tensor]:
