@@ -23,7 +23,7 @@ class E2VPTConfig(TokenPromptConfig):
 
     num_kv_tokens: int = field(default=5, metadata={"help": "How many keys and values are added; 0: none."})
     share_key_value: bool = field(
-        default=True, metadata={"help": "Whether the added keys and values are the same numbers, as the paper prefers."}
+        default=True, metadata={"help": "Whether the added keys and values are the same numbers, as the authors have it."}
     )
     num_segments: int = field(
         default=16, metadata={"help": "Into how many pieces pruning divides a prompt; must divide the hidden size."}
@@ -39,6 +39,6 @@ class E2VPTConfig(TokenPromptConfig):
         super().__post_init__()
         self.peft_type = PeftType("INLAY_E2VPT")
         if self.num_kv_tokens < 0:
-            raise InlayError(f"num_kv_tokens={self.num_kv_tokens}: give 0 or more; the paper has 1 to 5.")
+            raise InlayError(f"num_kv_tokens={self.num_kv_tokens}: give 0 or more; 5 is usual.")
         if self.num_segments < 1:
             raise InlayError(f"num_segments={self.num_segments}: give at least 1; the authors' code has 16.")
