@@ -10,12 +10,14 @@ import csv
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.tasks import labels
 
 Row = dict[str, Any]
 
@@ -63,7 +65,11 @@ def read_table(path: Path) -> Table:
     kind = suffix(path)
     if kind not in TABLES:
         hint = " Save the sheet as CSV." if kind in (".xls", ".xlsx", ".ods") else ""
-        raise InlayError(f"{str(path)!r} is not a table that can be read: the ending is none of {TABLES}.{hint}")
+        if is_picture(path):
+            hint = " Pictures to learn from come in a folder that has a folder for each class."
+        raise InlayError(
+            f"{str(path)!r} is not a table that can be read: the ending is none of {', '.join(TABLES)}.{hint}"
+        )
     try:
         table = _parquet(path) if kind == ".parquet" else _text_table(path, kind)
     except OSError as error:
@@ -230,10 +236,40 @@ def parquet_class_names(schema: Any) -> list[str] | None:
 # ------------------------------------------------------------------------------------------------------- folders
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is one that systems leave behind (.DS_Store, Thumbs.db, ...)."""
+    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini", "__macosx")
+
+
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, sorted by name, without what systems leave there (.DS_Store, Thumbs.db, ...)."""
-    hidden = ("thumbs.db", "desktop.ini", "__macosx")
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name.lower() not in hidden)
+    """What is in a folder, sorted by name, without what is hidden."""
+    try:
+        return sorted(p for p in folder.iterdir() if not is_hidden(p.name))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, behind links to folders too, without what is hidden.
+
+    A link that leads nowhere is among them: whoever reads it will say so.
+    """
+
+    def give_up(error: OSError) -> None:
+        raise _unreadable(Path(error.filename), error) from error
+
+    found: list[Path] = []
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=give_up):
+        seen.add(os.path.realpath(place))
+        # A link back to where we are would never end.
+        folders[:] = [f for f in folders if not is_hidden(f) and os.path.realpath(os.path.join(place, f)) not in seen]
+        found += [Path(place, name) for name in names if not is_hidden(name)]
+    return sorted(found)
+
+
+def _unreadable(folder: Path, error: OSError) -> InlayError:
+    return InlayError(f"Cannot read the folder {str(folder)!r}: {error.strerror or error}.")
 
 
 def is_picture(path: Path) -> bool:
@@ -258,6 +294,7 @@ def read_folder(folder: Path) -> dict[str, Table]:
     if "train" in tables:
         return {split: read_table(path) for split, path in tables.items()}
     if any(p.is_dir() for p in found):
+        _check_level(folder, found)
         return {"all": class_folders(folder)}
     if any(is_picture(p) for p in found):
         raise InlayError(
@@ -271,20 +308,33 @@ def read_folder(folder: Path) -> dict[str, Table]:
     )
 
 
+def _check_level(folder: Path, found: Sequence[Path]) -> None:
+    """A folder around the folder of class folders is not taken for a single class."""
+    folders = [p for p in found if p.is_dir()]
+    inside = visible(folders[0])
+    if len(folders) == 1 and len(inside) > 1 and all(p.is_dir() for p in inside):
+        raise InlayError(
+            f"{str(folder)!r} has only the folder {folders[0].name!r}, which would be the only class. If its folders "
+            f"({', '.join(p.name for p in inside[:5])}) are the classes, give {str(folders[0])!r}."
+        )
+
+
 def class_folders(folder: Path, otherwise: str | None = None) -> Table:
     """A folder whose folders are classes, of pictures or of text files, at any depth below the class.
 
     Text files are UTF-8; `otherwise` is the encoding of those that are not.
     """
-    classes = [p for p in visible(folder) if p.is_dir()]
+    found = visible(folder)
+    classes = [p for p in found if p.is_dir()]
     if not classes:
         raise InlayError(f"{str(folder)!r} should hold one folder a class, and holds no folders.")
     rows: list[Row] = []
-    strangers: list[Path] = []
+    strangers = [p for p in found if not p.is_dir()]
     empty = []
+    spelled: dict[str, list[str]] = {}
     for each in classes:
-        files = [p for p in sorted(each.rglob("*")) if p.is_file() and not p.name.startswith(".")]
-        files = [p for p in files if p.name.lower() not in ("thumbs.db", "desktop.ini")]
+        spelled.setdefault(labels.as_name(each.name), []).append(each.name)
+        files = files_below(each)
         known = [p for p in files if p.suffix.lower() in PICTURES + TEXTS]
         strangers += [p for p in files if p not in set(known)]
         if not known:
@@ -309,10 +359,17 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
             f"{str(folder)!r} mixes {len(rows) - len(written)} pictures and {len(written)} text files ({names}). Keep "
             "one kind."
         )
-    notes = []
+    same = [folders for folders in spelled.values() if len(folders) > 1]
+    notes = [f"the folders {', '.join(map(repr, folders))} are one class" for folders in same]
     if strangers:
         shown = ", ".join(str(p.relative_to(folder)) for p in strangers[:3])
-        notes.append(f"{len(strangers)} files that are no examples were left out ({shown})")
+        more = ", ..." if len(strangers) > 3 else ""
+        what = (
+            "1 file that is no example was"
+            if len(strangers) == 1
+            else f"{len(strangers)} files that are no examples were"
+        )
+        notes.append(f"{what} left out ({shown}{more})")
     if written:
         rows = [{"text": _decode(row["path"], otherwise), "label": row["label"]} for row in rows]
         return Table(folder, ["text", "label"], rows, notes=notes)

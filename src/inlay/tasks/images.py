@@ -24,25 +24,54 @@ from inlay.errors import InlayError
 from inlay.tasks.augment import Augmentation
 
 CACHE_LIMIT = 1 << 30
+LONGEST = 16  # times as long as it is wide a picture needs to be for its middle
 _THREADS = min(4, os.cpu_count() or 1)
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any picture as 8-bit RGB: turned as its EXIF data say, transparency over white, 16 bits scaled down."""
+    """Any picture as 8-bit RGB: turned as its EXIF data say, transparency over white, deeper values scaled down.
+
+    Of several frames the first is taken.
+    """
     image = ImageOps.exif_transpose(image)
     if image.mode in ("I", "F", *_SIXTEEN_BITS):
-        values = np.asarray(image, dtype=np.float64)
-        # "I" and "F" do not say their range; the smallest usual one that holds the values is taken.
-        top = 65535.0 if image.mode in _SIXTEEN_BITS else next((t for t in (1, 255, 65535) if values.max() <= t), None)
-        if image.mode == "I" and top == 1:
-            top = 255
-        scaled = values * (255.0 / (top or max(values.max(), 1.0)))
-        image = Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8))
+        image = Image.fromarray(_eight_bits(np.asarray(image, dtype=np.float64), image.mode))
     if image.mode in ("LA", "PA", "La", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
+
+
+def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
+    """Grey values of other ranges as 0 to 255.
+
+    "I" and "F" do not say their range: it is the smallest usual one that holds the values, and where some are negative
+    (heights, temperatures) what lies between the least and the greatest.
+    """
+    if not np.isfinite(values).all():
+        raise ValueError("some of its values are not finite numbers")
+    least, greatest = float(values.min()), float(values.max())
+    usual = {"I": (255, 65535), "F": (1, 255, 65535)}.get(mode, (65535,))
+    if least < 0:
+        values, greatest = values - least, greatest - least
+    top = greatest if least < 0 else next((value for value in usual if greatest <= value), greatest)
+    return np.rint(values * (255.0 / top if top else 0.0)).astype(np.uint8)
+
+
+def trimmed(processor: Any, image: Image.Image) -> Image.Image:
+    """A very long picture without ends that the processor would cut off anyway, but only after enlarging them.
+
+    Processors that resize the shorter edge and keep the middle would make gigabytes of a picture of 5000 x 3.
+    """
+    size = getattr(processor, "size", None)
+    by_edge = size.get("shortest_edge") if isinstance(size, Mapping) else getattr(size, "shortest_edge", None)
+    width, height = image.size
+    over = max(width, height) - LONGEST * min(width, height)
+    if not by_edge or over <= 0:
+        return image
+    cut = over // 2  # on either side: the middle stays where it is
+    return image.crop((cut, 0, width - cut, height) if width > height else (0, cut, width, height - cut))
 
 
 def name_of(source: Any) -> str:
@@ -102,6 +131,8 @@ def _decode_cheaply(image: Image.Image) -> None:
     """Read the whole picture; JPEGs at an eighth of their size, which finds truncation all the same."""
     image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
     image.load()
+    if image.mode == "F":
+        to_rgb(image)  # it may hold values that are no numbers
 
 
 def check_all(sources: Sequence[Any]) -> None:
@@ -185,7 +216,7 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         self._form: _Compact | None = None
         if len(sources) == 0:
             return
-        first = open_rgb(sources[0])
+        first = trimmed(processor, open_rgb(sources[0]))
         self._form = _compact(processor, first)
         sample = self._pack(first)
         self._size = (sample.shape[-1], sample.shape[-2])
@@ -208,7 +239,10 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         assert self.augmentation is not None
         resample = getattr(self.processor, "resample", None)
         how = {"resample": int(resample)} if isinstance(resample, int) else {}
-        image = self.augmentation(open_rgb(self.sources[index]), self._size, self.epoch, index, **how)
+        image = open_rgb(self.sources[index])
+        if not self.augmentation.crops:
+            image = trimmed(self.processor, image)
+        image = self.augmentation(image, self._size, self.epoch, index, **how)
         if self._form is None:
             return pixels(self.processor, image)
         whole = {"do_resize": False, "do_center_crop": False} if self.augmentation.crops else {}
@@ -222,7 +256,7 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         assert kept is not None
 
         def one(i: int) -> None:
-            packed = self._pack(_opened(self.sources[i], to_rgb))
+            packed = self._pack(trimmed(self.processor, _opened(self.sources[i], to_rgb)))
             if packed.shape != kept[i].shape:
                 raise _unequal([tuple(packed.shape), tuple(kept[i].shape)])
             kept[i] = packed
@@ -238,7 +272,7 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
         if self.augmentation is not None:
             values = self._augmented(index)
         elif self._kept is None:
-            values = pixels(self.processor, open_rgb(self.sources[index]))
+            values = pixels(self.processor, trimmed(self.processor, open_rgb(self.sources[index])))
         else:
             values = self._form.unpack(self._kept[index]) if self._form else self._kept[index]
         item: dict[str, Any] = {"pixel_values": values}

@@ -93,13 +93,25 @@ def number(names: Sequence[str], label_names: Sequence[str], where: str) -> list
     return [index[name] for name in names]
 
 
+def _twins(names: Sequence[str]) -> list[str]:
+    """What to say of classes that may be one: "cat" and "Cat"."""
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names):
+        alike.setdefault(name.casefold(), []).append(name)
+    pairs = [" and ".join(map(repr, found)) for found in alike.values() if len(found) > 1]
+    if not pairs:
+        return []
+    shown = "; ".join(pairs[:3]) + ("; ..." if len(pairs) > 3 else "")
+    return [f"classes that differ in capital letters only are different ones: {shown}; rename them if they are not"]
+
+
 def check_classes(labels: Sequence[int], label_names: Sequence[str], where: str) -> list[str]:
-    """Refuse a single class; say when classes are very uneven or single rows."""
+    """Refuse a single class; say when classes are very uneven, or perhaps the same."""
     counts = Counter(labels)
     if len(counts) < 2:
         only = f"only {label_names[next(iter(counts))]!r}" if counts else "none"
         raise InlayError(f"{where} has {only}: a classifier needs at least two classes to tell apart.")
-    notes = []
+    notes = _twins([label_names[i] for i in counts])
     most, least = max(counts.values()), min(counts.values())
     if most >= IMBALANCE * least:
         largest, smallest = max(counts, key=lambda c: counts[c]), min(counts, key=lambda c: counts[c])

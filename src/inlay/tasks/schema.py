@@ -13,7 +13,7 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import files, kinds, metrics, prepare, templates
-from inlay.tasks.labels import is_null
+from inlay.tasks.labels import is_missing, is_null
 from inlay.tasks.own import locate
 
 if TYPE_CHECKING:
@@ -110,16 +110,23 @@ class TaskSchema:
             return self._pictures(path)
         if path.is_dir():
             raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
+        if self.kind == kinds.IMAGES and path.exists() and files.suffix(path) not in files.TABLES:
+            raise InlayError(
+                f"{str(path)!r} is neither a picture ({', '.join(files.PICTURES)}) nor a table of pictures "
+                f"({', '.join(files.TABLES)}), by its ending."
+            )
         lines = self.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
         table = files.read_lines(path, self.fields[0]) if lines else files.read_table(path)
         if self.kind == kinds.IMAGES:
             column = self._column("image", table.columns, path)
+            for number, row in enumerate(table.rows, start=1):
+                if is_missing(row[column]):
+                    raise InlayError(f"{path.name!r}, row {number}: there is no picture in the column {column!r}.")
             return [{"image": locate(row[column], path)} for row in table.rows]
         return [self._input(row, table.columns, path, i + 1) for i, row in enumerate(table.rows)]
 
     def _pictures(self, path: Path) -> list[dict[str, Any]]:
-        found = [p for p in sorted(path.rglob("*")) if files.is_picture(p)] if path.is_dir() else [path]
-        found = [p for p in found if not p.name.startswith(".")]
+        found = [p for p in files.files_below(path) if files.is_picture(p)] if path.is_dir() else [path]
         if not found:
             raise InlayError(f"There is no picture in {str(path)!r} ({', '.join(files.PICTURES)}).")
         return [{"image": str(p)} for p in found]
