@@ -45,6 +45,7 @@ def test_expected_gradient_is_descent_on_all_images(layer: int) -> None:
     torch.testing.assert_close(delta, delta[:1].expand_as(delta), msg="all positions alike")
     (found,) = with_expected_gradient(setting, [tokens], layer)
     assert (found.error, found.risk, found.spent) == (error, risk, risk)
+    assert found.norm == pytest.approx(float(delta[0].detach().norm()))
 
 
 def test_expected_gradient_does_not_depend_on_its_neighbours_and_gives_up() -> None:
@@ -64,7 +65,9 @@ def test_sgd_reaches_zero_error(layer: int) -> None:
         assert needed.error is not None
         assert 0 < needed.error < needed.spent / 2 + setting.batch, "kept for as long again"
         assert needed.error % setting.batch == 0
-    assert found[:1] == with_sgd(setting, 8, layer, seeds=1), "a seed's result is its own"
+    (alone,) = with_sgd(setting, 8, layer, seeds=1)
+    assert (alone.error, alone.spent) == (found[0].error, found[0].spent), "a seed's result is its own"
+    assert alone.norm == pytest.approx(found[0].norm)
     assert found[0].error != found[1].error or found[0].spent != found[1].spent
 
 
@@ -118,7 +121,9 @@ def test_exponent() -> None:
 def made(order: dict[int, float], missing: bool = False) -> list[Needed]:
     """Trainings that needed P^power samples, times a little that differs by seed."""
     return [
-        Needed(layer, tokens, seed, None if missing and layer == 2 else round(1000 * tokens**power * spread), None, 0)
+        Needed(
+            layer, tokens, seed, None if missing and layer == 2 else round(1000 * tokens**power * spread), None, 0, 1.0
+        )
         for layer, power in order.items()
         for tokens in (8, 16, 32)
         for seed, spread in enumerate((0.97, 1.0, 1.03))

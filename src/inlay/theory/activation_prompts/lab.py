@@ -207,10 +207,20 @@ def theorem_1(
             needed.error,
             needed.risk,
             needed.spent,
+            needed.norm,
         )
         for needed in found
     ]
-    columns = ("gradient", "layer", "P", "seed", "samples to zero error", "samples to zero risk", "samples drawn")
+    columns = (
+        "gradient",
+        "layer",
+        "P",
+        "seed",
+        "samples to zero error",
+        "samples to zero risk",
+        "samples drawn",
+        "norm",
+    )
     return Finding("theorem-1", columns, rows, claims, {**vars(setting), "seeds": seeds, "exponents": fits})
 
 

@@ -69,7 +69,8 @@ class Setting:
 class Needed:
     """What one training took. `error` and `risk` are samples (batch size times steps) until zero, None if not reached.
 
-    `seed` is None for the expected gradient. `spent` is where training ended.
+    `seed` is None for the expected gradient. `spent` is where training ended, and `norm` the length that the prompt had
+    there at a position (root mean square over positions).
     """
 
     layer: int
@@ -78,6 +79,7 @@ class Needed:
     error: int | None
     risk: int | None
     spent: int
+    norm: float
 
 
 def with_sgd(setting: Setting, tokens: int, layer: int, seeds: int) -> list[Needed]:
@@ -115,17 +117,12 @@ def with_sgd(setting: Setting, tokens: int, layer: int, seeds: int) -> list[Need
         loss = hinge(model(x, moving, layer), labels, tokens).mean(1).sum()
         (gradient,) = torch.autograd.grad(loss, moving)
         delta[going] -= setting.step * gradient
-    return [
-        Needed(
-            layer,
-            tokens,
-            seed,
-            error[seed].samples(end, setting),
-            risk[seed].samples(end, setting),
-            end * setting.batch,
-        )
-        for seed, end in enumerate(ended)
-    ]
+
+    def needed(seed: int, end: int) -> Needed:
+        found, norm = (error[seed].samples(end, setting), risk[seed].samples(end, setting)), _norm(delta[seed])
+        return Needed(layer, tokens, seed, *found, end * setting.batch, norm)
+
+    return [needed(seed, end) for seed, end in enumerate(ended)]
 
 
 def _batches(data: Data, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -151,6 +148,10 @@ class Since:
     def samples(self, end: int, setting: Setting) -> int | None:
         """The samples it took, if by the step `end` it was kept."""
         return self.step * setting.batch if self.step is not None and self.kept(end) else None
+
+
+def _norm(delta: Tensor) -> float:
+    return float(delta.square().sum(-1).mean().sqrt())
 
 
 def _worst_margin(model: TwoLayerViT, held: tuple[Tensor, Tensor], delta: Tensor, layer: int) -> float:
@@ -200,8 +201,8 @@ def with_expected_gradient(
         return steps * setting.batch if steps >= 0 else None
 
     return [
-        Needed(layer, size, None, samples(e), samples(r), (r if r >= 0 else most_steps) * setting.batch)
-        for size, e, r in zip(tokens, error.tolist(), risk.tolist(), strict=True)
+        Needed(layer, size, None, samples(e), samples(r), (r if r >= 0 else most_steps) * setting.batch, _norm(prompt))
+        for size, e, r, prompt in zip(tokens, error.tolist(), risk.tolist(), delta.detach(), strict=True)
     ]
 
 
