@@ -1,8 +1,8 @@
 """Every visual method on real backbones and real pictures: the runs behind docs/visual-methods.md, and its tables.
 
 Protocol: 1,000 labelled pictures of each set (`--protocol vtab-1k`: 800 to train on, 200 to select on) and the set's
-own test pictures. For each backbone, set and method the learning rate is chosen among three (a third of the method's
-default, the default, three times it) by the 200 pictures, with seed 0; the other seeds use it. A seed draws the
+own test pictures. For each backbone, set and method the learning rate is chosen from the method's own grid by
+the 200 pictures, with seed 0; the other seeds use it. A seed draws the
 pictures, the head and the order. The test pictures choose nothing.
 
     python scripts/vision_table.py run --models-dir <folder> --data-dir <folder>
@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "vision_table.json"
-SETS = ("oxford-pets", "flowers102", "caltech101", "cifar10", "fashion-mnist")
+SETS = ("oxford-pets", "flowers102", "caltech101", "cifar10")
 METHODS = (
     "linear-probe",
     "visual-prompt",
@@ -39,10 +39,12 @@ METHODS = (
     "lora",
     "full",
 )
+TOKENS = ("vpt-deep", "adaptformer")  # need a transformer
 SEEDS = 3
 
 
-def spec_of(model: str, task: str, method: str, rate: float, seed: int, args: argparse.Namespace) -> Any:
+def spec_of(model: str, task: str, method: str, args: argparse.Namespace, **more: Any) -> Any:
+    """One run of the protocol."""
     from inlay import Spec
 
     return Spec(
@@ -53,8 +55,7 @@ def spec_of(model: str, task: str, method: str, rate: float, seed: int, args: ar
         protocol="vtab-1k",
         epochs=args.epochs,
         batch_size=64,
-        learning_rate=rate,
-        seed=seed,
+        **more,
     )
 
 
@@ -96,48 +97,65 @@ def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
     return min(known, key=lambda entry: (-entry["validation"], entry["rate"]))["rate"] if known else None
 
 
-def grid(model: str, method: str) -> list[float]:
-    """Three rates around the method's own."""
-    from inlay.methods.registry import get
-
-    rate = get(method).learning_rate_for("convolutional" if model.startswith("resnet") else "encoder")
-    return [rate / 3, rate, rate * 3]
+def made(jobs: list[tuple[Any, str]], workers: int, end: float) -> list[dict[str, Any]]:
+    """The results of jobs that several processes share, those that are done by the end of the time."""
+    entries: list[dict[str, Any]] = []
+    pool = multiprocessing.get_context("spawn").Pool(workers)
+    pending = [pool.apply_async(job, (work,)) for work in jobs]
+    for number, result in enumerate(pending, start=1):
+        try:
+            entries.append(result.get(timeout=max(0.1, end - time.monotonic())))
+        except multiprocessing.TimeoutError:
+            continue
+        print(f"[{number}/{len(pending)}]", json.dumps(entries[-1]), flush=True)
+    pool.terminate()
+    return entries
 
 
 def run(args: argparse.Namespace) -> None:
+    """Every method on every backbone and set: the rates with seed 0, then the best of them with the other seeds."""
+    from inlay.methods.registry import get
     from inlay.records.versions import versions
 
     end = time.monotonic() + args.seconds
-    cells = [(model, task, method) for task in args.sets for model in args.models for method in args.methods]
-    first = [(spec_of(*cell, rate, 0, args), args.out) for cell in cells for rate in grid(cell[0], cell[2])]
-    entries: list[dict[str, Any]] = []
-    context = multiprocessing.get_context("spawn")
-
-    def collect(pool: Any, jobs: list[tuple[Any, str]]) -> None:
-        pending = [pool.apply_async(job, (work,)) for work in jobs]
-        for number, result in enumerate(pending, start=1):
-            try:
-                entry = result.get(timeout=max(0.1, end - time.monotonic()))
-            except multiprocessing.TimeoutError:
-                continue
-            entries.append(entry)
-            print(f"[{number}/{len(pending)}]", json.dumps(entry), flush=True)
-
-    with context.Pool(args.workers) as pool:
-        collect(pool, first)
-        rest = []
-        for model, task, method in cells:
-            tried = [e for e in entries if (e["model"], e["task"], e["method"]) == (model, task, method)]
-            rate = best_rate(tried)
-            if rate is not None and len(tried) == len(grid(model, method)):
-                rest += [(spec_of(model, task, method, rate, seed, args), args.out) for seed in range(1, SEEDS)]
-        collect(pool, rest)
-        pool.terminate()
-    Path(args.results).parent.mkdir(parents=True, exist_ok=True)
-    Path(args.results).write_text(
-        json.dumps({"versions": versions(), "epochs": args.epochs, "device": device(), "runs": entries}, indent=1)
+    cells = [
+        (model, task, method)
+        for task in args.sets
+        for model in args.models
+        for method in args.methods
+        if not (model.startswith("resnet") and method in TOKENS)
+    ]
+    entries = made(
+        [(spec_of(*cell, args, learning_rate=rate), args.out) for cell in cells for rate in get(cell[2]).grid],
+        args.workers,
+        end,
     )
+    rest = []
+    for model, task, method in cells:
+        tried = [e for e in entries if (e["model"], e["task"], e["method"]) == (model, task, method)]
+        rate = best_rate(tried)
+        if rate is not None and len(tried) == len(get(method).grid):
+            rest += [
+                (spec_of(model, task, method, args, learning_rate=rate, seed=seed), args.out)
+                for seed in range(1, SEEDS)
+            ]
+    entries += made(rest, args.workers, end)
+    found = {"versions": versions(), "epochs": args.epochs, "device": device(), "runs": entries}
+    Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
     print(f"{len(entries)} runs in {args.results}")
+
+
+def layers(args: argparse.Namespace) -> None:
+    """The runs that `inlay explain layers` will find: the activation prompt at every layer, and the linear probe."""
+    end = time.monotonic() + args.seconds
+    jobs = []
+    for model in args.models:
+        for seed in range(SEEDS):
+            jobs.append((spec_of(model, args.sets[0], "linear-probe", args, seed=seed), args.out))
+            for layer in range(1 + (16 if model.startswith("resnet") else 12)):
+                spec = spec_of(model, args.sets[0], "activation-prompt", args, seed=seed, settings={"layers": [layer]})
+                jobs.append((spec, args.out))
+    made(jobs, args.workers, end)
 
 
 def device() -> str:
@@ -247,18 +265,20 @@ def write(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    doing = commands.add_parser("run", help="make the runs")
-    doing.add_argument("--models", nargs="+", default=["vit_tiny_patch16_224", "resnet50_v1"])
-    doing.add_argument("--models-dir", required=True)
-    doing.add_argument("--data-dir", required=True)
-    doing.add_argument("--sets", nargs="+", default=list(SETS))
-    doing.add_argument("--methods", nargs="+", default=list(METHODS))
-    doing.add_argument("--epochs", type=float, default=20)
-    doing.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    doing.add_argument("--seconds", type=float, default=1e9, help="stop asking for more after this long")
-    doing.add_argument("--out", default="runs")
-    doing.add_argument("--results", default=str(RESULTS))
-    doing.set_defaults(do=run)
+    doing = commands.add_parser("run", help="make the runs of the tables")
+    curves = commands.add_parser("layers", help="make the runs that `inlay explain layers` draws")
+    for command, action in ((doing, run), (curves, layers)):
+        command.add_argument("--models", nargs="+", default=["vit_tiny_patch16_224", "resnet50_v1"])
+        command.add_argument("--models-dir", required=True)
+        command.add_argument("--data-dir", required=True)
+        command.add_argument("--sets", nargs="+", default=list(SETS))
+        command.add_argument("--methods", nargs="+", default=list(METHODS))
+        command.add_argument("--epochs", type=float, default=20)
+        command.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+        command.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
+        command.add_argument("--out", default="runs")
+        command.add_argument("--results", default=str(RESULTS))
+        command.set_defaults(do=action)
     writing = commands.add_parser("write", help="put the tables into the page")
     writing.add_argument("--results", default=str(RESULTS))
     writing.add_argument("--costs", default=str(RESULTS.parent / "vision-small-cuda.json"))
