@@ -23,7 +23,7 @@ class E2VPTConfig(TokenPromptConfig):
 
     num_kv_tokens: int = field(default=5, metadata={"help": "How many keys and values are added; 0: none."})
     share_key_value: bool = field(
-        default=True, metadata={"help": "Whether the added keys and values are the same numbers, as the authors have it."}
+        default=True, metadata={"help": "Whether the added keys and values are the same numbers, as the authors have."}
     )
     num_segments: int = field(
         default=16, metadata={"help": "Into how many pieces pruning divides a prompt; must divide the hidden size."}
