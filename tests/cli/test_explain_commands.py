@@ -54,7 +54,7 @@ def test_layers(explain, image_model: Path, photos: Path, tmp_path: Path) -> Non
     folder = tmp_path / "explain" / "layers-photos-my-vit-activation-prompt"
     assert "explain/layers-photos-my-vit-activation-prompt/" in err
     lines = out.splitlines()
-    assert lines[0].split("\t")[:3] == ["method", "layer", "examples"]
+    assert lines[0].split("\t") == ["method", "layer", "test accuracy", "validation", "trained", "prompt norm"]
     assert [line.split("\t")[:2] for line in lines[1:4]] == [
         ["activation-prompt", "1"],
         ["activation-prompt", "3"],
@@ -78,7 +78,7 @@ def test_samples_and_prompt_norm(explain, image_model: Path, photos: Path, tmp_p
     assert [(row["layer"], row["training_examples"]) for row in rows] == [("2", "4"), ("2", "8")]
     status, out, err = explain("prompt-norm", *given, "--method", "activation-prompt", "--rates", "0.01")
     assert status == 0, err
-    assert "prompt norm" in out.splitlines()[0]
+    assert out.splitlines()[0].split("\t") == ["method", "rate", "test accuracy", "validation", "prompt norm"]
     assert (tmp_path / "pictures" / "prompt-norm-photos-my-vit-activation-prompt" / "prompt-norm.svg").is_file()
 
 

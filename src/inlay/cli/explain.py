@@ -326,25 +326,29 @@ def finish(found: Explanation, folder: Path) -> None:
 
 
 def sweep_table(found: Sweep) -> None:
-    """The points of a sweep, then its baselines."""
+    """The points of a sweep, then its baselines: what the command varies and what it measures; the CSV has all."""
+    from inlay.workflow.explain_words import score
+
+    def scored(point: Point, split: str) -> str:
+        mean = point.mean(split)
+        return "-" if mean is None else score(mean, point.interval(split))
+
     points = (*found.points, *found.baselines)
-    prompted = any(point.norms for point in points)
-    columns = ("method", "layer", "examples", "rate", f"test {found.metric}", "validation", "trained", "seeds")
-
-    def row(point: Point) -> tuple[str, ...]:
-        from inlay.workflow.explain_words import score
-
-        scores = []
-        for split in ("test", "validation"):
-            mean = point.mean(split)
-            scores.append("-" if mean is None else score(mean, point.interval(split)))
-        layer = "-" if point.layer is None else str(point.layer)
-        cells = (point.method, layer, f"{point.examples:,}", f"{point.rate:g}", *scores, show.count(point.trained))
-        norms = (show.figure(point.norm), show.figure(point.norm_per_position)) if prompted else ()
-        return (*cells, str(len(point.seeds)), *norms)
-
-    named = (*columns, "prompt norm", "a position") if prompted else columns
-    show.table(named, [row(point) for point in points], right=range(1, len(named)))
+    what, prompted = found.what, any(point.norms for point in points)
+    columns: dict[str, list[str]] = {"method": [point.method for point in points]}
+    if any(point.layer is not None for point in points):
+        columns["layer"] = ["-" if point.layer is None else str(point.layer) for point in points]
+    if what == "samples":
+        columns["examples"] = [f"{point.examples:,}" for point in points]
+    if what == "prompt-norm":
+        columns["rate"] = [f"{point.rate:g}" for point in points]
+    columns[f"test {found.metric}"] = [scored(point, "test") for point in points]
+    columns["validation"] = [scored(point, "validation") for point in points]
+    if what == "layers":
+        columns["trained"] = [show.count(point.trained) for point in points]
+    if prompted:
+        columns["prompt norm"] = [show.figure(point.norm) for point in points]
+    show.table(tuple(columns), list(zip(*columns.values(), strict=True)), right=range(1, len(columns)))
 
 
 def cka_table(found: Any) -> None:

@@ -58,7 +58,7 @@ class Display(TrainerCallback):
         if self._bar is not None:
             self._bar.write(f"{self.name}: {text}", file=sys.stderr)
         elif self.show:
-            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+            tqdm.write(f"{self.name}: {text}", file=sys.stderr)  # a bar around several runs may be there
         if self.log is not None:
             with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
                 file.write(f"{now()} {text}\n")
