@@ -89,7 +89,7 @@ def theorem_1(found: Finding) -> Figure:
     """Samples against P on two logarithmic axes, with the claimed orders as lines from the first point on."""
     facts = found.facts
     goals = ("error", "risk") if "expected gradient" in _column(found, "gradient") else (facts["goal"],)
-    figure = charts.blank(5.4 * len(goals), 4.8)
+    figure = charts.blank(6.0 * len(goals), 5.2)
     for axes, goal in zip(figure.subplots(1, len(goals), squeeze=False, sharey=True)[0], goals, strict=True):
         for layer in (1, 2):
             _samples(axes, found, goal, layer)
@@ -100,7 +100,7 @@ def theorem_1(found: Finding) -> Figure:
         axes.minorticks_off()
         meaning = {"error": "zero error: every label right", "risk": "zero risk: every margin at least 1/P"}[goal]
         charts.dress(axes, meaning, "tokens P", "samples (batch size times steps)" if goal == goals[0] else "")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     settings = f"step size {facts['step']:g}, batch {facts['batch']}, beta^2 {facts['beta'] ** 2:.3g}"
     title = f"Theorem 1: samples needed with a prompt at layer 1 or 2 ({settings}, sigma {facts['noise']:g}/P)"
     figure.suptitle(title, fontsize=11)
