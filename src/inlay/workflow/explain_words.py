@@ -46,7 +46,8 @@ def of_layers(found: Sweep) -> str:
         for point in found.points
         if point is not best and overlap(_span(point, split), _span(best, split))
     ]
-    told += f"; not distinguishable from layers {', '.join(near)}. " if near else "; it stands out from every other. "
+    several = f"layer{'s' if len(near) > 1 else ''} {', '.join(near)}"
+    told += f"; not distinguishable from {several}. " if near else "; it stands out from every other. "
     return told + _halves(found)
 
 
