@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from inlay.errors import InlayError
-from inlay.theory.activation_prompts import Setting, TwoLayerViT, exponent, hinge, with_expected_gradient, with_sgd
+from inlay.theory.activation_prompts import (
+    Setting,
+    TwoLayerViT,
+    expected_push,
+    exponent,
+    hinge,
+    with_expected_gradient,
+    with_sgd,
+)
 from inlay.theory.activation_prompts.lab import Needed, _orders, lemma_1, proposition_1, theorem_1
 from inlay.theory.activation_prompts.samples import Since
 
@@ -96,6 +104,18 @@ def test_margin_at_layer_2_needs_a_sharp_first_layer(beta_squared: float, reache
     lambda_1 = math.exp(beta_squared) / (math.exp(beta_squared) + tokens - 1)
     assert margins.min().item() == pytest.approx(lambda_1 / 4)
     assert bool(margins.min() >= 1 / tokens) == reached
+
+
+@pytest.mark.parametrize(("layer", "later", "power"), [(1, (0.2, 0.2, -1.2, -2.08), 2), (2, (0.2, 0.2, -1.2, -1.2), 4)])
+def test_the_push_weakens_once_both_classes_are_active(layer: int, later: tuple[float, ...], power: int) -> None:
+    """At the start it is the proofs' 1/(16 P) (1/(4 P), and a quarter of the images); with background silenced and
+    both e_1 and e_2 positive it is of order 1/P^2 at layer 1 and 1/P^4 at layer 2."""
+    setting = Setting()
+    start = {tokens: float(expected_push(setting, tokens, layer, (0, 0, 0, 0))[0]) for tokens in (256, 512)}
+    assert start[512] * 16 * 512 == pytest.approx(1, rel=0.02)
+    assert math.log2(start[256] / start[512]) == pytest.approx(1, abs=0.05)
+    push = [float(expected_push(setting, tokens, layer, later)[0]) for tokens in (512, 1024)]
+    assert math.log2(push[0] / push[1]) == pytest.approx(power, abs=0.25)
 
 
 def test_since_when() -> None:

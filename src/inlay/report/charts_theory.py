@@ -100,7 +100,7 @@ def theorem_1(found: Finding) -> Figure:
         axes.minorticks_off()
         meaning = {"error": "zero error: every label right", "risk": "zero risk: every margin at least 1/P"}[goal]
         charts.dress(axes, meaning, "tokens P", "samples (batch size times steps)" if goal == goals[0] else "")
-        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+        axes.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     settings = f"step size {facts['step']:g}, batch {facts['batch']}, beta^2 {facts['beta'] ** 2:.3g}"
     title = f"Theorem 1: samples needed with a prompt at layer 1 or 2 ({settings}, sigma {facts['noise']:g}/P)"
     figure.suptitle(title, fontsize=11)
@@ -126,7 +126,7 @@ def _samples(axes: Axes, found: Finding, goal: str, layer: int) -> None:
         seeds = [(p, n) for p, n in zip(sizes, samples, strict=True) if n is not None]
         missed = [(p, n) for p, n, reached in zip(sizes, drawn, samples, strict=True) if reached is None]
         if seeds:
-            label = f"layer {layer}, SGD, a point a seed{_slope(found, 'SGD', goal, layer)}"
+            label = f"layer {layer}, SGD, each seed{_slope(found, 'SGD', goal, layer)}"
             axes.scatter(
                 [p for p, _ in seeds], [n for _, n in seeds], s=18, color=colour, alpha=0.45, linewidths=0, label=label
             )

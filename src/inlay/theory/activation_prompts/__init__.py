@@ -20,7 +20,14 @@ from inlay.theory.activation_prompts.proposition import (
     prompt_from_batch_norm,
     prompt_from_layer_norm,
 )
-from inlay.theory.activation_prompts.samples import Needed, Setting, exponent, with_expected_gradient, with_sgd
+from inlay.theory.activation_prompts.samples import (
+    Needed,
+    Setting,
+    expected_push,
+    exponent,
+    with_expected_gradient,
+    with_sgd,
+)
 
 __all__ = [
     "Data",
@@ -33,6 +40,7 @@ __all__ = [
     "batch_norm",
     "batch_norm_from_prompt",
     "distances",
+    "expected_push",
     "exponent",
     "hinge",
     "layer_norm",

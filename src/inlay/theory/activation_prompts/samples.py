@@ -177,11 +177,7 @@ def with_expected_gradient(
     if setting.background != "one":
         raise InlayError("The expected gradient is computed for images with one background: leave background='one'.")
     model = setting.model(max(tokens), noise=False)
-    kinds = torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3]])
-    labels = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
-    images = model.data.patterns[kinds]
-    sizes = torch.tensor(list(tokens), dtype=torch.float64)
-    count = torch.stack([torch.ones_like(sizes), sizes - 1], -1)[:, None, :]
+    sizes, images, labels, count = _every_image(model, tokens)
     delta = torch.zeros(len(tokens), 1, 1, 4, dtype=torch.float64, requires_grad=True)
     error = torch.full((len(tokens),), -1)
     risk = error.clone()
@@ -204,6 +200,23 @@ def with_expected_gradient(
         Needed(layer, size, None, samples(e), samples(r), (r if r >= 0 else most_steps) * setting.batch, _norm(prompt))
         for size, e, r, prompt in zip(tokens, error.tolist(), risk.tolist(), delta.detach(), strict=True)
     ]
+
+
+def expected_push(setting: Setting, tokens: int, layer: int, delta: Sequence[float]) -> Tensor:
+    """Where the mean gradient pushes, at one position, a prompt that is `delta` at each: minus the gradient, (4,)."""
+    model = setting.model(tokens, noise=False)
+    sizes, images, labels, count = _every_image(model, [tokens])
+    prompt = torch.tensor(delta, dtype=torch.float64, requires_grad=True)
+    loss = hinge(model(images, prompt, layer, count), labels, sizes[:, None]).mean()
+    return -torch.autograd.grad(loss, prompt)[0] / tokens
+
+
+def _every_image(model: TwoLayerViT, tokens: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sizes; the four kinds of image without noise, as two tokens; their labels; how often each token occurs."""
+    sizes = torch.tensor(list(tokens), dtype=torch.float64)
+    images = model.data.patterns[torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3]])]
+    labels = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    return sizes, images, labels, torch.stack([torch.ones_like(sizes), sizes - 1], -1)[:, None, :]
 
 
 @dataclass(frozen=True)
