@@ -240,6 +240,41 @@ def test_nothing_is_computed_for_what_needs_no_gradient() -> None:
         CpuKernel.backward = backward  # type: ignore[method-assign]
 
 
+def test_every_layout_of_memory() -> None:
+    """The fused kernel misreads a last dimension with gaps; views of one must give what copies give."""
+    torch.manual_seed(0)
+    wide = [torch.randn(1, 2, 5, 16) for _ in range(3)]
+    bias = torch.randn(5, 10)[:, ::2]
+    q, k, v = (x[..., ::2] for x in wide)
+    found = attention_with_lse(q, k, v, attn_mask=bias, backend="cpu")
+    right = attention_with_lse(*(x.contiguous() for x in (q, k, v)), attn_mask=bias.contiguous(), backend="plain")
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_bias_in_float32_beside_half_precision_keeps_its_digits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = (made(1, 1, 4, 8, dtype=dtype) for _ in range(3))
+    bias = 30 + torch.rand(4, 4)  # of which half precision would keep two digits
+    bias[1] = torch.finfo(torch.float32).min
+    found = attention_with_lse(q, k, v, attn_mask=bias, backend="cpu")
+    right = attention_with_lse(q, k, v, attn_mask=bias, backend="plain")
+    torch.testing.assert_close(found[1], right[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found[0], right[0], rtol=1e-2, atol=1e-2)
+    assert finite(found[0], [q, k, v])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_denominator_eaten_up_by_negative_features_stays_finite(backend: str) -> None:
+    """An odd Taylor polynomial is negative far below 0: nothing it says is meant there, but it must not spread NaN."""
+    torch.manual_seed(0)
+    q, k, v = made(1, 1, 3, 4), made(1, 1, 3, 4), made(1, 1, 3, 4)
+    away = -5 * q[0].detach()
+    odd = Taylor(1)
+    out = ntk_attention(q, k, v, *prefix_to_features(away, v[0], odd), feature_map=odd, scale=1.0, backend=backend)
+    assert finite(out, [q, k, v])
+
+
 def test_empty_tensors() -> None:
     """The fused kernel ends the process on them; they go by the plain backend."""
     q, k, v = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 0, 4), torch.randn(1, 1, 0, 4)

@@ -61,6 +61,8 @@ def _added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         return None
     if mask.dtype == torch.bool:
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    if mask.dtype == torch.float32 and dtype.itemsize == 2:
+        return _dense(mask)  # taken as it is; in half precision its most negative number would become -inf
     return _dense(mask.to(dtype))
 
 
