@@ -8,7 +8,7 @@ from inlay.methods.registry import Method
 _VPT = "Jia et al., Visual Prompt Tuning, ECCV 2022, https://arxiv.org/abs/2203.12119"
 
 
-def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Method:
+def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-3) -> Method:
     return Method(
         name=name,
         summary=summary,
@@ -18,7 +18,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Me
         peft_type="INLAY_VPT",
         parameter_prefix="inlay_vpt_",
         settings=MappingProxyType(settings),
-        learning_rate=3e-3,
+        learning_rate=rate,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),
         identity_at_start=False,
     )
@@ -33,5 +33,6 @@ METHODS = (
         "Yoo et al., Improving Visual Prompt Tuning for Self-supervised Vision Transformers, ICML 2023, "
         "https://arxiv.org/abs/2306.05067",
         {"deep": False, "gated": True, "temperature": True},
+        rate=1e-2,
     ),
 )
