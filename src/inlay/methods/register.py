@@ -31,9 +31,10 @@ def register() -> None:
     known = set(PeftType.__members__)
     # One type, one config and tuner; several methods may be settings of the same.
     waiting = {m.peft_type: m for m in all_methods().values() if m.tuner is not None and m.peft_type not in known}
-    with _without_half_imported():
-        for method in waiting.values():
-            _register(method)
+    if waiting:
+        with _without_half_imported():
+            for method in waiting.values():
+                _register(method)
     _extend_model_card()
 
 
