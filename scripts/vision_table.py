@@ -93,7 +93,7 @@ def job(work: tuple[Any, str]) -> dict[str, Any]:
 
 def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
     """The rate that did best on the pictures held out for selection; of equals, the smallest."""
-    known = [entry for entry in entries if "validation" in entry]
+    known = [e for e in entries if "validation" in e and e["seed"] == 0 and e["task"] == SETS[0]]
     return min(known, key=lambda entry: (-entry["validation"], entry["rate"]))["rate"] if known else None
 
 
@@ -113,36 +113,47 @@ def made(jobs: list[tuple[Any, str]], workers: int, end: float) -> list[dict[str
 
 
 def run(args: argparse.Namespace) -> None:
-    """Every method on every backbone and set: the rates with seed 0, then the best of them with the other seeds."""
+    """The rates of every method on the first set with seed 0; then the best of them on every set with every seed."""
     from inlay.methods.registry import get
     from inlay.records.versions import versions
 
     end = time.monotonic() + args.seconds
-    cells = [
-        (model, task, method)
-        for task in args.sets
+    known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
+    entries = {_key(entry): entry for entry in known}
+    first = args.sets[0]
+    pairs = [
+        (model, method)
         for model in args.models
         for method in args.methods
         if not (model.startswith("resnet") and method in TOKENS)
     ]
-    entries = made(
-        [(spec_of(*cell, args, learning_rate=rate), args.out) for cell in cells for rate in get(cell[2]).grid],
-        args.workers,
-        end,
+
+    def make(wanted: list[tuple[str, str, str, float, int]]) -> None:
+        jobs = [
+            (spec_of(model, task, method, args, learning_rate=rate, seed=seed), args.out)
+            for model, task, method, rate, seed in wanted
+            if (model, task, method, rate, seed) not in entries
+        ]
+        entries.update({_key(entry): entry for entry in made(jobs, args.workers, end)})
+
+    make([(model, first, method, rate, 0) for model, method in pairs for rate in get(method).grid])
+    chosen = {pair: best_rate(e for e in entries.values() if (e["model"], e["method"]) == pair) for pair in pairs}
+    make(
+        [
+            (model, task, method, rate, seed)
+            for task in args.sets
+            for seed in range(SEEDS)
+            for (model, method), rate in chosen.items()
+            if rate is not None
+        ]
     )
-    rest = []
-    for model, task, method in cells:
-        tried = [e for e in entries if (e["model"], e["task"], e["method"]) == (model, task, method)]
-        rate = best_rate(tried)
-        if rate is not None and len(tried) == len(get(method).grid):
-            rest += [
-                (spec_of(model, task, method, args, learning_rate=rate, seed=seed), args.out)
-                for seed in range(1, SEEDS)
-            ]
-    entries += made(rest, args.workers, end)
-    found = {"versions": versions(), "epochs": args.epochs, "device": device(), "runs": entries}
+    found = {"versions": versions(), "epochs": args.epochs, "device": device(), "runs": list(entries.values())}
     Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
     print(f"{len(entries)} runs in {args.results}")
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, str, str, float, int]:
+    return entry["model"], entry["task"], entry["method"], entry["rate"], entry["seed"]
 
 
 def layers(args: argparse.Namespace) -> None:
@@ -170,7 +181,7 @@ def device() -> str:
 def chosen(runs: list[dict[str, Any]], model: str, task: str, method: str) -> list[dict[str, Any]]:
     """The runs of one cell at the rate that was selected, in the order of their seeds."""
     cell = [r for r in runs if (r["model"], r["task"], r["method"]) == (model, task, method)]
-    rate = best_rate(r for r in cell if r["seed"] == 0)
+    rate = best_rate(r for r in runs if (r["model"], r["method"]) == (model, method))
     return sorted((r for r in cell if r["rate"] == rate and "test" in r), key=lambda r: r["seed"])
 
 
@@ -277,6 +288,7 @@ def main() -> None:
         command.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
         command.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
         command.add_argument("--out", default="runs")
+        command.add_argument("--known", help="results of an earlier call: what they have is not run again")
         command.add_argument("--results", default=str(RESULTS))
         command.set_defaults(do=action)
     writing = commands.add_parser("write", help="put the tables into the page")

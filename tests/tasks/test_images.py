@@ -163,6 +163,11 @@ def test_batches_of_pictures(processor: Any) -> None:
     batch = ImageCollator()([data[0], data[1]])
     assert batch["pixel_values"].shape == (2, 3, 16, 16)
     assert batch["labels"].tolist() == [3, 4]
+    at_once = data.__getitems__([1, 0, 1])
+    together = ImageCollator()(at_once)
+    assert together["pixel_values"].data_ptr() == at_once[0]["pixel_values"].data_ptr()  # nothing was copied
+    assert torch.equal(together["pixel_values"], batch["pixel_values"][[1, 0, 1]])
+    assert together["labels"].tolist() == [4, 3, 4]
 
 
 def test_pictures_that_come_out_unequal_are_refused() -> None:
