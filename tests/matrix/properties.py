@@ -7,7 +7,7 @@ registry and its config say of them, so that a method added later is tested by b
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from autograd_graph import leaves, lies_in, tensors, untrained_from_the_input
 from moulds import Mould
 from peft import PeftModel
 from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
@@ -23,7 +24,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from peft.utils.peft_types import PeftType
 from torch import Tensor, nn
 
-from inlay.anatomy import Part, anatomy
+from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.attach import attach, restore, save, trained_parameters
@@ -201,7 +202,7 @@ def keeps_the_trunk_out_of_the_graph(case: Case) -> None:
     outputs: dict[str, list[Tensor]] = {}
 
     def note(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, args, output: outputs.setdefault(name, []).extend(_tensors(output))
+        return lambda module, args, output: outputs.setdefault(name, []).extend(tensors(output))
 
     for part in clean:
         part.module.register_forward_hook(note(part.name))
@@ -212,48 +213,6 @@ def keeps_the_trunk_out_of_the_graph(case: Case) -> None:
         assert not any(tensor.requires_grad or tensor.grad_fn is not None for tensor in found), name
     names = {id(parameter): name for name, parameter in trained.items()}
     assert {names.get(id(leaf), "something that is not trained") for leaf in leaves(loss)} <= trained.keys()
-
-
-def untrained_from_the_input(model: Any) -> list[Part]:
-    """The parts that run before the first one with something to train: the stem's, then blocks."""
-    parts = anatomy(model)
-    trained = list(trained_parameters(model))
-    inside = [part.name for part in (*parts.stem_parts, *parts.blocks)]
-    late = [part.name for part in (parts.final_norm, parts.head) if part is not None]
-    late += [name for name, module in model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
-    if any(not _starts(name, [*inside, *late]) for name in trained):
-        return []  # around the model, or at its input
-    found: list[Part] = []
-    for part in (*parts.stem_parts, *parts.blocks):
-        if any(_starts(name, [part.name]) for name in trained):
-            break
-        found.append(part)
-    return found
-
-
-def _starts(name: str, modules: Iterable[str]) -> bool:
-    return any(name.startswith(f"{module}.") for module in modules)
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return [tensor for value in values for tensor in _tensors(value)]
-
-
-def leaves(loss: Tensor) -> list[Tensor]:
-    """The tensors at the ends of the graph behind a loss: those that its backward pass would give a gradient."""
-    found, seen, waiting = [], set(), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        waiting += [following for following, _ in node.next_functions]
-    return found
 
 
 def reloads_to_the_bit(case: Case, folder: Path) -> None:
@@ -430,7 +389,7 @@ def shorten(model: Any, keep: int) -> None:
     """Leave blocks out, since compiling takes time for each: a stage's first stay, and `keep` that the method is in."""
     blocks = [block.name for block in anatomy(model).blocks]
     trained = list(trained_parameters(model))
-    adapted = [block for block in blocks if any(_starts(name, [block]) for name in trained)]
+    adapted = [block for block in blocks if any(lies_in(name, [block]) for name in trained)]
     kept = [block for block in blocks if block.endswith(".0")]
     missing = keep - len(set(kept) & set(adapted))
     kept += [block for block in adapted if block not in kept][: max(missing, 0)]
