@@ -20,7 +20,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,7 @@ def run(args: argparse.Namespace) -> None:
     known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
     entries = {_key(entry): entry for entry in known}
     first = args.sets[0]
-    pairs = [
-        (model, method)
-        for model in args.models
-        for method in args.methods
-        if not (model.startswith("resnet") and method in TOKENS)
-    ]
+    pairs = _pairs(args.models, args.methods)
 
     def make(wanted: list[tuple[str, str, str, float, int]]) -> None:
         jobs = [
@@ -150,6 +145,10 @@ def run(args: argparse.Namespace) -> None:
     found = {"versions": versions(), "epochs": args.epochs, "device": device(), "runs": list(entries.values())}
     Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
     print(f"{len(entries)} runs in {args.results}")
+
+
+def _pairs(models: Sequence[str], methods: Sequence[str] = METHODS) -> list[tuple[str, str]]:
+    return [(m, method) for m in models for method in methods if not (m.startswith("resnet") and method in TOKENS)]
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, str, str, float, int]:
@@ -178,7 +177,7 @@ def device() -> str:
 # ------------------------------------------------------------------------------------------------------- the tables
 
 
-def chosen(runs: list[dict[str, Any]], model: str, task: str, method: str) -> list[dict[str, Any]]:
+def chosen(runs: list[dict[str, Any]], model: str, method: str, task: str) -> list[dict[str, Any]]:
     """The runs of one cell at the rate that was selected, in the order of their seeds."""
     cell = [r for r in runs if (r["model"], r["task"], r["method"]) == (model, task, method)]
     rate = best_rate(r for r in runs if (r["model"], r["method"]) == (model, method))
@@ -192,7 +191,8 @@ def percent(values: list[float]) -> str:
     from inlay.workflow.compare import half_width
 
     width = half_width(values)
-    return f"{100 * fmean(values):.1f}" + ("" if width is None else f" ± {100 * width:.1f}")
+    fewer = "" if len(values) == SEEDS else f" ({len(values)} seeds)"
+    return f"{100 * fmean(values):.1f}" + ("" if width is None else f" ± {100 * width:.1f}") + fewer
 
 
 def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost: dict[str, Any]) -> list[str]:
@@ -202,7 +202,7 @@ def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost
     head = ["method", *sets, "mean", "trained", "step, ms", "peak memory", "inference, pictures/s"]
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for method in METHODS:
-        cells = [chosen(runs, model, task, method) for task in sets]
+        cells = [chosen(runs, model, method, task) for task in sets]
         if not all(cells):
             continue
         by_seed = [[cell[i]["test"] for cell in cells] for i in range(min(map(len, cells)))]
@@ -228,7 +228,7 @@ def difference(
 
     from inlay.workflow.compare import half_width
 
-    pairs = zip(chosen(runs, model, task, better), chosen(runs, model, task, worse), strict=True)
+    pairs = zip(chosen(runs, model, better, task), chosen(runs, model, worse, task), strict=True)
     values = [100 * (one["test"] - other["test"]) for one, other in pairs]
     return fmean(values), half_width(values)
 
@@ -254,7 +254,7 @@ def write(args: argparse.Namespace) -> None:
     costs = json.loads(Path(args.costs).read_text())["steps"] if Path(args.costs).is_file() else {}
     runs = found["runs"]
     models = list(dict.fromkeys(r["model"] for r in runs))
-    sets = [task for task in SETS if any(r["task"] == task for r in runs)]
+    sets = [task for task in SETS if all(len(chosen(runs, *pair, task)) > 1 for pair in _pairs(models))]
     shapes = {"vit_tiny_patch16_224": "vit-tiny", "resnet50_v1": "resnet-50"}
     parts = {f"accuracy {m}": accuracy_table(runs, m, sets, costs.get(shapes.get(m, m), {})) for m in models}
     for better, worse in (
