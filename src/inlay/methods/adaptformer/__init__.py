@@ -10,6 +10,6 @@ METHOD = Method(
     tuner="inlay.methods.adaptformer.model:AdaptFormerModel",
     peft_type="INLAY_ADAPTFORMER",
     parameter_prefix="inlay_adaptformer_",
-    learning_rate=1e-3,
-    grid=(3e-4, 1e-3, 3e-3),
+    learning_rate=3e-3,
+    grid=(3e-4, 1e-3, 3e-3, 1e-2),
 )

@@ -10,8 +10,8 @@ _SAME: dict[str, Any] = {
     "tuner": "inlay.methods.bottleneck_adapter.model:BottleneckAdapterModel",
     "peft_type": "INLAY_ADAPTER",
     "parameter_prefix": "inlay_adapter_",
-    "learning_rate": 1e-3,
-    "grid": (3e-4, 1e-3, 3e-3),
+    "learning_rate": 3e-3,
+    "grid": (3e-4, 1e-3, 3e-3, 1e-2),
 }
 METHODS = (
     Method(
