@@ -46,10 +46,9 @@ class RescalingLayer(HookedLayer):
         shape = [1] * output.ndim
         shape[channel_axis(host)] = -1
         for name in self.running():
-            gamma, beta = self.pieces[name]()
-            output = output * gamma.to(output.dtype).view(shape)
-            if beta is not None:
-                output = output + beta.to(output.dtype).view(shape)
+            gamma, beta = (None if one is None else one.to(output.dtype).view(shape) for one in self.pieces[name]())
+            # One pass over the features, not two.
+            output = output * gamma if beta is None else torch.addcmul(beta, output, gamma)
         return output
 
     @torch.no_grad()
