@@ -8,8 +8,9 @@ layer on the module, under `inlay_e2vpt`: where there is none, or none of its ad
 the layer decides what `sdpa` gets, and what becomes of what it gives. The mask function of `sdpa` goes by the
 new name too, since masks are looked up by the same string.
 
-Methods stack: `inlay_ntk_inlay_e2vpt_sdpa` asks one layer, then the other, then `sdpa`. Either may leave first. Saved
-configs know nothing of this: Transformers does not write which implementation runs.
+Methods stack: `inlay_e2vpt_inlay_ntk_sdpa` asks one layer, then the other, then `sdpa`. Either may leave first. A layer
+that computes the attention itself, and so asks nobody behind it, stands innermost whenever it came. Saved configs know
+nothing of this: Transformers does not write which implementation runs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _OURS: dict[str, tuple[str, str]] = {}
 
 
-def with_child(implementation: str, child: str) -> str:
-    """The name of the implementation that asks the layer under `child` first; it is registered if it was not."""
+def with_child(implementation: str, child: str, innermost: bool = False) -> str:
+    """The name of the implementation that asks the layer under `child` too, registered if it was not.
+
+    That layer is asked first, or, where it is to be `innermost`, after all others.
+    """
     if child in children(implementation):
         return implementation
+    if innermost and implementation in _OURS:
+        first, behind = _OURS[implementation]
+        return with_child(with_child(behind, child, innermost), first)
     name = f"{child}_{implementation}"
     if name not in _OURS:
         _OURS[name] = (child, implementation)
@@ -64,15 +71,26 @@ def children(implementation: str) -> list[str]:
     return found
 
 
+def behind_all(implementation: str) -> str:
+    """The implementation of Transformers' own that runs when every child was asked."""
+    while implementation in _OURS:
+        implementation = _OURS[implementation][1]
+    return implementation
+
+
 def on_interface(module: nn.Module) -> bool:
     """Whether an attention module looks its function up: MPNet's, DeBERTa's and timm's do not."""
     return _namespace(module) is not None and getattr(module, "config", None) is not None
 
 
 class AttentionLayer(ChildLayer):
-    """A child of an attention module that takes part in its attention; `child` is the attribute it hangs under."""
+    """A child of an attention module that takes part in its attention; `child` is the attribute it hangs under.
+
+    `innermost` is for a layer that computes the attention itself: there can be one on a host.
+    """
 
     child: ClassVar[str]
+    innermost: ClassVar[bool] = False
 
     def attach(self) -> None:
         if not on_interface(self.host):
@@ -102,7 +120,7 @@ class AttentionLayer(ChildLayer):
         """Also before every call: someone may have chosen another implementation since (`set_attn_implementation`)."""
         current = host.config._attn_implementation
         if self.child not in children(current):
-            host.config._attn_implementation_internal = with_child(current, self.child)
+            host.config._attn_implementation_internal = with_child(current, self.child, self.innermost)
 
 
 def _attention(

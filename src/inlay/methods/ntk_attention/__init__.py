@@ -1,0 +1,15 @@
+"""NTK-Attention: a prefix of any length as a few trained numbers in the softmax of every attention."""
+
+from inlay.methods.registry import Method
+
+METHOD = Method(
+    name="ntk-attention",
+    summary="Adds to every softmax what a prefix of any length would, by features of fixed size.",
+    paper="Liang et al., Towards Infinite-Long Prefix in Transformer, 2024, https://arxiv.org/abs/2406.14036",
+    config="inlay.methods.ntk_attention.config:NTKAttentionConfig",
+    tuner="inlay.methods.ntk_attention.model:NTKAttentionModel",
+    peft_type="INLAY_NTK_ATTENTION",
+    parameter_prefix="inlay_ntk_",
+    learning_rate=1e-2,
+    grid=(1e-3, 3e-3, 1e-2, 3e-2),
+)

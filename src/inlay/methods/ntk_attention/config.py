@@ -1,0 +1,95 @@
+"""The settings of NTK-Attention (Liang et al. 2024, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from peft.utils.peft_types import PeftType
+
+from inlay.attention import FEATURE_MAPS, Favor, FeatureMap, Taylor, feature_map
+from inlay.errors import InlayError, unknown
+from inlay.methods.config import InlayConfig
+
+STARTS = ("zero", "prefix")
+USUAL_RANK = 16
+
+
+@dataclass
+class NTKAttentionConfig(InlayConfig):
+    """How large the prefix's stand-in is, by which features it is seen, and where it starts; by default in every block.
+
+    `seed` is filled in: what is random follows from it, the directions of `favor` for as long as the adapter lives.
+    """
+
+    rank: int | None = field(
+        default=None,
+        metadata={"help": "The rank s of Z = Z_A Z_B, at most the head size d; None: the smaller of 16 and d // 2."},
+    )
+    feature_multiplier: int = field(
+        default=1, metadata={"help": "beta: there are r = beta d features. `taylor` has a number of its own."}
+    )
+    feature_map: str = field(
+        default="elu", metadata={"help": f"What phi is: {', '.join(sorted(FEATURE_MAPS))} (see inlay.attention)."}
+    )
+    taylor_order: int = field(default=2, metadata={"help": "The order of `taylor`: 2, 4, ..."})
+    start: str = field(
+        default="zero",
+        metadata={"help": "`zero`: as the base model; `prefix`: Eq. (4) of a random prefix, cut to the rank."},
+    )
+    prefix_length: int = field(default=32, metadata={"help": "The length m of the prefix that `start=prefix` draws."})
+    seed: int | None = field(
+        default=None, metadata={"help": "What is random follows from it; None: drawn from torch's seed."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PeftType("INLAY_NTK_ATTENTION")
+        if self.feature_map not in FEATURE_MAPS:
+            raise unknown("feature_map", self.feature_map, FEATURE_MAPS)
+        if self.start not in STARTS:
+            raise unknown("start", self.start, STARTS)
+        if self.rank is not None:
+            _at_least_one("rank", self.rank, f"or leave it out for {USUAL_RANK} or half the head size")
+        _at_least_one("feature_multiplier", self.feature_multiplier, "1 and 2 are usual")
+        _at_least_one("prefix_length", self.prefix_length, "32 is usual")
+        if self.feature_map == Taylor.name:
+            if self.taylor_order < 2 or self.taylor_order % 2:
+                raise InlayError(
+                    f"taylor_order={self.taylor_order}: give 2, 4, ...; a polynomial of odd order turns negative, and "
+                    "the softmax could divide by 0."
+                )
+            if self.feature_multiplier != 1:
+                raise InlayError(
+                    f"feature_multiplier={self.feature_multiplier}: the features of 'taylor' are as many as its order "
+                    "makes them. Leave it out, or raise taylor_order."
+                )
+
+    def features(self) -> FeatureMap:
+        """phi."""
+        if self.feature_map == Taylor.name:
+            return feature_map(Taylor.name, order=self.taylor_order)
+        if self.feature_map == Favor.name:
+            return feature_map(Favor.name, seed=self.seed)
+        return feature_map(self.feature_map)
+
+    def rows(self, head_size: int) -> int:
+        """r."""
+        if self.feature_map == Taylor.name:
+            return self.features().dimension(head_size)
+        return self.feature_multiplier * head_size
+
+    def rank_at(self, head_size: int) -> int:
+        """s, for heads of this size."""
+        if self.rank is None:
+            return max(1, min(USUAL_RANK, head_size // 2))
+        if self.rank > head_size:
+            raise InlayError(
+                f"rank={self.rank} is larger than the model's head size, {head_size}, and would add nothing. Give 1 to "
+                f"{head_size}; the paper takes at most half, {max(1, head_size // 2)}."
+            )
+        return self.rank
+
+
+def _at_least_one(name: str, value: int, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InlayError(f"{name}={value!r} must be a whole number of at least 1; {hint}.")

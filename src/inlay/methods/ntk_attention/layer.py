@@ -1,0 +1,155 @@
+"""NTK-Attention (Liang et al. 2024, Algorithm 2) inside one attention module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.attention import ntk_attention
+from inlay.errors import InlayError
+from inlay.methods.attention_interface import Attend, AttentionLayer, behind_all
+from inlay.methods.ntk_attention.start import Start
+
+IMPLEMENTATIONS = ("sdpa", "eager")
+
+
+class Trained(nn.Module):
+    """One parameter; what is loaded into it must fit and be finite."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        found = state_dict.get(f"{prefix}weight")
+        if found is not None and found.shape != self.weight.shape:
+            raise InlayError(
+                f"{prefix}weight has shape {list(found.shape)}, and this model needs {list(self.weight.shape)}: the "
+                "adapter was trained on a model with heads of another size or number. Load it into that one."
+            )
+        if found is not None and not found.is_meta and not torch.isfinite(found).all():
+            raise InlayError(f"{prefix}weight holds values that are not finite. Train the adapter again.")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class Kappa(Trained):
+    """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
+
+    def forward(self) -> Tensor:
+        return torch.where(self.weight >= 0, self.weight, -self.weight)
+
+
+class FixedKappa(Trained):
+    """kappa as Eq. (4) gave it, saved but not trained: where features may be negative no other is sure to keep
+    `phi(q) kappa` positive."""
+
+    def __init__(self, weight: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.register_buffer("weight", weight)
+
+
+class Prefix(nn.Module):
+    """What stands for the prefix in one adapter: `Z_A`, `Z_B` and `kappa` of each query head."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__()
+        self.features = start.features
+        self.z_a = Trained(start.z_a)
+        self.z_b = Trained(start.z_b)
+        self.kappa = (Kappa if start.features.positive else FixedKappa)(start.kappa)
+
+    def forward(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.z_a(), self.z_b(), self.kappa()
+
+
+class NTKAttentionLayer(AttentionLayer):
+    """Of one head, with q, k, v as the attention function receives them (after rotary embedding):
+
+        T = (exp(q k^T scale) v + phi(q) Z_A Z_B) / (exp(q k^T scale) 1 + phi(q) kappa)
+
+    Mask, causality, bias of position and dropout concern the keys alone: every query sees the whole prefix. The
+    prefixes of several running adapters stand one beside the other: their numerators and denominators add up.
+    """
+
+    child = "inlay_ntk"
+    innermost = True
+    adapter_layer_names = ("inlay_ntk_prefix",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_ntk_prefix = nn.ModuleDict()
+
+    def update_layer(self, adapter_name: str, start: Start) -> None:
+        self.inlay_ntk_prefix[adapter_name] = Prefix(start)
+
+    def attend(
+        self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        implementation = behind_all(self.host.config._attn_implementation)
+        self._check(implementation, kwargs)
+        bias = kwargs.get("position_bias")
+        seen: dict[str, Any] = {
+            "scale": kwargs.get("scaling"),
+            "is_causal": implementation != "eager" and mask is None and self._is_causal(query, kwargs.get("is_causal")),
+            "attn_mask": mask if bias is None else _with_bias(mask, bias),
+            "feature_map": self.inlay_ntk_prefix[self.running()[0]].features,
+        }
+        z_a, z_b, kappa = self._prefixes()
+        output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
+        weights = None
+        if implementation == "eager":
+            # The keys' share of the denominator: what attention to values of 1 gives.
+            ones = torch.ones_like(value[..., :1])
+            share = ntk_attention(query, key, ones, torch.zeros_like(kappa).unsqueeze(-1), kappa, **seen)
+            weights = previous(self.host, query, key, value, mask, **kwargs)[1]
+            weights = None if weights is None else weights * share
+        return output.transpose(1, 2).contiguous(), weights
+
+    def _is_causal(self, query: Tensor, is_causal: bool | None) -> bool:
+        """As `sdpa` in Transformers decides where there is no mask; a single query is the last, and sees all keys."""
+        return query.shape[2] > 1 and bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
+
+    def _prefixes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`."""
+        prefixes = [self.inlay_ntk_prefix[name] for name in self.running()]
+        found = [prefix() for prefix in prefixes]
+        if len(found) == 1:
+            return found[0]
+        alike = {(prefix.features, kappa.shape) for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)}
+        if len(alike) > 1:
+            raise InlayError(
+                f"The adapters {', '.join(self.running())} have different feature maps, and run one at a time: "
+                "model.set_adapter(name). To run them together, train them with one feature_map, "
+                "feature_multiplier and seed."
+            )
+        left, right, kappas = zip(*found, strict=True)
+        return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0)
+
+    def _check(self, implementation: str, kwargs: dict[str, Any]) -> None:
+        if implementation not in IMPLEMENTATIONS:
+            raise InlayError(
+                f"ntk-attention computes attention itself and reads the masks of {' and '.join(IMPLEMENTATIONS)}, not "
+                f'of {implementation!r}: model.set_attn_implementation("sdpa").'
+            )
+        for name in ("softcap", "s_aux"):
+            if kwargs.get(name) is not None:
+                raise InlayError(f"{type(self.host).__name__} changes its scores by {name!r}: {UNLIKE}")
+
+
+UNLIKE = "ntk-attention knows the plain softmax only."
+
+
+def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """What is added to the scores, a bias of position included; hidden keys get what Transformers gives them."""
+    if mask is None:
+        return bias
+    if mask.dtype == torch.bool:
+        return torch.where(mask, bias, torch.finfo(bias.dtype).min)
+    return bias + mask

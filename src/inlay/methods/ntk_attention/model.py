@@ -1,0 +1,63 @@
+"""The tuner of NTK-Attention (Liang et al. 2024): every attention module that looks its function up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from inlay.anatomy import Attention, Block, anatomy
+from inlay.methods.attention_interface import on_interface
+from inlay.methods.capabilities import alternatives
+from inlay.methods.ntk_attention.config import NTKAttentionConfig
+from inlay.methods.ntk_attention.layer import NTKAttentionLayer
+from inlay.methods.ntk_attention.start import Start, start_at
+from inlay.methods.plain import plain_name
+from inlay.methods.tuner import InlayTuner
+
+SEEDS = 2**31
+
+
+class NTKAttentionModel(InlayTuner):
+    """`get_peft_model(model, NTKAttentionConfig())` makes one of these."""
+
+    prefix = "inlay_ntk_"
+    child = "inlay_ntk"
+    tuner_layer_cls = NTKAttentionLayer
+
+    def hosts(self, config: NTKAttentionConfig) -> list[str]:
+        return list(self._places())
+
+    def settings_at(self, config: NTKAttentionConfig, name: str) -> Start:
+        return start_at(config, self._places()[name])
+
+    def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
+        if peft_config.seed is None:
+            peft_config.seed = int(torch.randint(SEEDS, (), device="cpu"))
+        for block in self._places().values():  # before any layer is made
+            assert block.attention is not None
+            peft_config.rank_at(block.attention.head_size)
+        return super()._prepare_adapter_config(peft_config, model_config)
+
+    def _places(self) -> dict[str, Block]:
+        """The blocks whose attention can be adapted, by the plain name of the attention module."""
+        attentions = [(block, block.attention) for block in anatomy(self.model).blocks]
+        return {plain_name(at.name): block for block, at in attentions if at is not None and _why_not(at) is None}
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        """Convolutional networks; MPNet, DeBERTa and timm's models; Gemma 2."""
+        attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
+        reason = "it has no attention" if attention is None else _why_not(attention)
+        return f"ntk-attention cannot adapt {type(model).__name__}: {reason}. {alternatives(model, 'ntk-attention')}"
+
+
+def _why_not(attention: Attention) -> str | None:
+    """Why an attention module cannot be adapted; None if it can."""
+    name = type(attention.module).__name__
+    if not on_interface(attention.module):
+        return f"{name} does not look its function up in Transformers' attention interface"
+    if getattr(attention.module, "attn_logit_softcapping", None):
+        return f"{name} caps its scores, which are then no plain softmax"
+    return None

@@ -1,0 +1,95 @@
+"""Where Z_A, Z_B and kappa start: nowhere, or at a random prefix (NTK-Attention, section 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+
+from inlay.anatomy import Attention, Block
+from inlay.attention import FeatureMap, prefix_to_features
+from inlay.methods.channels import width_in, width_out
+from inlay.methods.ntk_attention.config import NTKAttentionConfig
+from inlay.methods.vpt.layer import like
+
+# They scale the queries themselves, and tell the attention function to scale by 1.
+SCALE_QUERIES = ("opt",)
+
+
+@dataclass(frozen=True)
+class Start:
+    """phi and the first values of one attention: `z_a` [heads, r, s], `z_b` [heads, s, d], `kappa` [heads, r]."""
+
+    features: FeatureMap
+    z_a: Tensor
+    z_b: Tensor
+    kappa: Tensor
+
+
+def start_at(config: NTKAttentionConfig, block: Block) -> Start:
+    """The first values at a block's attention; they follow from the config's seed and, where a prefix is drawn, from
+    the frozen projections."""
+    attention = block.attention
+    assert attention is not None
+    assert config.seed is not None  # filled in before any layer is made
+    generator = torch.Generator().manual_seed(config.seed + block.index)
+    size = attention.head_size
+    heads = _width(attention.query.module, attention) // size
+    rows, rank = config.rows(size), config.rank_at(size)
+    on_meta = next(attention.module.parameters()).is_meta
+    if config.start == "prefix" and not on_meta:
+        z, kappa = _prefix(config, block, attention, heads, rows, generator)
+        z_a, z_b = low_rank(z, rank)
+    else:
+        # As a LoRA starts: one factor is 0, the other is not, or neither would ever receive a gradient.
+        z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu")
+        z_b, kappa = torch.zeros(heads, rank, size), torch.zeros(heads, rows)
+    return Start(config.features(), *(like(attention.module, value) for value in (z_a, z_b, kappa)))
+
+
+def low_rank(z: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The factors of the matrices of this rank that are nearest to `z`, by its singular values shared out evenly."""
+    left, values, right = torch.linalg.svd(z.double(), full_matrices=False)
+    roots = values[..., :rank].sqrt()
+    return left[..., :rank] * roots[..., None, :], roots[..., None] * right[..., :rank, :]
+
+
+def scale_of(attention: Attention) -> float:
+    """What the attention function will be told to multiply the scores by."""
+    module = attention.module
+    if module.config.model_type in SCALE_QUERIES:
+        return 1.0
+    found = (getattr(module, name, None) for name in ("scaling", "scale"))
+    return next((scale for scale in found if isinstance(scale, float)), attention.head_size**-0.5)
+
+
+@torch.no_grad()
+def _prefix(
+    config: NTKAttentionConfig, block: Block, attention: Attention, heads: int, rows: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Eq. (4) of `P ~ N(0, 1)`, m x hidden, through the frozen key and value projections."""
+    made_by = _bare(attention.key.module)
+    own = next(parameter for parameter in made_by.parameters() if parameter.is_floating_point())
+    prefix = torch.randn(config.prefix_length, width_in(made_by), generator=generator, device="cpu").to(own)
+    if attention.fused:
+        _, key, value = made_by(prefix).chunk(3, -1)
+    else:
+        key, value = made_by(prefix), _bare(attention.value.module)(prefix)
+    key, value = (x.unflatten(-1, (-1, attention.head_size)).transpose(0, 1) for x in (key, value))
+    norms = [norm for norm in block.norms if norm.name.startswith(f"{attention.name}.")]
+    if norms:  # of the queries, then of the keys, head by head
+        key = norms[-1].module(key)
+    scale = scale_of(attention)
+    return prefix_to_features(key, value, config.features(), features=rows, scale=scale, heads=heads)
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    """The frozen projection inside a LoRA, if there is one around it."""
+    return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+
+
+def _width(projection: nn.Module, attention: Attention) -> int:
+    width = width_out(_bare(projection))
+    return width // 3 if attention.fused else width
