@@ -12,13 +12,13 @@ from inlay.theory.activation_prompts import (
     Setting,
     TwoLayerViT,
     expected_push,
-    exponent,
     hinge,
     with_expected_gradient,
     with_sgd,
 )
 from inlay.theory.activation_prompts.lab import Needed, _orders, lemma_1, proposition_1, theorem_1
 from inlay.theory.activation_prompts.samples import Since
+from inlay.theory.findings import exponent
 
 
 def all_images(model: TwoLayerViT) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from inlay.theory.activation_prompts.lab import Finding
+    from inlay.theory.findings import Finding
 
 
 def write(found: Finding, folder: Path, command: Sequence[str] = ()) -> None:

@@ -24,7 +24,6 @@ from inlay.theory.activation_prompts.samples import (
     Needed,
     Setting,
     expected_push,
-    exponent,
     with_expected_gradient,
     with_sgd,
 )
@@ -41,7 +40,6 @@ __all__ = [
     "batch_norm_from_prompt",
     "distances",
     "expected_push",
-    "exponent",
     "hinge",
     "layer_norm",
     "layer_norm_from_prompt",

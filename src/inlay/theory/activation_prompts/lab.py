@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -20,17 +18,13 @@ from inlay.theory.activation_prompts.proposition import (
     prompt_from_layer_norm,
 )
 from inlay.theory.activation_prompts.samples import (
-    Exponent,
     Needed,
     Setting,
-    exponent,
     with_expected_gradient,
     with_sgd,
 )
+from inlay.theory.findings import Claim, Exponent, Finding, Row, Tick, exponent, verdict
 
-Holds = Literal["yes", "no", "cannot tell"]
-Tick = Callable[[str], None]
-Row = tuple[str | int | float | None, ...]
 DEPARTURES = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # From far below what counts as a tie to the most that the paper allows.
 NOISES = (1e-12, 1e-10, *(10.0 ** (power / 2) for power in range(-18, -6)), 1e-3, 1e-2, 1e-1, 0.3, 1.0)
@@ -40,26 +34,6 @@ EXPECTED_SIZES = {1: (8, 16, 32, 64, 128, 256), 2: (8, 16, 32, 64, 128)}
 NEAR = 0.15
 # The same in doubles: sums of some hundred numbers of size one.
 SAME = 1e-12
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, and what was seen of it."""
-
-    claim: str
-    measured: str
-    holds: Holds
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one experiment gave. `facts` are its settings and what the picture needs besides the rows."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: list[Row]
-    claims: list[Claim]
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def proposition_1(seed: int = 0, images: int = 8, positions: int = 12, channels: int = 6) -> Finding:
@@ -107,12 +81,12 @@ def proposition_1(seed: int = 0, images: int = 8, positions: int = 12, channels:
             Claim(
                 f"{network}: the same function as a prompt, under the conditions",
                 f"largest gap {met:.1e}",
-                _if(met < SAME),
+                verdict(met < SAME),
             ),
             Claim(
                 f"{network}: each condition is needed",
                 f"gap of {broken:.0%} or more with any one dropped",
-                _if(broken > 1e-3),
+                verdict(broken > 1e-3),
             ),
         ]
     return Finding("proposition-1", ("norm", "condition", "departure", "relative gap", "largest gap"), rows, claims)
@@ -146,16 +120,16 @@ def lemma_1(
         )
     first, second = noisy[0.1]
     claims = [
-        Claim("layer 1: (1 + d_A)/P, without noise", f"largest difference {worst[0]:.1e}", _if(worst[0] < SAME)),
+        Claim("layer 1: (1 + d_A)/P, without noise", f"largest difference {worst[0]:.1e}", verdict(worst[0] < SAME)),
         Claim(
             f"layer 2: 1/P, without noise, where exp(beta^2) < P - 1 (P > {1 + math.exp(beta**2):.1f})",
             f"largest difference {worst[1]:.1e}",
-            _if(worst[1] < SAME),
+            verdict(worst[1] < SAME),
         ),
         Claim(
             f"with noise, sigma = 0.1/P, P = {largest}: {(1 + d_a) / largest:.3g}, then {1 / largest:.3g}",
             f"{first:.3g}, then {second:.3g} (a key at random: {(largest**2 - 1) / 3 / largest:.3g})",
-            _if(abs(first - (1 + d_a) / largest) < 0.1 * first),
+            verdict(abs(first - (1 + d_a) / largest) < 0.1 * first),
         ),
     ]
     if outside:
@@ -166,7 +140,7 @@ def lemma_1(
             Claim(
                 f"lambda_1 < 1/2 (said after A19) also for P = {', '.join(map(str, outside))}",
                 "layer 2 keeps layer 1's distance" if same else "layer 2 differs from layer 1",
-                _if(not same),
+                verdict(not same),
             ),
         )
     columns = ("P", "d_A", "sigma P", "layer 1", "(1 + d_A)/P", "layer 2", "1/P", "lambda_1 < 1/2")
@@ -254,21 +228,23 @@ def _orders(way: str, goal: str, found: list[Needed], fits: dict[str, dict[str, 
         slopes.append(fit)
         fits[f"{way}, {goal}, layer {layer}"] = {**vars(fit), "claimed": wanted}
         if way == "SGD":
-            told, holds = f"P^{fit}, claimed P^{wanted:.2f}", _if(fit.low <= wanted <= fit.high)
+            told, holds = f"P^{fit}, claimed P^{wanted:.2f}", verdict(fit.low <= wanted <= fit.high)
         else:
-            told, holds = f"P^{fit.slope:.2f} at the end, claimed P^{wanted:.2f}", _if(abs(fit.slope - wanted) < NEAR)
+            told, holds = (
+                f"P^{fit.slope:.2f} at the end, claimed P^{wanted:.2f}",
+                verdict(abs(fit.slope - wanted) < NEAR),
+            )
         claims.append(Claim(claim, told + missed, holds))
     claim = f"{way}, zero {goal}: layer 2 needs more, order-wise"
     if len(slopes) < 2:
         return [*claims, Claim(claim, "too few trainings reached it", "cannot tell")]
     first, second = slopes
-    return [*claims, Claim(claim, f"P^{second.slope:.2f} against P^{first.slope:.2f}", _if(second.low > first.high))]
+    return [
+        *claims,
+        Claim(claim, f"P^{second.slope:.2f} against P^{first.slope:.2f}", verdict(second.low > first.high)),
+    ]
 
 
 def claimed_order(layer: int, tokens: float) -> float:
     """Theorem 1: P at layer 1, P^2 log P at layer 2."""
     return tokens if layer == 1 else tokens**2 * math.log(tokens)
-
-
-def _if(true: bool) -> Holds:
-    return "yes" if true else "no"

@@ -217,27 +217,3 @@ def _every_image(model: TwoLayerViT, tokens: Sequence[int]) -> tuple[Tensor, Ten
     images = model.data.patterns[torch.tensor([[0, 2], [0, 3], [1, 2], [1, 3]])]
     labels = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     return sizes, images, labels, torch.stack([torch.ones_like(sizes), sizes - 1], -1)[:, None, :]
-
-
-@dataclass(frozen=True)
-class Exponent:
-    """The slope of log N against log P by least squares, with its 95 % interval (no width with fewer than 3 points)."""
-
-    slope: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.slope:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-
-def exponent(tokens: Sequence[int], samples: Sequence[float]) -> Exponent:
-    """Fit `N ~ P^slope`."""
-    from scipy import stats
-
-    if len(set(tokens)) < 2:
-        raise InlayError(f"Sizes {sorted(set(tokens))}: a slope needs at least two different ones.")
-    fit = stats.linregress([math.log(size) for size in tokens], [math.log(number) for number in samples])
-    freedom = len(tokens) - 2
-    width = float(stats.t.ppf(0.975, freedom)) * fit.stderr if freedom > 0 else 0.0
-    return Exponent(float(fit.slope), float(fit.slope - width), float(fit.slope + width))

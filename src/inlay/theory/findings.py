@@ -1,0 +1,62 @@
+"""What every experiment of the lab gives: numbers, and beside each claim what was measured; and the fit of an order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inlay.errors import InlayError
+
+Holds = Literal["yes", "no", "cannot tell"]
+Tick = Callable[[str], None]
+Row = tuple[str | int | float | None, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and what was seen of it."""
+
+    claim: str
+    measured: str
+    holds: Holds
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one experiment gave. `facts` are its settings and what the picture needs besides the rows."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: list[Row]
+    claims: list[Claim]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def verdict(true: bool) -> Holds:
+    return "yes" if true else "no"
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """The slope of log N against log P by least squares, with its 95 % interval (no width with fewer than 3 points)."""
+
+    slope: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.slope:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def exponent(sizes: Sequence[float], numbers: Sequence[float]) -> Exponent:
+    """Fit `N ~ P^slope`."""
+    from scipy import stats
+
+    if len(set(sizes)) < 2:
+        raise InlayError(f"Sizes {sorted(set(sizes))}: a slope needs at least two different ones.")
+    fit = stats.linregress([math.log(size) for size in sizes], [math.log(number) for number in numbers])
+    freedom = len(sizes) - 2
+    width = float(stats.t.ppf(0.975, freedom)) * fit.stderr if freedom > 0 else 0.0
+    return Exponent(float(fit.slope), float(fit.slope - width), float(fit.slope + width))
