@@ -9,10 +9,23 @@ import torch
 from torch import Tensor, nn
 
 from inlay.methods.attach import attach, trained_parameters
+from inlay.methods.capabilities import capabilities
 from inlay.training.precision import rounded_once
 from zoo import tiny
 
 FAMILIES = ["vit", "dinov2", "swin", "clip", "resnet", "convnext", "bert", "deberta-v2", "gpt2", "llama", "t5"]
+# One method of each kind of place: the pixels, a layer, tokens, attention, weights, outputs.
+METHODS = [
+    "visual-prompt",
+    "activation-prompt",
+    "vpt-deep",
+    "e2vpt",
+    "lora",
+    "ia3",
+    "ssf",
+    "adaptformer",
+    "attention-scale",
+]
 
 
 def autocast() -> AbstractContextManager[None]:
@@ -48,6 +61,35 @@ def test_computes_what_autocast_does(family: str) -> None:
     last, exact = step(model, batch)
     assert torch.equal(last, logits)
     assert all(torch.equal(exact[name], gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["vit", "clip", "resnet"])
+def test_every_method_starts_from_the_same_features(family: str, method: str) -> None:
+    if family not in capabilities()["methods"][method]:
+        pytest.skip(f"{method} does not go into {family}")
+    model, batch = tiny(family)
+    model = attach(model, method).eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for parameter in trained_parameters(model).values():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    logits, _ = step(model, batch)
+    with rounded_once(model, torch.bfloat16):
+        again, _ = step(model, batch)
+    assert torch.equal(again, logits)
+
+
+def test_leaves_the_weights_alone_whose_norm_is_trained() -> None:
+    model, batch = tiny("vit")
+    model = attach(model, "lora", settings={"use_dora": True}).eval()
+    with torch.no_grad():
+        for parameter in trained_parameters(model).values():
+            parameter.add_(0.05)
+    logits, _ = step(model, batch)
+    with rounded_once(model, torch.bfloat16):
+        again, _ = step(model, batch)
+    assert torch.equal(again, logits)
 
 
 def test_leaves_a_tied_weight_alone() -> None:

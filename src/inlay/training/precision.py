@@ -2,11 +2,14 @@
 
 Under autocast a linear layer or a convolution computes with its weight and its input rounded to the lower precision.
 
-- A frozen weight is rounded to the same numbers in every step. Kept rounded, it takes half the memory, nothing has to
-  be rounded and kept for the backward pass, and the result is the same to the bit.
+- A frozen weight is rounded to the same numbers in every step. Kept rounded, it takes half of an accelerator's memory,
+  nothing has to be rounded and kept for the backward pass, and the result is the same to the bit.
 - What enters attention is rounded by the projections of queries, keys and values, each for itself. Rounded once, before
   them, the forward pass is the same to the bit and moves a third of the bytes. In the backward pass the three
   gradients are added in the lower precision, as they are where one projection makes all three.
+
+Left alone is what someone else reads as well: a weight tied to an embedding, the stem, to whose precision models round
+the pixels before anything can act on them, and the weights whose norm PEFT's DoRA takes.
 """
 
 from __future__ import annotations
@@ -32,17 +35,18 @@ ROUNDED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # exactly these:
 def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Inside, the frozen weights of a model are kept as autocast to `dtype` rounds them; None: nothing is done.
 
-    A weight that something else reads too, such as an embedding tied to it, is left alone. The weights as they were
-    wait in ordinary memory and are put back in the end, to the bit.
+    The weights as they were wait in ordinary memory and are put back in the end, to the bit.
     """
     if dtype is None:
         yield
         return
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    others = _read_elsewhere(model)
     frozen = [
         module.weight
         for module in model.modules()
         if type(module) in ROUNDED
+        and module not in others
         and not module.weight.requires_grad
         and module.weight.dtype == torch.float32
         and owners[id(module.weight)] == 1
@@ -67,6 +71,18 @@ def _round_first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         return features.to(dtype) if wanted else features
 
     return on_first_tensor(rounded, args, kwargs)
+
+
+def _read_elsewhere(model: nn.Module) -> set[nn.Module]:
+    """The modules of the stem, and those inside of a LoRA that is a DoRA."""
+    try:
+        found = {inner for part in anatomy(model).stem_parts for inner in part.module.modules()}
+    except InlayError:
+        found = set()
+    for module in model.modules():
+        if any(getattr(module, "use_dora", {}).values()):
+            found.update(module.modules())
+    return found
 
 
 def _projecting(model: nn.Module) -> list[nn.Module]:
