@@ -19,6 +19,7 @@ import copy
 import gc
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -41,7 +42,7 @@ RESULTS = Path(__file__).parent / "results"
 CLASSES, SIDE = 100, 224
 PEER = "peft-lora"
 NOT_ON_CNN = ("vpt-deep", "adaptformer")
-MORE = ("visual-prompt", "norm", "bias", "vpt-deep", "ssf", "adaptformer", "full")
+MORE = ("lora", "visual-prompt", "norm", "bias", "vpt-deep", "ssf", "adaptformer", "full")
 
 
 @dataclass(frozen=True)
@@ -174,18 +175,24 @@ def measure(
         else:
             found[method] = {}
     medians: dict[str, list[float]] = {method: [] for method in methods}
+    inference: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(rounds):
         for method in methods:
             one = Steps(name, method, device, batch)
             medians[method].append(one.timed(one.step, repeats, warmup=max(2, repeats // 4)))
             found[method]["trained"] = one.trained
-            if len(medians[method]) == rounds:
-                one.model.eval()
-                found[method]["inference_per_second"] = 1e3 * batch / one.timed(one.infer, repeats, warmup=2)
+            one.rounding.close()  # as `evaluate` and `predict` run
+            one.model.eval()
+            inference[method].append(1e3 * batch / one.timed(one.infer, repeats, warmup=max(2, repeats // 4)))
             del one
             gc.collect()
     for method, values in medians.items():
-        found[method] |= {"step_ms": statistics.median(values), "rounds_ms": [round(v, 3) for v in values]}
+        found[method] |= {
+            "step_ms": statistics.median(values),
+            "rounds_ms": [round(value, 3) for value in values],
+            "inference_per_second": statistics.median(inference[method]),
+            "rounds_inference": [round(value) for value in inference[method]],
+        }
     return found
 
 
@@ -257,7 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="the CPU's models, every method, wherever this runs")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, help="steps a round")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -285,7 +292,7 @@ def main() -> None:
             times = f"{entry['cached_ms']:.1f} of {entry['uncached_ms']:.1f} ms = {entry['ratio']:.3f}"
             print(f"{model} {method}: {entry['blocks_skipped']} blocks kept, {times}", flush=True)
     about = {
-        "command": "python benchmarks/vision.py" + (" --small" if args.small else ""),
+        "command": " ".join(["python", "benchmarks/vision.py", *sys.argv[1:]]),
         "device": torch.cuda.get_device_name(device) if on_gpu else f"cpu, {torch.get_num_threads()} threads",
         "batch": batch,
         "precision": "bfloat16 autocast" if on_gpu else "float32",

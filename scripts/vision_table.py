@@ -1,9 +1,9 @@
 """Every visual method on real backbones and real pictures: the runs behind docs/visual-methods.md, and its tables.
 
 Protocol: 1,000 labelled pictures of each set (`--protocol vtab-1k`: 800 to train on, 200 to select on) and the set's
-own test pictures. For each backbone, set and method the learning rate is chosen from the method's own grid by
-the 200 pictures, with seed 0; the other seeds use it. A seed draws the
-pictures, the head and the order. The test pictures choose nothing.
+own test pictures. For each backbone and method the learning rate is chosen from the method's own grid by the 200
+held-out pictures of the first set, with seed 0; every set and seed uses it. A seed draws the pictures, the head and the
+order. The test pictures choose nothing.
 
     python scripts/vision_table.py run --models-dir <folder> --data-dir <folder>
     python scripts/vision_table.py layers --models-dir <folder> --data-dir <folder>

@@ -117,5 +117,5 @@ def test_the_learning_rate_follows_the_kind_of_model(image_model: Path, photos: 
         rates[model] = settled(spec).learning_rate
         assert settled(spec.with_(learning_rate=0.5)).learning_rate == 0.5
         assert settled(spec.with_(method="norm")).learning_rate == get("norm").learning_rate
-    assert rates == {image_model: 0.01, resnet: 0.001}
-    assert method.learning_rate_for(None) == method.learning_rate_for("encoder") == 0.01
+    assert rates == {image_model: 0.003, resnet: 0.001}
+    assert method.learning_rate_for(None) == method.learning_rate_for("encoder") == 0.003
