@@ -140,10 +140,10 @@ class NTKAttentionLayer(AttentionLayer):
             )
         for name in ("softcap", "s_aux"):
             if kwargs.get(name) is not None:
-                raise InlayError(f"{type(self.host).__name__} changes its scores by {name!r}: {UNLIKE}")
-
-
-UNLIKE = "ntk-attention knows the plain softmax only."
+                raise InlayError(
+                    f"{type(self.host).__name__} changes its scores by {name!r}: ntk-attention knows the plain softmax "
+                    "only. Take another method for this model."
+                )
 
 
 def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
