@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import SwinConfig, SwinForImageClassification
+from transformers.models.swin.modeling_swin import SwinLayer, window_partition
 
 import zoo
 from inlay import InlayError
@@ -104,10 +106,10 @@ def test_every_attending_family_is_read_and_left_as_it_was(family: str) -> None:
     }
     assert after == before
     assert sorted(found) == [block.index for block in parts.blocks]
-    for weights in found.values():
+    for index, weights in found.items():
         # Weights they are: what a token gives sums to one (padded rows may be anything).
         assert torch.allclose(weights.sum(-1)[0], torch.ones_like(weights.sum(-1)[0]), atol=1e-5)
-        reach = attention.reach(weights, parts, batch)
+        reach = attention.reach(weights, parts, batch, index)
         assert reach.weighted.shape == (3, weights.shape[1])
         assert bool(torch.isfinite(torch.stack([*vars(reach).values()][:3])).all())
 
@@ -122,7 +124,7 @@ def test_of_an_image_only_the_patches_count() -> None:
     for i in range(patches):
         row, column = divmod(i, side)
         weights[0, :, ahead + i, ahead + row * side + (column + 1 if column + 1 < side else column - 1)] = 0.5
-    reach = attention.reach(weights, parts, {"pixel_values": torch.zeros(1, 3, zoo.IMAGE_SIZE, zoo.IMAGE_SIZE)})
+    reach = attention.reach(weights, parts, {"pixel_values": torch.zeros(1, 3, zoo.IMAGE_SIZE, zoo.IMAGE_SIZE)}, 1)
     assert reach.weighted.tolist() == [[8.0, 8.0]]
     assert reach.largest.tolist() == [[8.0, 8.0]]
     assert reach.steps.tolist() == [[1.0, 1.0]]
@@ -133,7 +135,88 @@ def test_padding_of_a_text_does_not_count() -> None:
     parts = anatomy(zoo.tiny("bert")[0])
     weights = torch.full((1, 1, 4, 4), 0.25)
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 0, 0]])}
-    assert float(attention.reach(weights, parts, batch).weighted) == 0.5
+    assert float(attention.reach(weights, parts, batch, 1).weighted) == 0.5
+
+
+def swin(window: int) -> SwinForImageClassification:
+    """Stages of two blocks, the second of each with its windows shifted; patches of 4 pixels.
+
+    One stage for windows of 7: Transformers cannot run a map that is smaller than the window.
+    """
+    torch.manual_seed(0)
+    depths, heads = ([2], [2]) if window == 7 else ([2, 2], [2, 4])
+    config = SwinConfig(patch_size=4, embed_dim=8, depths=depths, num_heads=heads, window_size=window)
+    return SwinForImageClassification(config).eval()
+
+
+def swin_by_loops(
+    layer: SwinLayer, rows: int, columns: int, stride: int, weights: Tensor
+) -> tuple[float, float, float]:
+    """Weighted, arg-max and uniform distance of one head in one image, patch by patch, at places in the image.
+
+    Which patch a token is comes from the layer itself: a map of numbers is padded, rolled and cut as it cuts its input.
+    """
+    number = torch.arange(1.0, rows * columns + 1).view(1, rows, columns, 1)
+    padded, _ = layer.maybe_pad(number, rows, columns)
+    cut = window_partition(layer.cyclic_shift(padded), layer.window_size).flatten(1)
+    mask = layer.get_attn_mask(*padded.shape[1:3], torch.float32, torch.device("cpu"))
+    sums, patches = [0.0, 0.0, 0.0], 0
+    for w, window in enumerate(cut.int().tolist()):
+        for i, one in enumerate(window):
+            if one == 0:
+                continue
+            keys = [j for j, other in enumerate(window) if other and (mask is None or mask[w, i, j] == 0)]
+            apart = {j: stride * math.dist(divmod(one - 1, columns), divmod(window[j] - 1, columns)) for j in keys}
+            mass = {j: float(weights[w, i, j]) for j in keys}
+            sums[0] += sum(mass[j] * apart[j] for j in keys) / sum(mass.values())
+            sums[1] += min(apart[j] for j in keys if mass[j] == max(mass.values()))
+            sums[2] += sum(apart.values()) / len(keys)
+            patches += 1
+    assert patches == rows * columns
+    return sums[0] / patches, sums[1] / patches, sums[2] / patches
+
+
+@pytest.mark.parametrize("window", [3, 4, 7])
+@pytest.mark.parametrize("size", [(32, 32), (38, 44)])
+def test_windows_that_are_padded_and_shifted(window: int, size: tuple[int, int]) -> None:
+    """Padding is no part of the image: not as a query, not as a key, and not in the distance between patches."""
+    model = swin(window)
+    parts, pictures = anatomy(model), torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    found: dict[int, tuple[Tensor, attention.Reach]] = {}
+
+    def take(index: int, weights: Tensor) -> None:
+        found[index] = (weights, attention.reach(weights, parts, {"pixel_values": pictures}, index))
+
+    with torch.no_grad(), attention.reading(model, take):
+        model(pictures)
+    for index, (weights, reach) in found.items():
+        stride = 4 if index <= 2 else 8
+        rows, columns = (-(-length // stride) for length in size)
+        for n, of_image in enumerate(weights.double().chunk(2)):
+            for head in range(weights.shape[1]):
+                expected = swin_by_loops(parts.blocks[index - 1].module, rows, columns, stride, of_image[:, head])
+                measured = (reach.weighted[n, head], reach.largest[n, head], reach.uniform[n])
+                assert [float(value) for value in measured] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("window", "sides"), [(4, [4, 4]), (3, [3, 3, 2]), (7, [7, 1])])
+def test_attention_to_all_alike_in_padded_windows(window: int, sides: list[int]) -> None:
+    """8 x 8 patches of 4 pixels: windows of 3 hold 3, 3 and 2 patches a side, windows of 7 hold 7 and 1."""
+    total = 0.0
+    for down in sides:
+        for across in sides:
+            places = [(4 * i, 4 * j) for i in range(down) for j in range(across)]
+            total += sum(math.dist(a, b) for a in places for b in places) / len(places)
+    windows, tokens = len(sides) ** 2, window**2
+    weights = torch.full((windows, 1, tokens, tokens), 1 / tokens)
+    reach = attention.reach(weights, anatomy(swin(window)), {"pixel_values": torch.zeros(1, 3, 32, 32)}, 1)
+    assert float(reach.weighted) == pytest.approx(total / 64)
+    assert float(reach.uniform) == pytest.approx(total / 64)
+
+
+def test_windows_cut_in_another_way_are_refused() -> None:
+    with pytest.raises(InlayError, match="5 windows where 1 images of 4 were expected"):
+        attention.reach(torch.ones(5, 1, 16, 16), anatomy(swin(4)), {"pixel_values": torch.zeros(1, 3, 32, 32)}, 1)
 
 
 def test_no_attention_is_refused_with_what_to_do() -> None:

@@ -7,18 +7,19 @@ soon as they are there and are not kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from inlay.anatomy import Anatomy, anatomy
 from inlay.errors import InlayError
 from inlay.explain import distance
+from inlay.explain.windows import Windows, windows
 
 # Not on Transformers' attention interface: they hand out their weights only where the model is asked for them.
 ASKED = ("deberta-v2", "mpnet")
@@ -123,37 +124,53 @@ def eager(model: nn.Module) -> Iterator[None]:
             config._attn_implementation = implementation
 
 
-def reach(weights: Tensor, parts: Anatomy, batch: dict[str, Tensor]) -> Reach:
-    """How far the heads of one block reach in a batch.
+def reach(weights: Tensor, parts: Anatomy, batch: dict[str, Tensor], index: int) -> Reach:
+    """How far the heads of block `index` reach in a batch.
 
     Class, distillation and register tokens, and prompts, stand before the patches: the patches are the last of the
     tokens. Of a text all real tokens count, its special ones too. In a Swin model attention stays within a window, and
-    so does the distance; the windows of one image are averaged.
+    so does the distance; the mean is over all patches of the image, and what pads a window is passed over.
     """
     if parts.modality == "text":
-        mask = batch.get("attention_mask")
-        ids = batch["input_ids"]
-        count = ids.shape[1]
-        places = distance.line(count)
-        return _reach(weights[..., -count:, -count:], places, mask)
+        count = batch["input_ids"].shape[1]
+        return _reach(weights[..., -count:, -count:], distance.line(count), batch.get("attention_mask"))
     images, height, width = (batch["pixel_values"].shape[i] for i in (0, -2, -1))
-    if parts.kind == "hierarchical":
-        windows, side = weights.shape[0] // images, math.isqrt(weights.shape[-1])
-        stride = math.sqrt(height * width / (windows * side * side))
-        found = _reach(weights, distance.grid(side, side, stride), None)
-        return Reach(**{name: value.unflatten(0, (images, windows)).mean(1) for name, value in vars(found).items()})
     down, across = _patch(parts)
-    rows, columns = height // down, width // across
     if down != across:
         raise InlayError(f"Patches of {down} x {across} pixels are not square: distances are measured on square ones.")
+    if parts.kind == "hierarchical":
+        return _in_windows(weights, windows(parts, index, down, height, width), images)
+    rows, columns = height // down, width // across
     count = rows * columns
     return _reach(weights[..., -count:, -count:], distance.grid(rows, columns, down), None)
 
 
-def _reach(weights: Tensor, places: Tensor, real: Tensor | None) -> Reach:
+def _in_windows(weights: Tensor, found: Windows, images: int) -> Reach:
+    count, (each, _) = found.side**2, found.real.shape
+    if weights.shape[0] != images * each:
+        raise InlayError(
+            f"Attention has {weights.shape[0]} windows where {images} images of {each} were expected: this model cuts "
+            "its windows in another way than Swin. `inlay explain cka` can compare its layers."
+        )
+    real = found.real.to(weights.device)
+    alike = found.together.to(weights).repeat(images, 1, 1)[:, None]
+    places = distance.grid(found.side, found.side, found.stride)
+    within = _reach(weights[..., -count:, -count:] * alike, places, real.repeat(images, 1), alike)
+    share = real.sum(1) / real.sum()
+
+    def whole(values: Tensor) -> Tensor:
+        """From windows to images: a window counts by the patches that it holds."""
+        return torch.einsum("nw...,w->n...", values.unflatten(0, (-1, each)), share.to(values))
+
+    return Reach(**{name: whole(values) for name, values in vars(within).items()})
+
+
+def _reach(weights: Tensor, places: Tensor, real: Tensor | None, alike: Tensor | None = None) -> Reach:
+    """`alike` (n, 1, P, P) is attention to all that can be seen; None where everything can."""
     apart = distance.pairwise(places).to(weights.device)
     index = distance.pairwise(distance.line(len(places))).to(weights.device)
-    alike = weights.new_ones(()).expand(len(weights), 1, *apart.shape)
+    if alike is None:
+        alike = weights.new_ones(()).expand(len(weights), 1, *apart.shape)
     return Reach(
         distance.weighted_distance(weights, apart, real),
         distance.largest_distance(weights, apart, real),

@@ -261,7 +261,7 @@ def attention_distance(
     batch: dict[str, torch.Tensor] = {}
 
     def take(index: int, weights: torch.Tensor) -> None:
-        found = attention.reach(weights, parts, batch)
+        found = attention.reach(weights, parts, batch, index)
         kept = sums.setdefault(index, {})
         for name, values in vars(found).items():
             total = values.sum(0).cpu()
