@@ -20,9 +20,10 @@ import inlay
 from zoo import tiny
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
-for config_class in (inlay.BiasTuningConfig, inlay.NormTuningConfig):
+for config_class in (inlay.BiasTuningConfig, inlay.NormTuningConfig, inlay.NTKAttentionConfig):
     def build():
         model, batch = tiny("bert")
+        torch.manual_seed(0)
         return get_peft_model(model, config_class()), batch
     model, batch = build()
     loss = model(**batch).loss
@@ -58,4 +59,4 @@ dist.destroy_process_group()
 def test_sharded_models_train_the_same(tmp_path: Path) -> None:
     arguments = [sys.executable, "-W", "ignore", "-c", CODE, str(Path(__file__).parents[1]), str(tmp_path / "store")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=os.environ | {"LOCAL_RANK": "0"})
-    assert done.stdout.split() == ["BiasTuningConfig", "NormTuningConfig"], done.stderr
+    assert done.stdout.split() == ["BiasTuningConfig", "NormTuningConfig", "NTKAttentionConfig"], done.stderr
