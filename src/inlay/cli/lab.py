@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,11 @@ from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError, unknown
 
+if TYPE_CHECKING:
+    from inlay.theory.findings import Finding
+
 FIGURES = ("proposition-1", "lemma-1", "theorem-1")
+PREFIX_FIGURES = ("kernel", "lemma-m6", "lemma-b1", "theorem-b2", "proposition-b3", "theorem-3-1")
 app = typer.Typer(
     help="Compute what a paper proves, and say beside each claim what was measured. Each experiment draws a picture "
     "(PNG and SVG) and keeps its numbers (CSV) and circumstances (JSON) beside it.",
@@ -59,7 +63,7 @@ def activation_prompts(
     names = FIGURES if figure == "all" else (figure,)
     if names[0] not in FIGURES:
         raise unknown("figure", figure, (*FIGURES, "all"))
-    sizes = _sizes(tokens)
+    sizes = _sizes(tokens, "--tokens", "8,12,16,24")
     from inlay.report import charts, charts_theory
     from inlay.theory.activation_prompts import Setting, lab
     from inlay.workflow.explain import Bar
@@ -91,21 +95,69 @@ def activation_prompts(
                 tick(name)
                 found = lab.proposition_1() if name == "proposition-1" else lab.lemma_1()
             charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]])
-            show.table(
-                ("claim", "measured", "holds?"),
-                [(claim.claim, claim.measured, claim.holds) for claim in found.claims],
-                title=name,
-            )
-            if not quiet:
-                show.say(f"drawn in {out / name}")
+            _tell(found, out / name, quiet)
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    """Numbers of tokens from '8,12,16'."""
+@app.command("prefix")
+def prefix(
+    figure: Annotated[str, typer.Option(help=f"{', '.join(PREFIX_FIGURES)} or all.")] = "all",
+    widths: Annotated[
+        str, typer.Option(help="Lengths m of the prefix in the stylised network, parted by commas.")
+    ] = "16,64,256,1024,4096",
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of each setting, with the seeds 0, 1, ...")] = 3,
+    steps: Annotated[int, typer.Option(min=10, help="Steps of gradient descent.")] = 3000,
+    c: Annotated[float, typer.Option(help="Its step size is c / (m lambda_max) of the true kernel.")] = 1.0,
+    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
+        "lab"
+    ),
+    quiet: o.Quiet = False,
+) -> None:
+    """Appendix B and Theorem 3.1 of NTK-Attention, measured.
+
+    All of them take about two minutes; --figure lemma-m6 takes seconds.
+
+    \b
+    inlay lab prefix --figure all
+    inlay lab prefix --figure theorem-b2 --widths 64,1024 --seeds 1 --steps 5000
+    """
+    names = PREFIX_FIGURES if figure == "all" else (figure,)
+    if names[0] not in PREFIX_FIGURES:
+        raise unknown("figure", figure, (*PREFIX_FIGURES, "all"))
+    sizes = _sizes(widths, "--widths", "16,64,256,1024,4096")
+    from inlay.report import charts, charts_prefix, charts_theory
+    from inlay.theory.prefix import lab
+    from inlay.workflow.explain import Bar
+
+    setting = lab.Setting(sizes, seeds, steps, c)
+    for name in names:
+        charts.check_folder(out / name, name)
+    total = sum(lab.beginnings(name, setting) for name in names)
+    with Bar(total, "lab", "step", show=not quiet, lines=True) as bar:
+
+        def tick(what: str) -> None:
+            bar.begin(what)
+            bar.advance()
+
+        for name in names:
+            found = lab.EXPERIMENTS[name](setting, tick)
+            charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]], charts_prefix.DRAWN)
+            _tell(found, out / name, quiet)
+
+
+def _tell(found: Finding, folder: Path, quiet: bool) -> None:
+    """The claims of an experiment as a table."""
+    rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
+    show.table(("claim", "measured", "holds?"), rows, title=found.name)
+    if not quiet:
+        show.say(f"drawn in {folder}")
+
+
+def _sizes(text: str, option: str, example: str) -> tuple[int, ...]:
+    """Whole numbers from '8,12,16'."""
     try:
         sizes = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
     except ValueError:
         sizes = ()
     if not sizes or sizes[0] < 2:
-        raise InlayError(f"--tokens {text!r}: give whole numbers from 2 on, parted by commas, such as 8,12,16,24.")
+        raise InlayError(f"{option} {text!r}: give whole numbers from 2 on, parted by commas, such as {example}.")
     return sizes
