@@ -54,7 +54,7 @@ def test_layers(explain, image_model: Path, photos: Path, tmp_path: Path) -> Non
     folder = tmp_path / "explain" / "layers-photos-my-vit-activation-prompt"
     assert "explain/layers-photos-my-vit-activation-prompt/" in err
     lines = out.splitlines()
-    assert lines[0].split("\t") == ["method", "layer", "test accuracy", "validation", "trained", "prompt norm"]
+    assert lines[0].split("\t") == ["method", "layer", "test accuracy", "validation", "trained", "norm a position"]
     assert [line.split("\t")[:2] for line in lines[1:4]] == [
         ["activation-prompt", "1"],
         ["activation-prompt", "3"],
@@ -68,6 +68,20 @@ def test_layers(explain, image_model: Path, photos: Path, tmp_path: Path) -> Non
     assert about["command"][:3] == ["inlay", "explain", "layers"]
     assert len(about["points"][0]["runs"]) == 1
     assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert "Every layer ran with the same learning rate (" in lines[4]
+
+
+def test_layers_with_a_choice_of_rates(explain, image_model: Path, photos: Path, tmp_path: Path) -> None:
+    given = ("--model", image_model, "--data", photos, "--method", "norm", "--layers", "2", *QUICK, "--seeds", "1")
+    status, out, err = explain("layers", *given, "--rates", "0.001,0.5", "--baselines", "")
+    assert status == 0, err
+    head, line, told = (text.split("\t") for text in out.splitlines())
+    assert head == ["method", "layer", "rate", "test accuracy", "validation", "trained"]
+    folder = tmp_path / "explain" / "layers-photos-my-vit-norm"
+    assert [float(row["learning_rate"]) for row in numbers(folder, "layers")] == [float(line[2])]
+    assert told[0].endswith(f"chosen for each layer by validation of seed 0: {line[2]} at layer 2.")
+    about = json.loads((folder / "layers.json").read_text())
+    assert [(point["layer"], point["rate"]) for point in about["rates_tried"]] == [(2, 0.001), (2, 0.5)]
 
 
 def test_samples_and_prompt_norm(explain, image_model: Path, photos: Path, tmp_path: Path) -> None:
@@ -78,7 +92,7 @@ def test_samples_and_prompt_norm(explain, image_model: Path, photos: Path, tmp_p
     assert [(row["layer"], row["training_examples"]) for row in rows] == [("2", "4"), ("2", "8")]
     status, out, err = explain("prompt-norm", *given, "--method", "activation-prompt", "--rates", "0.01")
     assert status == 0, err
-    assert out.splitlines()[0].split("\t") == ["method", "rate", "test accuracy", "validation", "prompt norm"]
+    assert out.splitlines()[0].split("\t") == ["method", "rate", "test accuracy", "validation", "norm a position"]
     assert (tmp_path / "pictures" / "prompt-norm-photos-my-vit-activation-prompt" / "prompt-norm.svg").is_file()
 
 
@@ -101,6 +115,8 @@ def test_mistakes_are_one_line(explain, image_model: Path, photos: Path, text_mo
     for arguments, complaint in (
         (("layers", *given, "--method", "norm", "--layers", "7"), "no layer 7"),
         (("layers", *given, "--method", "lora"), "cannot be put at a single layer"),
+        (("layers", *given, "--method", "norm", "--rates", "0.1", "--lr", "1"), "give one of the two"),
+        (("layers", *given, "--method", "norm", "--rates", "high"), "--rates takes numbers"),
         (("samples", *given, "--methods", "norm", "--sizes", "ten"), "--sizes takes whole numbers"),
         (("samples", *given, "--methods", "norm", "--sizes", "4", "--shots", "9"), "give --sizes"),
         (("samples", *given, "--methods", "norm", "--sizes", "4000"), "more examples than"),

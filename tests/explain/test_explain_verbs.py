@@ -15,7 +15,7 @@ import zoo
 from inlay import InlayError, Spec, tune
 from inlay.records.store import Store
 from inlay.report import charts, charts_explain
-from inlay.workflow import explain_models, explain_runs
+from inlay.workflow import explain_models, explain_norms, explain_runs
 from inlay.workflow.explain import place_of
 
 
@@ -50,6 +50,33 @@ def test_layers_are_ordinary_runs_that_are_found_again(spec: Spec, tmp_path: Pat
     again = explain_runs.layers(spec, [1, 3], seeds=2, out=out, baselines=(), progress=False)
     assert again.points == found.points
     assert {run.id: (run.folder / "record.json").stat().st_mtime_ns for run in Store(out).list()} == before
+
+
+def test_a_layer_gets_its_rate_by_the_first_seed(spec: Spec, tmp_path: Path) -> None:
+    given = spec.with_(learning_rate=None)
+    found = explain_runs.layers(given, [3], [5, 6], tmp_path, baselines=(), rates=[1e-4, 0.5], progress=False)
+    assert [(point.layer, point.rate, point.seeds) for point in found.tried] == [(3, 1e-4, (5,)), (3, 0.5, (5,))]
+    tried = {point.rate: point.validation[0] for point in found.tried}
+    (point,) = found.points
+    assert point.seeds == (5, 6)
+    assert point.validation[0] == tried[point.rate] == max(tried.values())
+    # Both rates with one seed, and the chosen one with the other.
+    assert len(Store(tmp_path).list()) == 3
+    assert "chosen for each layer by validation of seed 5" in found.sentence
+    assert [row[found.columns.index("learning_rate")] for row in found.rows()] == [point.rate]
+
+
+def test_the_best_rate_is_one_of_validation() -> None:
+    """A layer's own, and not of test; where a metric should be small, the smallest."""
+
+    def point(layer: int, rate: float, validation: float) -> explain_runs.Point:
+        return explain_runs.Point("norm", layer, 9, rate, (0,), (1 - validation,), (validation,), 1, (), (), ("run",))
+
+    points = [point(1, 0.1, 0.4), point(1, 0.2, 0.9), point(2, 0.1, 0.8), point(2, 0.2, 0.3)]
+    spec = Spec(model="m", method="norm", task="digits")
+    for greater, expected in ((True, [(1, 0.2), (2, 0.1)]), (False, [(1, 0.1), (2, 0.2)])):
+        found = explain_runs.Sweep("layers", spec, "metric", greater, 2, points)
+        assert [(cell.layer, cell.rate) for cell in explain_runs.best_rates(found)] == expected
 
 
 def test_a_baseline_has_its_own_rate_and_settings(spec: Spec, tmp_path: Path) -> None:
@@ -124,10 +151,10 @@ def test_layers_that_are_not_there(spec: Spec, method: str, layers: list[int], c
 
 
 def test_positions_of_a_prompt() -> None:
-    assert explain_runs.positions_of((3, 32, 32)) == 1024
-    assert explain_runs.positions_of((17, 16)) == 17
-    assert explain_runs.positions_of((16,)) == 1
-    assert explain_runs.positions_of((3, 700), framed=True) == 700
+    assert explain_norms.positions_of((3, 32, 32)) == 1024
+    assert explain_norms.positions_of((17, 16)) == 17
+    assert explain_norms.positions_of((16,)) == 1
+    assert explain_norms.positions_of((3, 700), framed=True) == 700
 
 
 # ----------------------------------------------------------------------------------------------------- only looking

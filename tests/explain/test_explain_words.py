@@ -46,9 +46,17 @@ def test_a_clear_winner_and_a_clear_half() -> None:
     said = sweep("layers", points).sentence
     assert said.startswith("Layer 1 is best by validation (0.9000 ± 0.0025), with test accuracy 0.9000 ± 0.0025;")
     assert "it stands out from every other" in said
-    assert said.endswith("Early layers are better (early 0.8500 ± 0.0025, late 0.4500 ± 0.0025 accuracy on average).")
+    assert "Early blocks are better (early 0.8500 ± 0.0025, late 0.4500 ± 0.0025 accuracy on average)." in said
     late = sweep("layers", [point(5 - p.layer, list(p.test)) for p in points if p.layer][::-1]).sentence
-    assert "Late layers are better" in late
+    assert "Late blocks are better" in late
+
+
+def test_the_pixels_and_the_middle_are_in_neither_half() -> None:
+    """A bad layer 0 says nothing against early blocks, nor the middle one of five for or against late ones."""
+    points = [point(layer, around(value)) for layer, value in enumerate([0.1, 0.7, 0.7, 0.2, 0.7, 0.7])]
+    said = sweep("layers", points, depth=5).sentence
+    assert "Early and late blocks are not distinguishable (early 0.7000 ± 0.0025, late 0.7000 ± 0.0025" in said
+    assert "Only one half of the blocks was tried." in sweep("layers", [points[0], points[4]], depth=5).sentence
 
 
 def test_what_overlaps_is_not_distinguishable() -> None:
@@ -57,7 +65,7 @@ def test_what_overlaps_is_not_distinguishable() -> None:
     said = sweep("layers", points).sentence
     assert "Layer 4 is best by validation" in said
     assert "not distinguishable from layers 1, 2, 3." in said
-    assert "Early and late layers are not distinguishable" in said
+    assert "Early and late blocks are not distinguishable" in said
 
 
 def test_the_layer_is_chosen_on_validation_and_reported_on_test() -> None:
@@ -71,7 +79,26 @@ def test_a_metric_that_should_be_small() -> None:
     points = [point(1, around(3.0)), point(4, around(2.0))]
     said = sweep("layers", points, metric="perplexity", greater_is_better=False).sentence
     assert said.startswith("Layer 4 is best")
-    assert "Late layers are better" in said
+    assert "Late blocks are better" in said
+
+
+def test_one_layer_alone_does_not_stand_out() -> None:
+    assert "stands out" not in sweep("layers", [point(1, around(0.9))]).sentence
+
+
+def test_the_learning_rate_of_layers_is_told() -> None:
+    points = [point(layer, around(0.5 + layer / 10), rate=rate) for layer, rate in ((1, 0.01), (3, 0.001), (4, 0.01))]
+    same = sweep("layers", [point(p.layer, list(p.test)) for p in points]).sentence
+    assert same.endswith(
+        "Every layer ran with the same learning rate (0.01), which may suit some layers better than others: --rates "
+        "chooses one for each."
+    )
+    found = sweep("layers", points, tried=[point(1, [0.5])])
+    assert found.sentence.endswith(
+        "Learning rates were chosen for each layer by validation of seed 0: 0.001 at layer 3; 0.01 at layers 1, 4."
+    )
+    assert found.details()["rates_tried"][0]["layer"] == 1
+    assert "learning rate chosen for each layer" in charts_explain.draw(found).axes[0].get_title(loc="left")
 
 
 def test_one_seed_claims_nothing() -> None:
@@ -100,12 +127,35 @@ def test_the_largest_training_set_decides() -> None:
     assert said.endswith("it stands out from every other.")
 
 
-def test_norm_and_accuracy_are_said_to_go_together_only_when_they_do() -> None:
-    falling = [point(1, [0.9 - 0.1 * i], norms=(float(i),), norms_per_position=(i / 4,)) for i in range(6)]
-    assert "rank correlation -1.00" in sweep("prompt-norm", falling).sentence
-    mixed = [point(1, [v], norms=(float(i),), norms_per_position=(0.1,)) for i, v in enumerate([0.5, 0.2, 0.6, 0.3])]
-    assert "no rank correlation beyond chance" in sweep("prompt-norm", mixed).sentence
-    assert "too few" in sweep("prompt-norm", mixed[:2]).sentence
+def sized(layer: int, norm: float, test: float) -> Point:
+    """A run with this norm a position; its total norm goes the other way."""
+    return point(layer, [test], norms=(100 - norm,), norms_per_position=(norm,))
+
+
+def test_norm_and_accuracy_are_compared_within_a_layer() -> None:
+    """In each layer larger is better, by the norm a position; thrown together, larger would be worse."""
+    points = [sized(1, 1 + i, 0.5 + i / 10) for i in range(4)] + [sized(3, 10 + i, 0.1 + i / 10) for i in range(5)]
+    said = sweep("prompt-norm", points).sentence
+    assert "+1.00 for activation-prompt, layer 1 (4 runs); +1.00 for activation-prompt, layer 3 (5 runs)" in said
+    assert "norm 4 a position, activation-prompt, layer 1, learning rate 0.01" in said
+    assert "p =" not in said
+    assert "tests nothing" in said
+
+
+def test_few_runs_have_no_rank_correlation() -> None:
+    few = sweep("prompt-norm", [sized(1, i, i / 10) for i in range(3)]).sentence
+    assert "Rank correlation" not in few
+    assert few.endswith(
+        "Too few or too equal runs to say how the norm and accuracy go together: activation-prompt, layer 1."
+    )
+    equal = sweep("prompt-norm", [sized(1, i, 0.5) for i in range(6)]).sentence
+    assert "Rank correlation" not in equal
+
+
+def test_prompts_of_several_layers_are_drawn_by_their_norm_a_position() -> None:
+    figure = charts_explain.draw(sweep("prompt-norm", [sized(1, 3.0, 0.5), sized(3, 5.0, 0.6)]))
+    assert [float(drawn.get_offsets()[0, 0]) for drawn in figure.axes[0].collections] == [3.0, 5.0]
+    assert "a position" in figure.axes[0].get_xlabel()
 
 
 @pytest.mark.parametrize("what", ["layers", "samples", "prompt-norm"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,6 +64,13 @@ def layers(
     baselines: Annotated[
         str, typer.Option(help="Methods drawn as lines across, parted by commas; '' for none.")
     ] = "linear-probe",
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Learning rates, parted by commas, of which each layer gets its best by validation (tried with seed "
+            "0). Default: one rate for all layers."
+        ),
+    ] = None,
     seeds: Seeds = 3,
     runs: Runs = Path("runs"),
     out: Folder = Path("explain"),
@@ -71,30 +79,32 @@ def layers(
     """Accuracy at every layer: put a method at one layer at a time and draw the curve.
 
     Each point is an ordinary run: found again if it was made before, resumed if it was cut short. Without --layers all
-    layers are tried. The star is the best layer by validation, so that the test value there is an honest one. Baselines
-    run with their own learning rate and settings.
+    layers are tried. The star is the best layer by validation, so that the test value there is an honest one. Without
+    --rates all layers have the same learning rate, which may suit some better than others. Baselines run with their
+    own learning rate and settings.
 
     \b
     inlay explain layers --model embedded:vit --task digits --method activation-prompt --seeds 3
+
+    \b
+    inlay explain layers --model embedded:vit --task digits --method activation-prompt --rates 0.001,0.003,0.01
 
     \b
     inlay explain layers --model embedded:resnet --task digits --method norm --layers 1,4,8 --baselines full
     """
     from inlay.workflow import explain_runs
 
-    chosen = fields["settings"].pop("layers", None)
-    spec = spec_of(model, method, fields)
-    folder = folder_of("layers", spec, out, method)
-    found = explain_runs.layers(
-        spec,
-        chosen,
-        seeds,
-        runs,
+    if rates is not None and fields["learning_rate"] is not None:
+        raise InlayError(f"--learning-rate {fields['learning_rate']:g} and --rates {rates}: give one of the two.")
+    work = partial(
+        explain_runs.layers,
+        layers=fields["settings"].pop("layers", None),
         baselines=names_in(baselines),
-        progress=not quiet,
-        say=None if quiet else show.say,
+        rates=None if rates is None else numbers_in(rates, "--rates"),
+        seeds=seeds,
+        out=runs,
     )
-    finish(found, folder)
+    carry_out("layers", work, spec_of(model, method, fields), out, quiet, method)
 
 
 @app.command("samples")
@@ -124,21 +134,16 @@ def samples(
 
     if fields["shots"] is not None:
         raise InlayError(f"--shots {fields['shots']} and --sizes {sizes} both say how many examples: give --sizes.")
-    chosen = fields["settings"].pop("layers", None)
     wanted = names_in(methods)
-    spec = spec_of(model, wanted[0] if wanted else "", fields)
-    folder = folder_of("samples", spec, out, "+".join(wanted))
-    found = explain_runs.samples(
-        spec,
-        wanted,
-        [int(number) for number in numbers_in(sizes, "--sizes", whole=True)],
-        chosen,
-        seeds,
-        runs,
-        progress=not quiet,
-        say=None if quiet else show.say,
+    work = partial(
+        explain_runs.samples,
+        methods=wanted,
+        sizes=[int(number) for number in numbers_in(sizes, "--sizes", whole=True)],
+        layers=fields["settings"].pop("layers", None),
+        seeds=seeds,
+        out=runs,
     )
-    finish(found, folder)
+    carry_out("samples", work, spec_of(model, wanted[0] if wanted else "", fields), out, quiet, "+".join(wanted))
 
 
 @app.command("prompt-norm")
@@ -166,12 +171,14 @@ def prompt_norm(
 
     if fields["learning_rate"] is not None:
         raise InlayError(f"--learning-rate {fields['learning_rate']:g}: give --rates, one or several.")
-    chosen = fields["settings"].pop("layers", None)
-    spec = spec_of(model, method, fields)
-    folder = folder_of("prompt-norm", spec, out, method)
-    given = None if rates is None else numbers_in(rates, "--rates")
-    say = None if quiet else show.say
-    finish(explain_runs.prompt_norm(spec, chosen, given, seeds, runs, progress=not quiet, say=say), folder)
+    work = partial(
+        explain_runs.prompt_norm,
+        layers=fields["settings"].pop("layers", None),
+        rates=None if rates is None else numbers_in(rates, "--rates"),
+        seeds=seeds,
+        out=runs,
+    )
+    carry_out("prompt-norm", work, spec_of(model, method, fields), out, quiet, method)
 
 
 @app.command("cka")
@@ -211,21 +218,18 @@ def cka(
     from inlay.workflow.explain import model_name
 
     spec = spec_of(model, explain_models.NO_METHOD, fields, seed)
-    with_other = f"vs-{model_name(other)}" if other else ""
-    folder = folder_of("cka", spec, out, "", with_other, run_name(adapter), run_name(other_adapter))
-    found = explain_models.cka(
-        spec,
-        other,
+    work = partial(
+        explain_models.cka,
+        other=other,
         examples=examples,
         split=split,
         features=features,
         adapter=adapter,
         other_adapter=other_adapter,
         runs=runs,
-        progress=not quiet,
-        say=None if quiet else show.say,
     )
-    finish(found, folder)
+    with_other = f"vs-{model_name(other)}" if other else ""
+    carry_out("cka", work, spec, out, quiet, with_other, run_name(adapter), run_name(other_adapter))
 
 
 @app.command("attention-distance")
@@ -255,17 +259,8 @@ def attention_distance(
     from inlay.workflow import explain_models
 
     spec = spec_of(model, explain_models.NO_METHOD, fields, seed)
-    folder = folder_of("attention-distance", spec, out, "", run_name(adapter))
-    found = explain_models.attention_distance(
-        spec,
-        examples=examples,
-        split=split,
-        adapter=adapter,
-        runs=runs,
-        progress=not quiet,
-        say=None if quiet else show.say,
-    )
-    finish(found, folder)
+    work = partial(explain_models.attention_distance, examples=examples, split=split, adapter=adapter, runs=runs)
+    carry_out("attention-distance", work, spec, out, quiet, run_name(adapter))
 
 
 # ------------------------------------------------------------------------------------------------------ what they share
@@ -278,14 +273,23 @@ def spec_of(model: str, method: str, fields: dict[str, Any], seed: int = 0) -> S
     return Spec(model=model, method=method, seed=seed, **fields)
 
 
-def folder_of(what: str, spec: Spec, out: Path, method: str, *others: str) -> Path:
-    """Where the result will go, checked before the work."""
-    from inlay.report import charts
+def carry_out(what: str, work: Callable[..., Explanation], spec: Spec, out: Path, quiet: bool, *names: str) -> None:
+    """Do the work, if its result can be kept; then keep it, print it and say where it is. `names` tell its folder."""
+    from inlay.report import charts, charts_explain
     from inlay.workflow.explain import place_of
 
-    folder = place_of(what, spec, out, method, *others)
+    folder = place_of(what, spec, out, *names)
     charts.check_folder(folder, what)
-    return folder
+    found = work(spec, progress=not quiet, say=None if quiet else show.say)
+    charts_explain.write(found, folder, ["inlay", *sys.argv[1:]])
+    SHOWN[what](found)
+    typer.echo(found.sentence)
+    show.say(f"picture, numbers and circumstances in {folder}/ ({what}.png, .svg, .csv, .json)")
+    failures = getattr(found, "failures", {})
+    for which, why in failures.items():
+        show.say(f"failed: {which}: {why}")
+    if failures:
+        raise typer.Exit(SOME_FAILED)
 
 
 def run_name(adapter: str | None) -> str:
@@ -310,21 +314,6 @@ def numbers_in(text: str, option: str, *, whole: bool = False) -> list[float]:
     return numbers
 
 
-def finish(found: Explanation, folder: Path) -> None:
-    """Write the result, print it, say where it is."""
-    from inlay.report import charts_explain
-
-    charts_explain.write(found, folder, ["inlay", *sys.argv[1:]])
-    SHOWN[found.what](found)
-    typer.echo(found.sentence)
-    show.say(f"picture, numbers and circumstances in {folder}/ ({found.what}.png, .svg, .csv, .json)")
-    failures = getattr(found, "failures", {})
-    for which, why in failures.items():
-        show.say(f"failed: {which}: {why}")
-    if failures:
-        raise typer.Exit(SOME_FAILED)
-
-
 def sweep_table(found: Sweep) -> None:
     """The points of a sweep, then its baselines: what the command varies and what it measures; the CSV has all."""
     from inlay.workflow.explain_words import score
@@ -340,14 +329,14 @@ def sweep_table(found: Sweep) -> None:
         columns["layer"] = ["-" if point.layer is None else str(point.layer) for point in points]
     if what == "samples":
         columns["examples"] = [f"{point.examples:,}" for point in points]
-    if what == "prompt-norm":
-        columns["rate"] = [f"{point.rate:g}" for point in points]
+    if what == "prompt-norm" or found.tried:
+        columns["rate"] = ["-" if point.rate is None else f"{point.rate:g}" for point in points]
     columns[f"test {found.metric}"] = [scored(point, "test") for point in points]
     columns["validation"] = [scored(point, "validation") for point in points]
     if what == "layers":
         columns["trained"] = [show.count(point.trained) for point in points]
     if prompted:
-        columns["prompt norm"] = [show.figure(point.norm) for point in points]
+        columns["norm a position"] = [show.figure(point.norm_per_position) for point in points]
     show.table(tuple(columns), list(zip(*columns.values(), strict=True)), right=range(1, len(columns)))
 
 

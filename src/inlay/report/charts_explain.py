@@ -101,7 +101,8 @@ def layers(found: Sweep) -> Figure:
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _within_bounds(axes, found)
-    title = f"{method} at one layer at a time: {_subject(found)}\n{_seeds(points)}"
+    rate = "chosen for each layer" if found.tried else "the same for every layer"
+    title = f"{method} at one layer at a time: {_subject(found)}\n{_seeds(points)}; learning rate {rate}"
     zero = "; 0 is the pixels" if any(point.layer == 0 for point in points) else ""
     charts.dress(axes, title, f"layer (of {found.depth}{zero})", found.metric)
     charts.legend_beside(axes)
@@ -143,23 +144,24 @@ def prompt_norm(found: Sweep) -> Figure:
     """The metric of every run against the norm of its trained prompt: colours for layers, marks for learning rates."""
     figure = charts.blank(8.0, 4.4)
     axes = figure.subplots()
-    rates = sorted({point.rate for point in found.points})
+    rates = sorted({point.rate or 0.0 for point in found.points})
     labels = list(dict.fromkeys(point.label for point in found.points))
     split = "test" if all(point.test for point in found.points) else "validation"
     for point in found.points:
         colour, _ = _look(labels.index(point.label))
-        shape = charts.MARKERS[rates.index(point.rate) % len(charts.MARKERS)]
-        axes.scatter(point.norms, getattr(point, split), s=26, color=colour, marker=shape, alpha=0.8, linewidths=0)
+        shape = charts.MARKERS[rates.index(point.rate or 0.0) % len(charts.MARKERS)]
+        norms, values = point.norms_per_position, getattr(point, split)
+        axes.scatter(norms, values, s=26, color=colour, marker=shape, alpha=0.8, linewidths=0)
     for index, label in enumerate(labels):
         axes.plot([], [], "o", color=_look(index)[0], label=label)
     for index, rate in enumerate(rates):
         axes.plot(
             [], [], charts.MARKERS[index % len(charts.MARKERS)], color=charts.GREY, label=f"learning rate {rate:g}"
         )
-    if all(norm > 0 for point in found.points for norm in point.norms):
+    if all(norm > 0 for point in found.points for norm in point.norms_per_position):
         axes.set_xscale("log")
     title = f"{found.metric.capitalize()} against the size of the trained prompt: {_subject(found)}\na point a run"
-    charts.dress(axes, title, "norm of the trained prompt", f"{split} {found.metric}")
+    charts.dress(axes, title, "norm of the trained prompt a position (root mean square)", f"{split} {found.metric}")
     charts.legend_beside(axes)
     return figure
 

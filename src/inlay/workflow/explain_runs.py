@@ -7,9 +7,9 @@ when they were made before, resumed when they were cut short.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,17 +20,12 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.workflow.compare import half_width
 from inlay.workflow.explain import Bar, Value, bars_aside
+from inlay.workflow.explain_norms import norm_of, prompt_in
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, tune
 
 # Where a layer 0, the pixels, means something.
 FROM_PIXELS = ("activation-prompt",)
 LINEAR_PROBE = "linear-probe"
-# Where methods keep a prompt, whose size means something by itself, by the prefix of what they train.
-PROMPTS = {
-    "inlay_activation_": "inlay_activation_delta",
-    "inlay_visual_": "inlay_visual_delta",
-    "inlay_vpt_": "inlay_vpt_prompts",
-}
 COLUMNS = (
     "method",
     "layer",
@@ -83,13 +78,14 @@ class Point:
     """One cell's runs: the task's first metric, a value a seed, on the test and on the validation split.
 
     `norm` is the mean over seeds of the trained prompt's Euclidean norm, and `norm_per_position` that of its root mean
-    square over positions; None for methods that train no prompt.
+    square over positions; None for methods that train no prompt. `rate` is None where only the loaded model could say
+    which is the method's own.
     """
 
     method: str
     layer: int | None
     examples: int
-    rate: float
+    rate: float | None
     seeds: tuple[int, ...]
     test: tuple[float, ...]
     validation: tuple[float, ...]
@@ -129,7 +125,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Finished points, and what did not finish. `depth` is the number of the model's blocks."""
+    """Finished points, and what did not finish. `depth` is the number of the model's blocks.
+
+    `tried`, where each layer's learning rate was chosen: all rates, with the one seed that decided.
+    """
 
     what: str
     spec: Spec
@@ -139,6 +138,7 @@ class Sweep:
     points: list[Point]
     baselines: list[Point] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    tried: list[Point] = field(default_factory=list)
 
     columns = COLUMNS
 
@@ -153,6 +153,7 @@ class Sweep:
             "blocks": self.depth,
             "points": [asdict(point) for point in self.points],
             "baselines": [asdict(point) for point in self.baselines],
+            "rates_tried": [asdict(point) for point in self.tried],
             "failures": self.failures,
         }
 
@@ -172,19 +173,42 @@ def layers(
     out: Path | str = DEFAULT_OUT,
     *,
     baselines: Sequence[str] = (LINEAR_PROBE,),
+    rates: Sequence[float] | None = None,
     progress: bool = True,
     say: Say | None = None,
 ) -> Sweep:
     """How well `spec.method` does at every single layer of the model, with other methods beside it for reference.
 
     `layers` are blocks counted from 1, and 0 for the pixels; None is all of them. A baseline runs with its own learning
-    rate and settings.
+    rate and settings. With `rates` each layer first runs with all of them and the first seed, and then with every seed
+    at the one that did best on validation; otherwise all layers run at the spec's.
     """
     depth, images = survey(spec)
     chosen = check_layers(spec.method, layers, depth, images=images)
     others = [registry.get(name).name for name in dict.fromkeys(baselines)]
-    cells = [Cell(spec.method, layer=layer) for layer in chosen] + [Cell(name) for name in others]
-    return sweep("layers", spec, cells, seeds, out, depth, progress=progress, say=say)
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    run = partial(sweep, "layers", spec, out=out, depth=depth, progress=progress, say=once(say))
+    cells, first = [Cell(spec.method, layer) for layer in chosen], None
+    if rates is not None:
+        first = run(
+            [Cell(spec.method, layer, rate=rate) for layer in chosen for rate in dict.fromkeys(rates)], numbers[:1]
+        )
+        cells = best_rates(first)
+    found = run(cells + [Cell(name) for name in others], numbers)
+    if first is None:
+        return found
+    return replace(found, tried=first.points, failures=first.failures | found.failures)
+
+
+def best_rates(found: Sweep) -> list[Cell]:
+    """Each layer with the learning rate that did best there on validation, which every training task has."""
+    from inlay.workflow.explain_words import selected
+
+    by_layer: dict[int | None, list[Point]] = {}
+    for point in found.points:
+        by_layer.setdefault(point.layer, []).append(point)
+    best = [selected(found, points)[0] for points in by_layer.values()]
+    return [Cell(point.method, point.layer, rate=point.rate) for point in best]
 
 
 def samples(
@@ -311,16 +335,9 @@ def sweep(
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or not cells:
         raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
-    told: set[str] = set()
+    say_once = once(say)
     failures: dict[str, str] = {}
     done: list[tuple[Cell, list[Run]]] = []
-
-    def say_once(line: str) -> None:
-        if say is not None and line not in told and not line.startswith("already done"):
-            told.add(line)
-            with bars_aside():
-                say(line)
-
     with Bar(len(cells) * len(numbers), what, "run", show=progress, lines=True) as bar:
         for cell in cells:
             runs = []
@@ -344,6 +361,19 @@ def sweep(
     return Sweep(what, spec, metric, greater_is_better(metric), depth, wanted, others, failures)
 
 
+def once(say: Say | None) -> Say:
+    """Say every line but once, beside the progress bars, and of a run that was made before say nothing."""
+    told: set[str] = set()
+
+    def say_once(line: str) -> None:
+        if say is not None and line not in told and not line.startswith("already done"):
+            told.add(line)
+            with bars_aside():
+                say(line)
+
+    return say_once
+
+
 def _is_wanted(what: str, cell: Cell) -> bool:
     """Whether a cell is on the curve, or a line of reference beside it."""
     return what != "layers" or cell.layer is not None
@@ -357,7 +387,7 @@ def point_of(cell: Cell, runs: Sequence[Run]) -> Point:
         method=cell.method,
         layer=cell.layer,
         examples=runs[0].record["examples"]["train"],
-        rate=runs[0].spec.learning_rate or 0.0,
+        rate=runs[0].spec.learning_rate,
         seeds=tuple(run.spec.seed for run in runs),
         test=_values(runs, "test", metric),
         validation=_values(runs, "validation", metric),
@@ -370,39 +400,3 @@ def point_of(cell: Cell, runs: Sequence[Run]) -> Point:
 
 def _values(runs: Sequence[Run], split: str, metric: str) -> tuple[float, ...]:
     return tuple(run.metrics[split][metric] for run in runs if split in run.metrics)
-
-
-def prompt_in(name: str) -> str | None:
-    """The name under which a method keeps its prompt; None for one that trains no prompt."""
-    return PROMPTS.get(registry.get(name).parameter_prefix or "")
-
-
-def norm_of(run: Run) -> tuple[float, float] | None:
-    """The Euclidean norm of a run's trained prompt, and its root mean square over positions; None without a prompt.
-
-    With `delta_p` the prompt at position p of P: `|delta| = sqrt(sum_p |delta_p|^2)` and `|delta| / sqrt(P)`.
-    """
-    from safetensors import safe_open
-
-    kept = prompt_in(run.spec.method)
-    if kept is None:
-        return None
-    config = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    framed = config.get("kind") in ("pad", "resize-concat")
-    total, positions = 0.0, 0
-    with safe_open(run.adapter / "adapter_model.safetensors", framework="pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 - no mapping
-            if kept in key:
-                prompt = tensors.get_tensor(key).double()
-                total += float(prompt.square().sum())
-                positions += positions_of(tuple(prompt.shape), framed=framed)
-    return (total**0.5, (total / positions) ** 0.5) if positions else None
-
-
-def positions_of(shape: tuple[int, ...], *, framed: bool = False) -> int:
-    """How many positions a prompt has: channels x height x width, tokens x width, one vector, or a frame's pixels."""
-    if len(shape) == 3:
-        return shape[1] * shape[2]
-    if len(shape) == 2:
-        return shape[1] if framed else shape[0]
-    return 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from inlay.workflow.explain_runs import Point, Sweep
 
 ONE_SEED = "One seed has no interval, so differences cannot be told from chance: give --seeds 3 or more."
+# Runs below which a rank correlation is not worth a number.
+FEW = 4
 
 
 def score(mean: float, interval: float | None) -> str:
@@ -34,90 +36,127 @@ def overlap(first: tuple[float, float | None], second: tuple[float, float | None
 
 
 def of_layers(found: Sweep) -> str:
-    """The best layer, whether it stands out, and which half of the model is the better place."""
-    best, split = selected(found, found.points)
-    told = f"Layer {best.layer} is best by {split} ({score(best.mean(split) or 0.0, best.interval(split))})"
-    if split == "validation" and best.test:
-        told += f", with test {found.metric} {score(best.mean() or 0.0, best.interval())}"
-    if len(best.seeds) < 2:
-        return f"{told}. {ONE_SEED}"
-    near = [
-        str(point.layer)
-        for point in found.points
-        if point is not best and overlap(_span(point, split), _span(best, split))
-    ]
-    several = f"layer{'s' if len(near) > 1 else ''} {', '.join(near)}"
-    told += f"; not distinguishable from {several}. " if near else "; it stands out from every other. "
-    return told + _halves(found)
-
-
-def _span(point: Point, split: str) -> tuple[float, float | None]:
-    return point.mean(split) or 0.0, point.interval(split)
-
-
-def _halves(found: Sweep) -> str:
-    """Early against late: the mean over the layers of each half, a value a seed."""
-    early = [point for point in found.points if (point.layer or 0) <= found.depth / 2]
-    late = [point for point in found.points if (point.layer or 0) > found.depth / 2]
-    if not early or not late:
-        return "Only one half of the model was tried."
-    spans = []
-    for half in (early, late):
-        split = "test" if half[0].test else "validation"
-        seeds = set.intersection(*(set(point.seeds) for point in half))
-        values = [
-            fmean(dict(zip(p.seeds, getattr(p, split), strict=True))[seed] for p in half) for seed in sorted(seeds)
-        ]
-        if not values:
-            return "Too few runs finished to compare early with late layers."
-        spans.append((fmean(values), half_width(values)))
-    numbers = f"early {score(*spans[0])}, late {score(*spans[1])} {found.metric} on average"
-    if overlap(*spans):
-        return f"Early and late layers are not distinguishable ({numbers})."
-    early_better = (spans[0][0] > spans[1][0]) == found.greater_is_better
-    return f"{'Early' if early_better else 'Late'} layers are better ({numbers})."
+    """The best layer, whether it stands out, which half of the model is the better place, and at what rates."""
+    best = _best(
+        found, found.points, lambda point: f"Layer {point.layer}", lambda near: f"layer{_many(near)} {_layers(near)}"
+    )
+    halves = _halves(found) if any(len(point.seeds) > 1 for point in found.points) else ""
+    return " ".join(part for part in (best, halves, _rates(found)) if part)
 
 
 def of_samples(found: Sweep) -> str:
     """The best curve at the largest training set, and what it cannot be told from."""
     largest = max(point.examples for point in found.points)
     points = [point for point in found.points if point.examples == largest]
-    best, split = selected(found, points)
-    told = (
-        f"With {largest:,} training examples {best.label} is best by {split} "
-        f"({score(best.mean(split) or 0.0, best.interval(split))})"
+    return _best(
+        found,
+        points,
+        lambda point: f"With {largest:,} training examples {point.label}",
+        lambda near: "; ".join(point.label for point in near),
     )
+
+
+def _best(
+    found: Sweep, points: Sequence[Point], name: Callable[[Point], str], several: Callable[[list[Point]], str]
+) -> str:
+    """The best of some points, its test value where validation chose it, and what it cannot be told from."""
+    best, split = selected(found, points)
+    told = f"{name(best)} is best by {split} ({score(*_span(best, split))})"
     if split == "validation" and best.test:
-        told += f", with test {found.metric} {score(best.mean() or 0.0, best.interval())}"
+        told += f", with test {found.metric} {score(*_span(best, 'test'))}"
     if len(best.seeds) < 2:
         return f"{told}. {ONE_SEED}"
-    near = [p.label for p in points if p is not best and overlap(_span(p, split), _span(best, split))]
     if len(points) == 1:
-        return told + "."
-    return told + (f"; not distinguishable from {'; '.join(near)}." if near else "; it stands out from every other.")
+        return f"{told}."
+    near = [point for point in points if point is not best and overlap(_span(point, split), _span(best, split))]
+    return f"{told}; " + (f"not distinguishable from {several(near)}." if near else "it stands out from every other.")
+
+
+def _span(point: Point, split: str) -> tuple[float, float | None]:
+    return point.mean(split) or 0.0, point.interval(split)
+
+
+def _layers(points: Sequence[Point]) -> str:
+    return ", ".join(str(point.layer) for point in points)
+
+
+def _many(points: Sequence[Point]) -> str:
+    return "s" if len(points) > 1 else ""
+
+
+def _halves(found: Sweep) -> str:
+    """Early against late: the mean over the blocks of each half, a value a seed.
+
+    The pixels (layer 0) are no block, and the middle one of an odd number is neither early nor late.
+    """
+    half = found.depth // 2
+    early = [point for point in found.points if point.layer and point.layer <= half]
+    late = [point for point in found.points if point.layer and point.layer > found.depth - half]
+    if not early or not late:
+        return "Only one half of the blocks was tried."
+    spans = []
+    for points in (early, late):
+        split = "test" if points[0].test else "validation"
+        seeds = set.intersection(*(set(point.seeds) for point in points))
+        values = [
+            fmean(dict(zip(p.seeds, getattr(p, split), strict=True))[seed] for p in points) for seed in sorted(seeds)
+        ]
+        if not values:
+            return "Too few runs finished to compare early with late blocks."
+        spans.append((fmean(values), half_width(values)))
+    numbers = f"early {score(*spans[0])}, late {score(*spans[1])} {found.metric} on average"
+    if overlap(*spans):
+        return f"Early and late blocks are not distinguishable ({numbers})."
+    early_better = (spans[0][0] > spans[1][0]) == found.greater_is_better
+    return f"{'Early' if early_better else 'Late'} blocks are better ({numbers})."
+
+
+def _rates(found: Sweep) -> str:
+    """With what learning rates the layers ran, which can decide what layer looks best."""
+    if not found.tried:
+        rate = found.points[0].rate
+        return (
+            f"Every layer ran with the same learning rate{'' if rate is None else f' ({rate:g})'}, which may suit some "
+            "layers better than others: --rates chooses one for each."
+        )
+    by_rate: dict[float, list[Point]] = {}
+    for point in found.points:
+        by_rate.setdefault(point.rate or 0.0, []).append(point)
+    chosen = "; ".join(
+        f"{rate:g} at layer{_many(points)} {_layers(points)}" for rate, points in sorted(by_rate.items())
+    )
+    return f"Learning rates were chosen for each layer by validation of seed {found.tried[0].seeds[0]}: {chosen}."
 
 
 def of_norms(found: Sweep) -> str:
-    """Whether larger prompts go with better or worse results: Spearman's rank correlation over all runs."""
+    """How the size of the prompt and the metric go together within a layer: Spearman's rank correlation.
+
+    Only within a layer: what one layer's activations call large is small in another. And without a p-value: runs that
+    share a rate, a seed or their data are no independent draws.
+    """
     from scipy.stats import spearmanr
 
-    pairs = [
-        (norm, value)
-        for point in found.points
-        for norm, value in zip(point.norms, point.test or point.validation, strict=True)
-    ]
-    norms, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     best, split = selected(found, found.points)
     told = (
-        f"The best by {split} has a prompt of norm {best.norm or 0.0:.3g} "
-        f"({best.norm_per_position or 0.0:.3g} a position), {best.label}, learning rate {best.rate:g}."
+        f"The best by {split} has a prompt of norm {best.norm_per_position or 0.0:.3g} a position, {best.label}, "
+        f"learning rate {best.rate:g}."
     )
-    if len(pairs) < 4 or len(set(norms)) < 2 or len(set(values)) < 2:
-        return f"{told} {len(pairs)} runs are too few to say how the norm and {found.metric} go together."
-    correlation, chance = spearmanr(norms, values)
-    verdict = (
-        f"go together with rank correlation {correlation:+.2f}"
-        if chance < 0.05
-        else f"show no rank correlation beyond chance ({correlation:+.2f})"
-    )
-    return f"{told} Over {len(pairs)} runs the norm and {found.metric} {verdict} (p = {chance:.2g})."
+    by_label: dict[str, list[Point]] = {}
+    for point in found.points:
+        by_label.setdefault(point.label, []).append(point)
+    correlations, few = [], []
+    for label, points in by_label.items():
+        norms = [norm for point in points for norm in point.norms_per_position]
+        values = [value for point in points for value in point.test or point.validation]
+        if len(norms) < FEW or len(set(norms)) < 2 or len(set(values)) < 2:
+            few.append(label)
+        else:
+            correlations.append(f"{spearmanr(norms, values).statistic:+.2f} for {label} ({len(norms)} runs)")
+    if correlations:
+        told += (
+            f" Rank correlation of the norm with {found.metric} over learning rates and seeds: "
+            f"{'; '.join(correlations)}. It describes these runs and tests nothing: the rate moves both."
+        )
+    if few:
+        told += f" Too few or too equal runs to say how the norm and {found.metric} go together: {'; '.join(few)}."
+    return told

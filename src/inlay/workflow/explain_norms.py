@@ -1,0 +1,51 @@
+"""How large a trained prompt became: its norm, read off a finished run."""
+
+from __future__ import annotations
+
+import json
+
+from inlay.methods import registry
+from inlay.records.store import Run
+
+# Where methods keep a prompt, whose size means something by itself, by the prefix of what they train.
+PROMPTS = {
+    "inlay_activation_": "inlay_activation_delta",
+    "inlay_visual_": "inlay_visual_delta",
+    "inlay_vpt_": "inlay_vpt_prompts",
+}
+
+
+def prompt_in(name: str) -> str | None:
+    """The name under which a method keeps its prompt; None for one that trains no prompt."""
+    return PROMPTS.get(registry.get(name).parameter_prefix or "")
+
+
+def norm_of(run: Run) -> tuple[float, float] | None:
+    """The Euclidean norm of a run's trained prompt, and its root mean square over positions; None without a prompt.
+
+    With `delta_p` the prompt at position p of P: `|delta| = sqrt(sum_p |delta_p|^2)` and `|delta| / sqrt(P)`.
+    """
+    from safetensors import safe_open
+
+    kept = prompt_in(run.spec.method)
+    if kept is None:
+        return None
+    config = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    framed = config.get("kind") in ("pad", "resize-concat")
+    total, positions = 0.0, 0
+    with safe_open(run.adapter / "adapter_model.safetensors", framework="pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 - no mapping
+            if kept in key:
+                prompt = tensors.get_tensor(key).double()
+                total += float(prompt.square().sum())
+                positions += positions_of(tuple(prompt.shape), framed=framed)
+    return (total**0.5, (total / positions) ** 0.5) if positions else None
+
+
+def positions_of(shape: tuple[int, ...], *, framed: bool = False) -> int:
+    """How many positions a prompt has: channels x height x width, tokens x width, one vector, or a frame's pixels."""
+    if len(shape) == 3:
+        return shape[1] * shape[2]
+    if len(shape) == 2:
+        return shape[1] if framed else shape[0]
+    return 1
