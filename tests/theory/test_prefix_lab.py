@@ -52,7 +52,7 @@ def test_every_experiment_draws_and_tells(run: Lab, tmp_path: Path, figure: str)
     folder = tmp_path / "here" / figure
     assert {path.name for path in folder.iterdir()} == {f"{figure}.{end}" for end in ("png", "svg", "csv", "json")}
     with (folder / f"{figure}.csv").open() as file:
-        assert len(list(csv.DictReader(file))) >= 6
+        assert len(list(csv.DictReader(file))) >= 2
     facts = json.loads((folder / f"{figure}.json").read_text())
     header, *lines = [line.split("\t") for line in out.splitlines()]
     assert header == ["claim", "measured", "holds?"]

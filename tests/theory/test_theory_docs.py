@@ -1,9 +1,11 @@
-"""docs/fidelity.md names checks that exist, and the theory page shows the pictures it says."""
+"""docs/fidelity.md names checks that exist, and the theory pages show the pictures they say."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,9 +29,10 @@ def test_every_check_that_is_named_exists() -> None:
     assert named > 20
 
 
-def test_pictures_and_links_of_the_theory_page_lead_somewhere() -> None:
+@pytest.mark.parametrize("name", ["activation-prompts", "prefix"])
+def test_pictures_and_links_of_the_theory_pages_lead_somewhere(name: str) -> None:
     folder = ROOT / "docs" / "theory"
-    page = (folder / "activation-prompts.md").read_text(encoding="utf-8")
+    page = (folder / f"{name}.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", page)
     assert len(links) >= 4
     for link in links:

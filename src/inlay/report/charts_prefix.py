@@ -61,6 +61,8 @@ def kernel(found: Finding) -> Figure:
         _widths(axes, widths)
         axes.set_yscale("log")
         axes.legend(frameon=False, fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    middle.set_yticks([0.1, 0.2, 0.5, 1.0], ["0.1", "0.2", "0.5", "1"])
+    middle.minorticks_off()
     figure.suptitle(_title("The kernel as printed and as it is", found), fontsize=11)
     return figure
 
@@ -194,16 +196,16 @@ def theorem_31(found: Finding) -> Figure:
     lengths = _all(found, "m")
     names = list(dict.fromkeys(column(found, "map", kind="error")))
     orders = [name for name in names if name.startswith("taylor")]
-    shades = colormaps["viridis"]
-    others = iter(charts.COLOURS[1:])
+    shades = colormaps["Blues"]
+    others = iter(charts.COLOURS[1:])  # blue is for the Taylor orders
     colours: dict[str, Any] = {}
     for name in names:
         kind = name.split(",")[0]
         if kind == "taylor":
-            colours[name] = shades(0.9 * orders.index(name) / max(1, len(orders) - 1))
+            colours[name] = shades(0.35 + 0.65 * orders.index(name) / max(1, len(orders) - 1))
         else:
             colours[name] = colours[kind] = colours.get(kind) or next(others)
-    lines = {"r = d": "-", "r = 2d": "--", "r = 4d": ":", "r = 1d": "-", "r = 16d": "--", "r = 256d": ":"}
+    lines = {"r = d": "-", "r = 2d": "--", "r = 4d": ":", "r = 16d": "--", "r = 256d": ":"}
     for name in names:
         means = [sum(errors) / len(errors) for m in lengths if (errors := column(found, "error", map=name, m=m))]
         left.plot(lengths, means, color=colours[name], linestyle=lines.get(name.split(", ")[1], "-"), label=name)

@@ -25,7 +25,7 @@ def maps() -> list[tuple[str, FeatureMap, int | None]]:
         ("elu, r = 2d", Elu(), 2 * HEAD),
         ("elu, r = 4d", Elu(), 4 * HEAD),
     ]
-    named += [(f"favor, r = {times}d", Favor(), times * HEAD) for times in (1, 16, 256)]
+    named += [(f"favor, r = {times or ''}d", Favor(), (times or 1) * HEAD) for times in (None, 16, 256)]
     return named + [(f"taylor, order {order}", Taylor(order=order), None) for order in ORDERS]
 
 

