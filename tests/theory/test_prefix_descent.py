@@ -97,8 +97,6 @@ def test_the_theorems_constants() -> None:
     width = math.log10(144 / 0.16 * math.sqrt(math.log(12 / 0.05)))
     assert asked.needed_width == pytest.approx(width + 30 * B / math.log(10))
     assert asked.drift(0.01) == pytest.approx(math.log10(0.08 * math.sqrt(12)) + 22 * B / math.log(10))
-    far = math.log10(2 / 0.4 * math.sqrt(12) / 1024 * 50)
-    assert asked.distance(50.0) == pytest.approx(far + 20 * B / math.log(10))
     assert asked.step < -100
 
 

@@ -57,10 +57,6 @@ class Constants:
         """log10 of Lemma K.3's bound on the kernel's change within R: `8 R sqrt(n d) exp(22 B)`."""
         return self._log10(8 * radius * math.sqrt(self.examples * self.size), 22)
 
-    def distance(self, residual: float) -> float:
-        """log10 of `D = 2 / lambda exp(20 B) sqrt(n d) / m |Y - F(0)|_F`, which no weight moves beyond (M.1)."""
-        return self._log10(2 * math.sqrt(self.examples * self.size) * residual / (self.least * self.width), 20)
-
 
 @dataclass(frozen=True)
 class Descent:
