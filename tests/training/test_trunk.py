@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import zoo
-from inlay.anatomy import anatomy, head_modules
+from inlay.anatomy import anatomy
 from inlay.errors import InlayError
-from inlay.methods.attach import attach
 from inlay.methods.registry import get
-from inlay.methods.tuner import ChildLayer
 from inlay.records import Spec
 from inlay.training import Outcome, fit
-from inlay.training.trunk import TrunkCache
 from inlay.training.trunk_data import KeptSplit
-from inlay.training.trunk_rows import FILE, LIMIT, Rows, memory_limit
+from inlay.training.trunk_rows import FILE, LIMIT, Rows, available_memory, memory_limit
 
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")
 # Full batches and a smaller last one.
@@ -120,9 +117,9 @@ def test_validation_from_kept_rows_is_the_same_to_the_bit(tmp_path: Path, family
     without, with_it = run("off"), run("auto")
     # Training: two epochs of three batches. Validation and test: two batches each time.
     assert passes["off"] == 2 * 3 + 6 * 2 + 2
-    # To find the cut: 3. The rows: 3, and 2 + 1 compared. The smaller last batches: 2. Validation: once without, once
-    # for the rows. Test.
-    assert passes["auto"] == 3 + 3 + 3 + 2 + 2 + 2 + 2
+    # To find the cut: 4. The rows: 3, and 3 + 2 compared. The smaller last batches: 2. Validation: once without, once
+    # for the rows, and one batch compared. Test.
+    assert passes["auto"] == 4 + 3 + 5 + 2 + 2 + 2 + 2 + 2
     assert result(with_it, tmp_path / "auto") == result(without, tmp_path / "off")
     assert without.portrait["inference_examples_per_second"]["repetitions"] == 7
     # What tells the speed of the model: the first evaluation and the test.
@@ -192,6 +189,44 @@ def test_the_limit_is_set_in_words(monkeypatch: pytest.MonkeyPatch, given: str, 
         memory_limit()
 
 
+CGROUP_2 = {"memory.max": "1000", "memory.current": "700", "memory.stat": "anon 500\ninactive_file 150\n"}
+CGROUP_1 = {
+    "memory.limit_in_bytes": "1000",
+    "memory.usage_in_bytes": "700",
+    "memory.stat": "inactive_file 0\ntotal_inactive_file 150\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {".": CGROUP_2}, 450),
+        ("0::/", {".": CGROUP_2 | {"memory.current": "1200"}}, 0),
+        ("0::/", {".": CGROUP_2 | {"memory.max": "max"}}, None),
+        ("0::/", {".": CGROUP_2 | {"memory.max": str(2**62)}}, None),
+        ("0::/slice/job", {"slice": CGROUP_2, "slice/job": CGROUP_2 | {"memory.max": "max"}}, 450),
+        ("0::/another", {"slice": CGROUP_2}, None),
+        ("0::/outside/of/the/container", {".": CGROUP_2}, 450),
+        ("5:cpu,cpuacct:/\n4:memory:/docker/1", {"memory": CGROUP_1}, 450),
+        ("4:memory:/job", {"memory/job": CGROUP_1}, 450),
+        ("0::/", {}, None),
+        (None, {}, None),
+    ],
+)
+def test_memory_is_what_the_container_leaves(
+    tmp_path: Path, groups: str | None, files: dict[str, dict[str, str]], expected: int | None
+) -> None:
+    root, own = tmp_path / "cgroup", tmp_path / "own"
+    for folder, contents in files.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in contents.items():
+            (root / folder / name).write_text(text + "\n")
+    if groups is not None:
+        own.write_text(groups + "\n")
+    found = available_memory(root, own)
+    assert found == expected if expected is not None else found > 2**20, "what the machine has"
+
+
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     batch=st.integers(1, 4),
@@ -251,95 +286,48 @@ def test_off_where_it_is_of_no_use(tmp_path: Path, family: str, changes: dict[st
     assert reason in outcome.portrait["trunk"]["reason"]
 
 
-def test_a_row_whose_rounding_depends_on_its_place_is_not_kept(tmp_path: Path) -> None:
-    class Rounds(nn.Module):
+def other_at_the_first_place(factor: float) -> toys.ToyBackbone:
+    """A ViT in which the features of a batch's first row are multiplied."""
+
+    class First(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cat([x[:1] * (1 + 1e-6), x[1:]])
+            return torch.cat([x[:1] * factor, x[1:]])
 
-    def uneven() -> toys.ToyBackbone:
-        backbone = toys.backbone("vit")
-        backbone.model.vit.layernorm = nn.Sequential(backbone.model.vit.layernorm, Rounds())
-        return backbone
+    backbone = toys.backbone("vit")
+    backbone.model.vit.layernorm = nn.Sequential(backbone.model.vit.layernorm, First())
+    return backbone
 
-    task, spec = toys.image_task(train=40), SPEC.with_(epochs=2)
-    outcome = fit(uneven(), task, get("linear-probe"), spec, tmp_path / "auto", progress=False)
-    assert "depends on its place in the batch" in outcome.portrait["trunk"]["reason"]
-    outcome = fit(uneven(), task, get("linear-probe"), spec.with_(trunk_cache="on"), tmp_path / "on", progress=False)
+
+def of_the_batch() -> toys.ToyBackbone:
+    """A ResNet whose batch norms have no running statistics: they take the batch's, in eval mode too."""
+    backbone = toys.backbone("resnet")
+    for module in backbone.model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return backbone
+
+
+def test_a_row_whose_rounding_depends_on_its_place_is_kept_on_request(tmp_path: Path) -> None:
+    task, rounded = toys.image_task(train=40), other_at_the_first_place(1 + 1e-6)
+    outcome = fit(rounded, task, get("linear-probe"), SPEC, tmp_path / "auto", progress=False)
+    assert "rounding depends on its place in the batch" in outcome.portrait["trunk"]["reason"]
+    rounded, spec = other_at_the_first_place(1 + 1e-6), SPEC.with_(trunk_cache="on")
+    outcome = fit(rounded, task, get("linear-probe"), spec, tmp_path / "on", progress=False)
     assert outcome.portrait["trunk"]["cached"]
 
 
-# ---- the cut itself, without `fit`
-
-
-def adapted(family: str, method: str, **settings: Any) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    model, batch = zoo.tiny(family)
-    return attach(model, method, settings=settings, newly_initialised=head_modules(model)), batch
-
-
-def test_dropout_before_the_first_trained_part_leaves_no_cut() -> None:
-    model, batch = adapted("vit", "norm", layers=[3])
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-    assert TrunkCache.find(model.eval(), batch)
-    state = torch.random.get_rng_state()
-    trunk = TrunkCache.find(model.train(), batch)
-    assert not trunk
-    assert "random numbers" in str(trunk.reason)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    with pytest.raises(InlayError, match="no trunk to keep: random numbers"):
-        trunk.compute(batch)
-
-
-def test_statistics_that_move_leave_no_cut_and_are_put_back() -> None:
-    model, batch = adapted("resnet", "linear-probe")
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    model.train()
-    assert "statistics move" in str(TrunkCache.find(model, batch).reason)
-    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
-
-
-def test_a_head_that_reads_several_hidden_states_moves_the_cut_or_leaves_none() -> None:
-    class Reads(nn.Module):
-        def __init__(self, base: nn.Module) -> None:
-            super().__init__()
-            self.base, self.head = base, nn.Linear(16, 3)
-
-        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-            states = self.base(pixel_values, output_hidden_states=True).hidden_states
-            return self.head(states[1][:, 0] + states[-1][:, 0])
-
-    base, batch = zoo.tiny("vit", "base")
-    model = Reads(base.requires_grad_(False))
-    trunk = TrunkCache.find(model, batch)
-    assert trunk.blocks_skipped == 3, "the sum of both enters the head"
-    base.layers[2].requires_grad_(True)
-    assert "cannot be cut off" in str(TrunkCache.find(model, batch).reason), "block 1 is read beside block 3's input"
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_replay_leaves_no_trace(family: str) -> None:
-    """Nor does one that fails; and what other methods hang on modules works on inside."""
-    model, batch = adapted(family, "norm", layers=[2, 3])
-    model = attach(model, "activation-prompt", adapter_name="second", settings={"layers": [3], "image_size": 32})
-    for module in model.modules():
-        if isinstance(module, ChildLayer):
-            module.set_adapter(["default", "second"])
-    forwards = {module: module.__dict__.get("forward") for module in model.modules()}
-    hooks = {module: len(module._forward_pre_hooks) for module in model.modules()}
-    expected = model(**batch)
-    trunk = TrunkCache.find(model, batch)
-    assert trunk.blocks_skipped == 1, trunk.reason
-    rows = trunk.compute(batch)
-    with trunk.replay(rows):
-        found = model(**trunk.placeholders(3), labels=batch["labels"])
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.loss, expected.loss)
-    with pytest.raises(RuntimeError, match="inside"), trunk.replay(rows):
-        raise RuntimeError("inside")
-    assert {module: module.__dict__.get("forward") for module in model.modules()} == forwards
-    assert {module: len(module._forward_pre_hooks) for module in model.modules()} == hooks
-    assert torch.equal(model(**batch).logits, expected.logits)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backbone", [of_the_batch, lambda: other_at_the_first_place(1.5)], ids=["norm", "place"])
+def test_a_row_that_depends_on_the_rest_of_its_batch_is_never_kept(
+    tmp_path: Path, backbone: Callable[[], toys.ToyBackbone], precision: str
+) -> None:
+    spec = SPEC.with_(precision=precision, max_steps=4)
+    outcome = fit(backbone(), toys.image_task(train=40), get("linear-probe"), spec, tmp_path / "auto", progress=False)
+    assert "depends on the rest of its batch" in outcome.portrait["trunk"]["reason"]
+    on = spec.with_(trunk_cache="on")
+    with pytest.raises(InlayError, match="cannot be: in this model a row depends on the rest of its batch"):
+        fit(backbone(), toys.image_task(train=40), get("linear-probe"), on, tmp_path / "on", progress=False)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])

@@ -7,9 +7,14 @@ whose first trained piece is not at the input.
 Where to cut is found by a dry run, for any architecture. The last moment is sought at which a module is entered, no
 tensor requires a gradient yet, no random number has been drawn and no statistic has moved, such that all that comes
 after depends on the first tensor entering that module and on nothing else from before. That is tried, not derived:
-everything computed before is replaced by placeholders full of NaN, the tensor is put in, on other rows than those of
-the dry run, and loss, logits and gradients must be the same. A residual that passes the cut by, a head that reads an
-earlier hidden state: all of it would let the NaN through, and an earlier cut is tried.
+everything computed before is replaced by placeholders, the tensor is put in, in a batch of another size than that of
+the dry run, and two things are asked for. Loss, logits and gradients must be the same. And none of them may have been
+computed from a placeholder: whatever an operation makes of one is followed to the end (`_Follows`), whether it is made
+of floats, which are NaN, or of integers and booleans, which have no NaN. A residual that passes the cut by, a head that
+reads an earlier hidden state, a mask or a route that was chosen before: all of it is seen, and an earlier cut is tried.
+
+What holds for the modes of this dry run need not hold in others: a model may read more in eval mode. And a trunk may
+still let the rows of a batch depend on each other. Who keeps rows checks both: trunk_data.py and validation.py.
 
 In a replay the modules that finish before the cut return placeholders that take no memory and no time, and the module
 behind the cut receives the rows that were kept. No module is replaced, as models read attributes of theirs, and all
@@ -18,7 +23,7 @@ hooks stay: only `forward` is shadowed on those that are skipped, and given back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from inlay.anatomy import anatomy
@@ -34,12 +40,21 @@ from inlay.training.seeds import random_state, undisturbed
 
 PLAIN = (type(None), bool, int, float, str, torch.Size, torch.dtype, torch.device)
 MOST_TRIES = 24
+# Operations that take nothing from a tensor but its shape, type and device.
+SHAPE_ALONE = {
+    *(getattr(torch.ops.aten, f"{kind}_like") for kind in ("empty", "zeros", "ones", "full", "rand", "randn")),
+    *(getattr(torch.ops.aten, f"new_{kind}") for kind in ("empty", "zeros", "ones", "full", "empty_strided")),
+}
 AT_THE_INPUT = "the first trained part is at the input or in the first block"
 RANDOM = "random numbers (dropout) are drawn before the first trained part"
 MOVING = "batch statistics move before the first trained part"
 BOUND = "what comes before the first trained part cannot be cut off: more than one of its results is used later"
 
 Batch = Mapping[str, Any]
+
+
+class NotReached(InlayError):
+    """The model, in the mode it is in, does not pass the place where it was cut."""
 
 
 class _Cut(Exception):
@@ -114,7 +129,7 @@ class TrunkCache:
                     _inputs=_inputs_of(example),
                 )
                 expected = expected or outcome(model, other, trained)
-                if trunk._holds(other, trained, expected):
+                if trunk._holds(other, example, trained, expected):
                     return trunk
                 reason = BOUND if reason == AT_THE_INPUT else reason
         return cls(model, reason=reason, blocks=len(blocks) or None)
@@ -158,6 +173,11 @@ class TrunkCache:
         finally:
             for handle in handles:
                 handle.remove()
+        if not found:
+            raise NotReached(
+                f"{type(self.model).__name__} does not enter the module behind the cut in the modes it is in. Look for "
+                "the trunk again in these modes."
+            )
         return found[0]
 
     @contextmanager
@@ -200,8 +220,8 @@ class TrunkCache:
             }
         return self._trees[rows]
 
-    def _holds(self, batch: Batch, trained: list[nn.Parameter], expected: list[Tensor | None]) -> bool:
-        """Whether a replay comes to what the whole model comes to."""
+    def _holds(self, batch: Batch, example: Batch, trained: list[nn.Parameter], expected: list[Tensor | None]) -> bool:
+        """Whether a replay comes to what the whole model comes to, and takes nothing else from the trunk."""
         if not all(
             isinstance(leaf, (Tensor, *PLAIN)) for output in self._skipped.values() for leaf in tree_leaves(output)
         ):
@@ -209,13 +229,47 @@ class TrunkCache:
         rows = self.compute(batch)
         if len(rows) != len(next(iter(batch.values()))):
             return False
-        labels = {name: value for name, value in batch.items() if name not in self._inputs}
+        self.compute(example)  # what a module remembers of its last pass must not be what the replay needs
+        others = {name: value for name, value in batch.items() if name not in self._inputs}
+        inputs = self.placeholders(len(rows))
+        follows = _Follows(tree_leaves((inputs, list(self._outputs(len(rows)).values()))))
         try:
-            with self.replay(rows):
-                found = outcome(self.model, self.placeholders(len(rows)) | labels, trained)
-        except (RuntimeError, ValueError, TypeError, IndexError):  # placeholders do not suit some code on the way
+            with self.replay(rows), follows:
+                found = outcome(self.model, inputs | others, trained)
+        except Exception:  # whatever the model's own code makes of placeholders: they do not suit it
             return False
-        return len(found) == len(expected) and all(map(same, found, expected))
+        return not follows.reached(found) and len(found) == len(expected) and all(map(same, found, expected))
+
+
+class _Follows(TorchDispatchMode):
+    """Follows what is computed from placeholders, by the memory it lies in, so that views and changes in place count.
+
+    Values that are read as Python numbers cannot be followed any further: that ends the pass.
+    """
+
+    def __init__(self, placeholders: Iterable[Any]) -> None:
+        super().__init__()
+        self._held: dict[int, torch.UntypedStorage] = {}  # held, so that no other memory gets its number
+        self._hold(placeholders)
+
+    def _hold(self, leaves: Iterable[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self._held[storage._cdata] = storage
+
+    def reached(self, leaves: Iterable[Any]) -> bool:
+        """Whether any of these was computed from a placeholder."""
+        return any(isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata in self._held for leaf in leaves)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func.overloadpacket not in SHAPE_ALONE and self.reached(tree_leaves((args, kwargs))):
+            results = tree_leaves(output)
+            if not all(isinstance(leaf, (Tensor, type(None))) for leaf in results):
+                raise ValueError(f"{func} reads the value of a placeholder")
+            self._hold(results)
+        return output
 
 
 def _dry_run(model: nn.Module, batch: Batch, blocks: set[nn.Module]) -> list[_Moment]:

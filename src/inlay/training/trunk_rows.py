@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,12 @@ FILE = f"{TEMPORARY}trunk"
 LIMIT = "INLAY_TRUNK_MEMORY"
 SHARE = 0.25  # of what is free may be taken where nobody set a limit
 WORTH = 0.25  # of the blocks must be saved for a file that memory could not hold, read from disk in every epoch
+CGROUPS = Path("/sys/fs/cgroup")
+# The limit, the usage, and in `memory.stat` the part of it that is given up when memory is asked for: versions 2 and 1.
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,6 +49,34 @@ def memory_limit() -> int | None:
     if found is None:
         raise InlayError(f"{LIMIT}={given!r} is no size. Give bytes, or a number with a unit: 500MiB, 4GiB.")
     return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def available_memory(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes that this process can still take: of the machine's, and of its container's where that has a limit."""
+    return max(0, min([psutil.virtual_memory().available, *_left_in_groups(root, own)]))
+
+
+def _left_in_groups(root: Path, own: Path) -> Iterator[int]:
+    """What is left in this process's control group and in those around it. In a container its own group is the root."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:  # not Linux
+        return
+    for _, controllers, name in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = root / "memory" if controllers else root
+        group = top / name.lstrip("/")
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(top):
+                break
+            for limit, usage, reclaimed in CGROUP_FILES:
+                try:
+                    most, used = (int((folder / file).read_text()) for file in (limit, usage))
+                    spare = re.search(rf"^{reclaimed} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+                except (OSError, ValueError):  # no such group, or no limit: "max"
+                    continue
+                yield most - used + (int(spare[1]) if spare else 0)
 
 
 class Rows:
@@ -69,7 +104,7 @@ class Rows:
             self.kept = torch.empty((count, values), dtype=example.dtype, device=home)
 
     def _place(self, device: torch.device, share: float) -> Where:
-        limit, free = memory_limit(), psutil.virtual_memory().available
+        limit, free = memory_limit(), available_memory()
         if device.type == "cuda":
             room = torch.cuda.mem_get_info(device)[0] * SHARE
             if self.bytes <= (room if limit is None else min(room, limit)):

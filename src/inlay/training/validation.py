@@ -3,7 +3,8 @@
 Its order never changes, so the output of the frozen trunk is the same every time, batch by batch, to the bit wherever
 the same computation twice gives the same bits. The first time it is scored without: that is how fast the model infers.
 The second time the trunk's output is kept, where training has a trunk to keep and memory has room, and used from then
-on; such a pass tells nothing of the model's speed.
+on; such a pass tells nothing of the model's speed. The cut was found in the modes of training: in eval mode a model may
+read more than passes through it, so the first batch is scored both ways, and nothing kept if it comes out differently.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from inlay.training.evaluation import Scored, score
 from inlay.training.place import Place, Stop
-from inlay.training.trunk import TrunkCache
+from inlay.training.trunk import NotReached, TrunkCache
 from inlay.training.trunk_data import KeptSplit, NotKept
 
 
@@ -43,8 +45,10 @@ class Validation:
         kept = KeptSplit(self.encoded, self.collate, trunk, self.place.batch_size, self.place.device, shuffled=False)
         self.model.eval()
         try:
-            with self.place.autocast():
+            with torch.no_grad(), self.place.autocast():
                 kept.fill(None, stop)
-        except NotKept:
+                kept.check_first(stop)
+        except (NotKept, NotReached):
+            kept.close()
             return
         self._kept = kept
