@@ -339,3 +339,17 @@ def test_peft_s_own_status_knows_the_layers() -> None:
     assert status.peft_types == {"default": "INLAY_BIAS"}
     layers = [layer for layer in adapted.get_layer_status() if layer.module_type == "bias.BiasLayer" or layer.enabled]
     assert len(layers) == 27
+
+
+def test_leaves_a_head_alone_that_another_adapter_trains(tmp_path: Path) -> None:
+    """PEFT runs the other adapter's copy of it, and would save nothing that hangs on the original."""
+    whole, _ = tiny("vit")
+    whole.save_pretrained(tmp_path / "base")
+    model = type(whole).from_pretrained(tmp_path / "base")
+    lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["classifier"])
+    stacked = get_peft_model(
+        get_peft_model(model, lora, adapter_name="one").get_base_model(), inlay.BiasTuningConfig(), adapter_name="two"
+    )
+    names = [name for name, parameter in stacked.named_parameters() if "inlay_bias" in name]
+    assert names
+    assert not any("classifier" in name for name in names)

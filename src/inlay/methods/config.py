@@ -6,11 +6,13 @@ the config is saved as `adapter_config.json` and found again by its type.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from peft.config import PeftConfig
 
+from inlay.errors import InlayError
 from inlay.methods.register import register
 
 
@@ -23,6 +25,8 @@ class InlayConfig(PeftConfig):
     found in the model unless `newly_initialised` names it. All names are looked up once, when the adapter is made
     (`resolved`): a reloaded adapter goes where it was, whatever the model it is put into was loaded from.
     """
+
+    chooses_layers: ClassVar[bool] = True  # whether `layers` can be given
 
     target_modules: list[str] | str | None = field(
         default=None,
@@ -51,6 +55,12 @@ class InlayConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         register()
+        # From the command line every value arrives as a word or a number: "no" must not pass for a yes.
+        hints = get_type_hints(type(self))
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name not in _PEFTS and not _is_a(value, hints[entry.name]):
+                raise InlayError(f"{entry.name}={value!r} will not do: give {_in_words(hints[entry.name])}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as JSON-ready data, with the names of modules in a fixed order."""
@@ -58,3 +68,33 @@ class InlayConfig(PeftConfig):
         if isinstance(data["target_modules"], (set, tuple, list)):
             data["target_modules"] = sorted(data["target_modules"])
         return data
+
+
+_PEFTS = {entry.name for entry in fields(PeftConfig)}
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    list: "a list",
+}
+
+
+def _is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type, as far as its outermost part."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_a(value, option) for option in get_args(hint))
+    kind = get_origin(hint) or hint
+    if kind is Any:
+        return True
+    if kind is list:
+        return isinstance(value, (list, tuple, set))
+    if kind in (int, float):
+        return not isinstance(value, bool) and isinstance(value, (int, kind))
+    return isinstance(value, kind)
+
+
+def _in_words(hint: Any) -> str:
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [get_origin(option) or option for option in options if option is not NoneType]
+    return " or ".join(_WORDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)

@@ -58,7 +58,7 @@ class Method:
 
     def takes(self, setting: str) -> bool:
         """Whether the method's config has a setting of this name; imports it."""
-        if self.config is None:
+        if self.config is None or (setting == "layers" and not getattr(self.config_class(), "chooses_layers", True)):
             return False
         return any(entry.name == setting and entry.init for entry in fields(self.config_class()))
 

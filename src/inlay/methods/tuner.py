@@ -182,7 +182,9 @@ class InlayTuner(BaseTuner):
         return peft_config
 
     def _targets(self, config: InlayConfig) -> list[str]:
-        heads = tuple(f"{name}." for name in config.modules_to_save or ())
+        # A head that another adapter trains runs as that adapter's copy: what hangs on the original would not act.
+        others = [name for name, module in self.model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
+        heads = tuple(f"{plain_name(name)}." for name in [*(config.modules_to_save or ()), *others])
         names = [name for name in self.hosts(config) if not f"{name}.".startswith(heads)]
         if not names:
             raise InlayError(self.refusal(self.model))

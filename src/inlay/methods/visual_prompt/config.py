@@ -20,6 +20,7 @@ class VisualPromptConfig(PromptConfig):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("add", "pad", "resize-concat")
+    chooses_layers: ClassVar[bool] = False
 
     width: int | None = field(
         default=None,
