@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +37,15 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
     for row in rows:
         grid.add_row(*row)
     Console(markup=False, highlight=False).print(grid)
+
+
+def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a table is narrow enough for the terminal, headers broken between words; a pipe has no width."""
+    if not sys.stdout.isatty():
+        return True
+    words = [max(column.split(), key=len) for column in columns]
+    widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
+    return sum(widths) + 2 * len(widths) <= shutil.get_terminal_size().columns
 
 
 def say(line: str) -> None:
@@ -182,7 +192,11 @@ def comparison(found: Comparison) -> None:
         "infer/s",
         "n",
     )
-    table(columns, rows, right=range(1, len(columns)))
+    if fits(columns, rows):
+        table(columns, rows, right=range(1, len(columns)))
+    else:  # what came out, and then what it cost
+        table(columns[:5], [row[:5] for row in rows], right=range(1, 5))
+        table((columns[0], *columns[5:]), [(row[0], *row[5:]) for row in rows], right=range(1, 6))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")

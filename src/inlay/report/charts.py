@@ -7,6 +7,8 @@ which people with any kind of colour vision can tell apart.
 from __future__ import annotations
 
 import csv
+import itertools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,11 +84,15 @@ def keep(
     rows: Sequence[Sequence[Value]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Put `name`.png, .svg, .csv and .json into `folder`, all or nothing; an earlier result of that name is replaced.
+    """Put `name`.png, .svg, .csv and .json into `folder`, all or nothing.
 
-    `facts` go into the JSON: what was measured, with what, by which command.
+    `facts` go into the JSON: what was measured, with what, by which command. An earlier result there is replaced where
+    the same command made it; one of another command is put aside, under a number.
     """
     check_folder(folder, name)
+    if _command_in(folder / f"{name}.json") not in (None, facts.get("command")):
+        numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
+        folder.rename(next(place for place in numbered if not place.exists()))
 
     def fill(place: Path) -> None:
         save(figure, place / f"{name}.png")
@@ -98,6 +104,14 @@ def keep(
         write_json(place / f"{name}.json", facts)
 
     write_folder(folder, fill)
+
+
+def _command_in(path: Path) -> Any:
+    """The command on record of an earlier result; None where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("command")
+    except (OSError, ValueError):
+        return None
 
 
 def save(figure: Figure, path: Path) -> None:
