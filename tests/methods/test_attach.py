@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 
+import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, task_type, trained_parameters
 from inlay.methods.capabilities import alternatives, capabilities, fitting
@@ -200,3 +201,20 @@ def test_a_probe_says_what_is_wrong() -> None:
         return model, batch | {"labels": torch.full((3,), -100)}
 
     assert probe(get("lora"), unlabelled) == "the loss is nan"
+
+
+def test_goes_on_with_the_head_that_another_adapter_trained() -> None:
+    """By PEFT's own get_peft_model: what was trained is not lost, and the new adapter's copy of it trains."""
+    model, batch = tiny("vit")
+    lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["classifier"])
+    first = get_peft_model(model, lora, adapter_name="one")
+    with torch.no_grad():
+        for parameter in trained_parameters(first).values():
+            parameter.add_(0.1)
+    wanted = logits(first, batch)
+    second = get_peft_model(first.get_base_model(), inlay.ActivationPromptConfig(layers=[2]), adapter_name="two")
+    assert torch.equal(logits(second, batch), wanted)
+    second(**batch).loss.backward()
+    heads = {name: p for name, p in second.named_parameters() if ".classifier." in name and p.grad is not None}
+    assert heads
+    assert all(".two." in name for name in heads)

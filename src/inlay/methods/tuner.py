@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
-from peft.utils.other import AuxiliaryTrainingWrapper
+from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -167,7 +167,25 @@ class InlayTuner(BaseTuner):
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Names are looked up into a copy of the config: the caller's may serve another model."""
         self.peft_config[adapter_name] = deepcopy(self.peft_config[adapter_name])
+        in_use = {
+            module: name
+            for module in model.modules()
+            if isinstance(module, ModulesToSaveWrapper)
+            for name in module.active_adapters[:1]
+        }
         super().inject_adapter(model, adapter_name, *args, **kwargs)
+        if adapter_name in self.active_adapters:
+            self._go_on_with_heads(adapter_name, in_use)
+
+    def _go_on_with_heads(self, adapter_name: str, in_use: dict[ModulesToSaveWrapper, str]) -> None:
+        """Beside another adapter that has trained a head, begin from that head: PEFT would return to the untrained one,
+        and leave the new adapter's frozen."""
+        for wrapper, name in in_use.items():
+            if name != adapter_name and adapter_name in wrapper.modules_to_save:
+                heads = wrapper.modules_to_save
+                heads[adapter_name].load_state_dict(heads[name].state_dict())
+                heads[name].requires_grad_(False)
+                wrapper.set_adapter(adapter_name, inference_mode=self.peft_config[adapter_name].inference_mode)
 
     def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
         if not peft_config.resolved:
