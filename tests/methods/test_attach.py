@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -203,8 +205,9 @@ def test_a_probe_says_what_is_wrong() -> None:
     assert probe(get("lora"), unlabelled) == "the loss is nan"
 
 
-def test_goes_on_with_the_head_that_another_adapter_trained() -> None:
-    """By PEFT's own get_peft_model: what was trained is not lost, and the new adapter's copy of it trains."""
+def test_goes_on_with_the_head_that_another_adapter_trained(tmp_path: Path) -> None:
+    """By PEFT's own get_peft_model, as docs/stacking.md has it: what was trained is not lost, the new adapter's copy of
+    it trains, and both load again."""
     model, batch = tiny("vit")
     lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["classifier"])
     first = get_peft_model(model, lora, adapter_name="one")
@@ -218,3 +221,10 @@ def test_goes_on_with_the_head_that_another_adapter_trained() -> None:
     heads = {name: p for name, p in second.named_parameters() if ".classifier." in name and p.grad is not None}
     assert heads
     assert all(".two." in name for name in heads)
+    with torch.no_grad():
+        for parameter in trained_parameters(second).values():
+            parameter.add_(0.1)
+    second.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(tiny("vit")[0], tmp_path / "one", adapter_name="one")
+    again = PeftModel.from_pretrained(again.get_base_model(), tmp_path / "two", adapter_name="two")
+    assert torch.equal(logits(again, batch), logits(second, batch))
