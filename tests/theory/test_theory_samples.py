@@ -140,7 +140,9 @@ def test_exponent() -> None:
         exponent([8, 8], [1, 2])
 
 
-def made(order: dict[int, float], missing: bool = False) -> list[Needed]:
+def made(
+    order: dict[int, float], missing: bool = False, spreads: tuple[float, ...] = (0.97, 1.0, 1.03)
+) -> list[Needed]:
     """Trainings that needed P^power samples, times a little that differs by seed."""
     return [
         Needed(
@@ -148,14 +150,19 @@ def made(order: dict[int, float], missing: bool = False) -> list[Needed]:
         )
         for layer, power in order.items()
         for tokens in (8, 16, 32)
-        for seed, spread in enumerate((0.97, 1.0, 1.03))
+        for seed, spread in enumerate(spreads)
     ]
 
 
 def test_claims_can_hold_and_can_fail() -> None:
     near = 2 + math.log(math.log(32) / math.log(8)) / math.log(4)
     assert [claim.holds for claim in _orders("SGD", "error", made({1: 1.0, 2: near}), {})] == ["yes", "yes", "yes"]
-    assert [claim.holds for claim in _orders("SGD", "error", made({1: 2.0, 2: 2.0}), {})] == ["no", "no", "no"]
+    same = _orders("SGD", "error", made({1: 2.0, 2: 2.0}), {})
+    assert [claim.holds for claim in same] == ["no", "no", "cannot tell"]
+    turned = _orders("SGD", "error", made({1: 2.0, 2: 1.0}), {})
+    assert [claim.holds for claim in turned] == ["no", "no", "no"]
+    scattered = _orders("SGD", "error", made({1: 1.0, 2: near}, spreads=(0.1, 1.0, 10.0)), {})
+    assert [claim.holds for claim in scattered] == ["cannot tell"] * 3
     lost = _orders("SGD", "error", made({1: 1.0, 2: 2.0}, missing=True), {})
     assert [claim.holds for claim in lost] == ["yes", "cannot tell", "cannot tell"]
     assert "9 of 9 not reached" in lost[1].measured
