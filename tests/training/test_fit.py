@@ -217,7 +217,7 @@ def test_the_last_good_state_has_the_statistics_of_before_the_step(tmp_path: Pat
 
     spec = SPEC.with_(method="full", max_steps=3, schedule="constant", learning_rate=1e-3, gradient_accumulation=2)
     task = toys.image_task()
-    with pytest.raises(InlayError, match=r"step 4 .* for example 5e-05, the default of full"):
+    with pytest.raises(InlayError, match=r"step 4 .* for example 0.0003"):
         fit(poisoned(6), task, get("full"), spec.with_(max_steps=9), tmp_path / "bad", progress=False)
     fit(poisoned(99), task, get("full"), spec, tmp_path / "good", progress=False)
     kept, expected = (load_file(tmp_path / place / "model.safetensors") for place in ("bad/last-good", "good/adapter"))
