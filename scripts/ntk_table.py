@@ -1,0 +1,451 @@
+"""NTK-Attention beside LoRA and prefix tuning: the runs behind docs/ntk-attention-measured.md, its tables and figure 3.
+
+Three groups of cells, three seeds each: SmolLM2-135M on running text and worked answers, MiniLM on five tasks of
+SuperGLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by the held-out
+part of the group's first task, with seed 0; every task and seed uses it. Test data choose nothing. A line's other runs
+follow once its rate is known, the lines in the order of their weight: what the clock cuts off are whole lines.
+
+    python scripts/ntk_table.py run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 400
+    python scripts/ntk_table.py write     # docs/ntk-attention-measured.md from benchmarks/results/ntk_table.json
+    python scripts/ntk_table.py draw      # docs/images/ntk-figure-3.png from benchmarks/results/ntk_figure3.json
+
+A model is looked for in --models-dir under its name, or its name and a version (`smollm2-...`, as the cache of `inlay`
+has it); otherwise the embedded one is taken. `--known` has results of an earlier call, which are not made again. The
+workers share the machine, so that times of these runs are not to be compared: benchmarks/ntk.py measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import os
+import queue
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SEEDS = 3
+ANSWERS = 200  # questions of GSM8K's test set that are answered in full
+UNTRAINED = "untrained"
+# Three of each method's grid, a factor of about three apart.
+RATES: Mapping[str, tuple[float, ...]] = {
+    "ntk-attention": (3e-3, 1e-2, 3e-2),
+    "lora": (3e-4, 1e-3, 3e-3),
+    "prefix": (1e-2, 3e-2, 1e-1),
+    "linear-probe": (3e-3, 1e-2, 3e-2),
+    "full": (3e-5, 1e-4, 3e-4),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with settings. Without a method: the model as it comes."""
+
+    name: str
+    method: str | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A model, its tasks (the rate is chosen on the first), the lines of its table, the most important first.
+
+    `options` are fields of the spec, `own` those of single tasks; `rows` of training are used where it is given.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    lines: tuple[Line, ...]
+    options: Mapping[str, Any]
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+
+def prefix(length: int, note: str = "", **settings: Any) -> Line:
+    return Line(f"prefix, m = {length}{note}", "prefix", {"num_virtual_tokens": length, **settings})
+
+
+# 30 layers of 9 heads of 64 with 3 heads of keys. LoRA of rank 8 and a prefix of 40 train 460,800 numbers each,
+# NTK-Attention 270 (128 s + 64): 466,560 with s = 13.
+LANGUAGE = Group(
+    model="smollm2",
+    tasks=("wikitext2", "gsm8k"),
+    lines=(
+        Line(UNTRAINED, None),
+        Line("ntk-attention", "ntk-attention", {"rank": 13}),
+        Line("lora", "lora"),
+        prefix(40),
+        prefix(1),
+        prefix(160),
+        prefix(40, ", from zero", init_weights="zero"),
+    ),
+    options={"max_steps": 300, "evaluations": 1, "max_length": 512},
+    own={"wikitext2": {"batch_size": 4}, "gsm8k": {"batch_size": 8}},
+    rows={"wikitext2": 12_000},
+)
+# 6 layers of 12 heads of 32: LoRA of rank 8 and a prefix of 16 train 73,728 numbers, NTK-Attention 76,032 by default.
+ENCODER = Group(
+    model="minilm",
+    tasks=("rte", "cb", "boolq", "copa", "multirc"),
+    lines=(
+        Line("ntk-attention", "ntk-attention"),
+        Line("lora", "lora"),
+        prefix(16),
+        prefix(1),
+        prefix(100),
+        Line("linear-probe", "linear-probe"),
+        Line("full", "full"),
+    ),
+    options={"max_steps": 300, "batch_size": 32, "evaluations": 5, "max_length": 256},
+    own={"boolq": {"shots": 2000}, "multirc": {"shots": 2000}},
+)
+# The other lines of this table are in vision_table.json, by the same protocol: the whole grid on Oxford Pets.
+VISION = Group(
+    model="vit_tiny_patch16_224",
+    tasks=("oxford-pets", "flowers102", "cifar10"),
+    lines=(Line("ntk-attention", "ntk-attention"),),
+    options={"protocol": "vtab-1k", "epochs": 20.0, "batch_size": 64},
+)
+GROUPS = {"language": LANGUAGE, "encoder": ENCODER, "vision": VISION}
+BESIDE = ("linear-probe", "lora", "vpt-deep", "full")  # read from vision_table.json
+
+
+# --------------------------------------------------------------------------------------------------------- the runs
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run, and where its model and data lie."""
+
+    group: str
+    line: str
+    task: str
+    rate: float
+    seed: int
+    models_dir: str
+    data_dir: str
+    steps: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, float, int]:
+        return self.group, self.line, self.task, self.rate, self.seed
+
+    def spec(self) -> Any:
+        from inlay import Spec
+
+        group = GROUPS[self.group]
+        line = group.line(self.line)
+        options = dict(group.options) | dict(group.own.get(self.task, {}))
+        if self.steps:
+            options["max_steps"] = self.steps
+        return Spec(
+            model=where(group.model, self.models_dir),
+            task=self.task,
+            data_dir=self.data_dir,
+            method=line.method or "full",
+            learning_rate=self.rate or None,
+            seed=self.seed,
+            settings=line.settings,
+            **options,
+        )
+
+
+def where(model: str, models_dir: str) -> str:
+    """The folder of a model, or its embedded name."""
+    found = [Path(models_dir) / model, *sorted(Path(models_dir).glob(f"{model}-*"))]
+    return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
+
+
+def rates(group: str, line: Line) -> tuple[float, ...]:
+    """What the learning rate is chosen from; 0 stands for none at all."""
+    from inlay.methods.registry import get
+
+    if line.method is None:
+        return (0.0,)
+    return get(line.method).grid if group == "vision" else RATES[line.method]
+
+
+def job(work: Work) -> dict[str, Any]:
+    """One run: what the tables need of it, or why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    named = {name: getattr(work, name) for name in ("group", "line", "task", "rate", "seed")}
+    try:
+        found = measure(work)
+    except Exception as error:  # one run must not stop the others
+        found = {"error": f"{type(error).__name__}: {error}"}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the card is shared
+    return named | found | {"seconds": round(time.perf_counter() - begin, 1)}
+
+
+def measure(work: Work) -> dict[str, Any]:
+    from inlay import backbones, tasks
+    from inlay.methods.registry import get
+    from inlay.tasks.metrics import OF_TEXTS
+    from inlay.training import fit
+    from inlay.training.evaluation import evaluate
+
+    spec, line = work.spec(), GROUPS[work.group].line(work.line)
+    task = tasks.load(spec)
+    if rows := GROUPS[work.group].rows.get(work.task):
+        task.train = task.train.select(range(min(rows, len(task.train))))
+    whole = task.schema
+    # Texts are written once, after the training and for some questions only.
+    task.schema = dataclasses.replace(whole, metrics=tuple(name for name in whole.metrics if name not in OF_TEXTS))
+    backbone = backbones.load(
+        spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
+    )
+    found: dict[str, Any] = {"metric": task.metrics[0]}
+    if line.method is None:
+        model, trained = backbone.model, 0
+        metrics = {split: evaluate(model, task, split, backbone.processor, spec)[0] for split in ("validation", "test")}
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            outcome = fit(backbone, task, get(line.method), spec, Path(folder) / "run", progress=False)
+        model, metrics = outcome.model, outcome.metrics
+        trained = outcome.portrait["parameters"]["trained"]
+        found |= {"steps": outcome.steps, "best_step": outcome.best_step}
+    if whole.generates and not work.steps:
+        found["answers"] = answered(model, task, whole, backbone.processor, spec)
+    return found | {
+        "validation": metrics["validation"][task.metrics[0]],
+        "test": metrics["test"][task.metrics[0]],
+        "trained": trained,
+        "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
+    }
+
+
+def answered(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> float:
+    """The share of the first questions of the test set whose final answer is right, in one batch."""
+    from inlay.training.generation import generate
+    from inlay.training.place import Place
+
+    rows = task.test.select(range(min(ANSWERS, len(task.test))))
+    place = dataclasses.replace(Place.of(spec), batch_size=len(rows))
+    texts = generate(model.to(place.device).eval(), schema, rows, processor, spec.max_length, place)
+    return schema.score_texts(texts, rows)["answer-accuracy"]
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every line's rates on its group's first task; then, as soon as its rate is known, its other tasks and seeds."""
+    end = time.monotonic() + args.seconds
+    known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
+    entries = {_key(entry): entry for entry in known if "error" not in entry}
+    done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    pool = multiprocessing.get_context("spawn").Pool(args.workers)
+    given: set[tuple[Any, ...]] = set(entries)
+    pending = 0
+
+    def submit(works: Iterable[Work]) -> None:
+        nonlocal pending
+        for work in works:
+            if work.key not in given:
+                given.add(work.key)
+                pending += 1
+                pool.apply_async(job, (work,), callback=done.put)
+
+    def follow(name: str, line: Line) -> None:
+        """The line's other cells, once all its rates were tried."""
+        tried = [entries.get((name, line.name, GROUPS[name].tasks[0], rate, 0)) for rate in rates(name, line)]
+        rate = None if None in tried else best_rate([entry for entry in tried if entry])
+        if rate is not None:
+            seeds = range(1 if line.method is None else args.seeds)
+            submit(work(name, line, task, rate, seed) for task in GROUPS[name].tasks for seed in seeds)
+
+    def work(name: str, line: Line, task: str, rate: float, seed: int) -> Work:
+        return Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
+
+    chosen = [(name, line) for name in args.groups for line in GROUPS[name].lines]
+    submit(work(name, line, GROUPS[name].tasks[0], rate, 0) for name, line in chosen for rate in rates(name, line))
+    for name, line in chosen:
+        follow(name, line)
+    while pending:
+        try:
+            entry = done.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            break
+        pending -= 1
+        entries[_key(entry)] = entry
+        print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
+        keep(args, entries)
+        follow(entry["group"], GROUPS[entry["group"]].line(entry["line"]))
+    pool.terminate()
+    keep(args, entries)
+    failed = sum("error" in entry for entry in entries.values())
+    print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
+
+
+def keep(args: argparse.Namespace, entries: Mapping[Any, dict[str, Any]]) -> None:
+    from inlay.records.versions import versions
+
+    found = {"versions": versions(), "runs": list(entries.values())}
+    Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, str, str, float, int]:
+    return entry["group"], entry["line"], entry["task"], entry["rate"], entry["seed"]
+
+
+def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
+    """The rate that did best on what is held out for selection; of equals, the smallest."""
+    from inlay.tasks.metrics import greater_is_better
+
+    known = [entry for entry in entries if "validation" in entry]
+    sign = {entry["metric"]: -1 if greater_is_better(entry["metric"]) else 1 for entry in known}
+    return min(known, key=lambda e: (sign[e["metric"]] * e["validation"], e["rate"]))["rate"] if known else None
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def cell(runs: Sequence[dict[str, Any]], group: str, line: str, task: str) -> list[dict[str, Any]]:
+    """The runs of one cell at the rate that was selected, in the order of their seeds."""
+    own = [r for r in runs if (r["group"], r["line"]) == (group, line) and "test" in r]
+    rate = best_rate(r for r in own if r["task"] == GROUPS[group].tasks[0] and r["seed"] == 0)
+    return sorted((r for r in own if r["task"] == task and r["rate"] == rate), key=lambda r: r["seed"])
+
+
+def beside(path: Path) -> list[dict[str, Any]]:
+    """The runs of the visual methods' table as ours."""
+    found = json.loads(path.read_text())["runs"] if path.is_file() else []
+    return [
+        {**r, "group": "vision", "line": r["method"], "metric": "accuracy"}
+        for r in found
+        if r["model"] == VISION.model and r["method"] in BESIDE and r["task"] in VISION.tasks
+    ]
+
+
+def lines_of(group: str) -> list[str]:
+    names = [line.name for line in GROUPS[group].lines]
+    return [*names, *BESIDE] if group == "vision" else names
+
+
+def shown(values: Sequence[float], metric: str, wanted: int = SEEDS) -> str:
+    """Mean and half of the 95 % interval; accuracy in per cent."""
+    from inlay.workflow.compare import half_width
+
+    size, digits = (1, 2) if metric == "perplexity" else (100, 1)
+    width = half_width(values)
+    fewer = "" if len(values) >= wanted else f" ({len(values)} seeds)"
+    return f"{size * fmean(values):.{digits}f}" + ("" if width is None else f" ± {size * width:.{digits}f}") + fewer
+
+
+def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
+    """Every line's test metric on every task; the mean over the tasks, or the share of answers that are right."""
+    from inlay.cli.show import count
+
+    tasks = GROUPS[group].tasks
+    last = [f"gsm8k, right of {ANSWERS}, %"] if group == "language" else ["mean"]
+    lines = ["| " + " | ".join(["method", "trained", "rate", *tasks, *last]) + " |"]
+    lines += ["| --- |" + " ---: |" * (len(tasks) + 3)]
+    for name in lines_of(group):
+        cells = [cell(runs, group, name, task) for task in tasks]
+        if not all(cells):
+            continue
+        wanted = 1 if name == UNTRAINED else SEEDS
+        values = [[r["test"] for r in found] for found in cells]
+        row = [
+            name,
+            count(cells[0][0]["trained"]) if cells[0][0]["trained"] else "0",
+            f"{cells[0][0]['rate']:g}" if cells[0][0]["rate"] else "-",
+            *(shown(each, found[0]["metric"], wanted) for each, found in zip(values, cells, strict=True)),
+        ]
+        if group == "language":
+            right = [r["answers"] for r in cells[-1] if "answers" in r]
+            row.append(shown(right, "accuracy", wanted) if right else "-")
+        else:
+            by_seed = [[each[seed] for each in values] for seed in range(min(map(len, values)))]
+            row.append(shown([fmean(each) for each in by_seed], "accuracy", wanted))
+        lines.append("| " + " | ".join(row) + " |")
+    return lines
+
+
+def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
+    """NTK-Attention less each other line, seed by seed; bold where the 95 % interval leaves 0 out."""
+    from inlay.workflow.compare import half_width
+
+    tasks = GROUPS[group].tasks
+    lines = ["| ntk-attention less | " + " | ".join(tasks) + " |", "| --- |" + " ---: |" * len(tasks)]
+    for name in lines_of(group):
+        cells = []
+        for task in tasks if name not in ("ntk-attention", UNTRAINED) else ():
+            mine, theirs = ({r["seed"]: r for r in cell(runs, group, one, task)} for one in ("ntk-attention", name))
+            seeds = sorted(set(mine) & set(theirs))
+            if not seeds:
+                break
+            size, digits = (1, 2) if mine[seeds[0]]["metric"] == "perplexity" else (100, 1)
+            values = [size * (mine[seed]["test"] - theirs[seed]["test"]) for seed in seeds]
+            width = half_width(values)
+            text = f"{fmean(values):+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
+            cells.append(f"**{text}**" if width is not None and abs(fmean(values)) > width else text)
+        if len(cells) == len(tasks):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    """Put the tables into the page, between its marks; the words around them are people's."""
+    runs = json.loads(Path(args.results).read_text())["runs"] + beside(Path(args.beside))
+    page = Path(args.page).read_text()
+    parts = {group: results_table(runs, group) for group in GROUPS}
+    parts |= {f"{group} differences": difference_table(runs, group) for group in GROUPS}
+    for name, lines in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin not in page or end not in page:
+            raise SystemExit(f"{args.page} has no marks for {name!r}")
+        before, _, rest = page.partition(begin)
+        page = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    Path(args.page).write_text(page)
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Figure 3 of the paper from what benchmarks/ntk.py measured."""
+    from inlay.report import charts
+    from inlay.report.charts_ntk import cost
+
+    charts.save(cost(json.loads(Path(args.measured).read_text())["rows"]), Path(args.image))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="make the runs of the tables")
+    doing.add_argument("--models-dir", required=True)
+    doing.add_argument("--data-dir", required=True)
+    doing.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    doing.add_argument("--seeds", type=int, default=SEEDS)
+    doing.add_argument("--steps", type=int, help="fewer steps than the protocol's, and no answers: to try it out")
+    doing.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    doing.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
+    doing.add_argument("--known", help="results of an earlier call: what they have is not run again")
+    doing.add_argument("--results", default=str(RESULTS / "ntk_table.json"))
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the tables into the page")
+    writing.add_argument("--results", default=str(RESULTS / "ntk_table.json"))
+    writing.add_argument("--beside", default=str(RESULTS / "vision_table.json"))
+    writing.add_argument("--page", default=str(ROOT / "docs" / "ntk-attention-measured.md"))
+    writing.set_defaults(do=write)
+    drawing = commands.add_parser("draw", help="draw figure 3")
+    drawing.add_argument("--measured", default=str(RESULTS / "ntk_figure3.json"))
+    drawing.add_argument("--image", default=str(ROOT / "docs" / "images" / "ntk-figure-3.png"))
+    drawing.set_defaults(do=draw)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()
