@@ -1,0 +1,44 @@
+"""Soft prompts in a template: InfoPrompt, and as settings of the same module WARP and IDPG."""
+
+from types import MappingProxyType
+from typing import Any
+
+from inlay.methods.registry import Method
+
+
+def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Method:
+    return Method(
+        name=name,
+        summary=summary,
+        paper=paper,
+        config="inlay.methods.infoprompt.config:InfoPromptConfig",
+        tuner="inlay.methods.infoprompt.model:InfoPromptModel",
+        peft_type="INLAY_INFOPROMPT",
+        parameter_prefix="inlay_infoprompt_",
+        settings=MappingProxyType(settings),
+        learning_rate=1e-3,
+        grid=(3e-4, 1e-3, 3e-3, 1e-2),
+        identity_at_start=False,
+    )
+
+
+METHODS = (
+    _method(
+        "infoprompt",
+        "Makes prompt tokens of each text, and trains them to share information with the task.",
+        "Wu et al., InfoPrompt, NeurIPS 2023, https://arxiv.org/abs/2306.04933",
+        {},
+    ),
+    _method(
+        "warp",
+        "Puts the same trained prompt tokens into every text, and class vectors at its mask.",
+        "Hambardzumyan et al., WARP, ACL 2021, https://arxiv.org/abs/2101.00121",
+        {"encoder": "static", "beta": 0.0, "gamma": 0.0},
+    ),
+    _method(
+        "idpg",
+        "Makes prompt tokens of each text by one small network.",
+        "Wu et al., IDPG, NAACL 2022, https://arxiv.org/abs/2204.04497",
+        {"encoder": "shared-bottleneck", "beta": 0.0, "gamma": 0.0},
+    ),
+)

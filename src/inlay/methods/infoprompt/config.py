@@ -1,0 +1,153 @@
+"""The settings of InfoPrompt (Wu et al. 2023, sections 3 and 4.2), WARP and IDPG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from peft.utils.peft_types import PeftType
+
+from inlay.errors import InlayError, unknown
+from inlay.methods.config import InlayConfig
+
+if TYPE_CHECKING:
+    from inlay.tasks.schema import TaskSchema
+
+ENCODERS = ("per-token", "shared-bottleneck", "static")
+STATES = ("mask", "mean", "first", "last")
+ACTIVATIONS = ("none", "gelu")
+INITIAL = ("vocabulary", "uniform", "words")
+PEFTS_HEADS = ("classifier", "score")
+OWN_HEAD = "inlay_infoprompt_theta"
+
+
+class OwnHead(list[str]):
+    """Names of modules to save, the class vectors in place of a head.
+
+    PEFT's typed models add the model's head to every config, after which it is trained and saved: not to this one. They
+    also want a list that is not empty, so it names what stands in the head's place; no module has that name.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__([OWN_HEAD])
+        self.extend(names)
+
+    def extend(self, names: Iterable[str]) -> None:
+        super().extend(name for name in names if name not in (*PEFTS_HEADS, *self))
+
+
+@dataclass
+class InfoPromptConfig(InlayConfig):
+    """Prompt tokens in the text, class vectors on a state `Z`, and how much their information counts.
+
+    `encoder` says where the prompts come from: `per-token` (InfoPrompt: a linear bottleneck of `Phi(X)` a token),
+    `shared-bottleneck` (IDPG: one nonlinear network for all) or `static` (WARP: trained vectors). `beta` weighs the
+    representation loss, `gamma` the head loss.
+
+    The class vectors stand in place of the model's own head, which is neither trained nor saved.
+    """
+
+    chooses_layers: ClassVar[bool] = False
+
+    num_prompt_tokens: int = field(default=4, metadata={"help": "How many prompt tokens a text gets, n_p."})
+    encoder: str = field(default="per-token", metadata={"help": f"Where prompts come from: {', '.join(ENCODERS)}."})
+    bottleneck: int = field(default=64, metadata={"help": "The width of the encoder's bottleneck."})
+    activation: str | None = field(
+        default=None, metadata={"help": "none or gelu; None: gelu for the shared bottleneck, none otherwise."}
+    )
+    beta: float = field(default=0.1, metadata={"help": "The weight of the representation loss."})
+    gamma: float = field(default=0.05, metadata={"help": "The weight of the head loss."})
+    num_negatives: int = field(
+        default=32, metadata={"help": "K: one positive and K - 1 negatives; all tokens where a text has fewer."}
+    )
+    state: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where Z is read: mask, mean, first or last. None: last in a decoder; in an encoder the mask, but "
+            "the mean for one that was not trained to fill masks, or whose mask token is not known."
+        },
+    )
+    phi: str | None = field(
+        default=None,
+        metadata={"help": "Where the encoder reads Phi(X): as state. None: first in an encoder, last in a decoder."},
+    )
+    mask_token_id: int | None = field(default=None, metadata={"help": "The tokenizer's mask token."})
+    pad_token_id: int | None = field(default=None, metadata={"help": "Padding; None: as the model's config says."})
+    special_token_ids: list[int] | None = field(
+        default=None, metadata={"help": "Tokens that are never negatives; None: those that the model's config names."}
+    )
+    placeholders: bool = field(
+        default=False,
+        metadata={"help": "Whether the ids hold a negative number at each place of a prompt; else places are found."},
+    )
+    template: str | None = field(
+        default=None,
+        metadata={"help": "The text with places, as in '{prompt} {sentence} {prompt} {mask}'; `inlay tune` reads it."},
+    )
+    initial: str = field(
+        default="vocabulary", metadata={"help": f"How static prompts start: {', '.join(INITIAL)}."}
+    )
+    initial_words: str | None = field(default=None, metadata={"help": "The words that `initial=words` starts from."})
+    initial_ids: list[int] | None = field(default=None, metadata={"help": "Filled in: the tokens of those words."})
+    label_words: list[str] | None = field(
+        default=None, metadata={"help": "A word a class, from whose embeddings the class vectors start."}
+    )
+    label_ids: list[list[int]] | None = field(
+        default=None, metadata={"help": "Filled in: the tokens of those words; of several the mean is taken."}
+    )
+    detach_prompts: bool = field(
+        default=False, metadata={"help": "As released: the representation loss does not reach P itself."}
+    )
+    predict_from_sample: bool = field(
+        default=False, metadata={"help": "As released: in training, classes are predicted from the sample of Z."}
+    )
+    kl_weight: float = field(default=0.0, metadata={"help": "As released (0.1): the weight of a KL to N(0, I)."})
+    cache: bool = field(default=True, metadata={"help": "Keep Phi(X) of each text for as long as it cannot change."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PeftType("INLAY_INFOPROMPT")
+        for name, allowed in (("encoder", ENCODERS), ("initial", INITIAL)):
+            if getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
+        for name, allowed in (("state", STATES), ("phi", STATES), ("activation", ACTIVATIONS)):
+            if getattr(self, name) is not None and getattr(self, name) not in allowed:
+                raise unknown(name, getattr(self, name), allowed)
+        for name, least in (("num_prompt_tokens", 1), ("bottleneck", 1), ("num_negatives", 2)):
+            if getattr(self, name) < least:
+                raise InlayError(f"{name}={getattr(self, name)}: give at least {least}.")
+        for name in ("beta", "gamma", "kl_weight"):
+            if getattr(self, name) < 0:
+                raise InlayError(f"{name}={getattr(self, name)} must not be negative; 0 leaves that loss out.")
+        if self.state == "mask" and self.mask_token_id is None:
+            raise InlayError(
+                "state='mask' needs mask_token_id, the tokenizer's mask token. Give it, or read the mean, first or "
+                "last state."
+            )
+        if self.initial == "words" and self.initial_ids is None:
+            raise InlayError("initial='words' needs the words' tokens: give initial_ids (or initial_words to tune).")
+        if self.predict_from_sample and not self.beta:
+            raise InlayError("predict_from_sample=True needs the representation loss: give a beta above 0.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, OwnHead(value or ()) if name == "modules_to_save" else value)
+
+    @property
+    def informed(self) -> bool:
+        """Whether `Phi(X)` is needed: to make prompts, or as what Z is told apart from."""
+        return self.encoder != "static" or self.beta > 0
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """How many positions the model adds to what it is given: none where the ids hold places already."""
+        return 0 if self.placeholders else self.num_prompt_tokens
+
+    @classmethod
+    def for_task(
+        cls, settings: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, model: Any
+    ) -> tuple[dict[str, Any], TaskSchema, list[str]]:
+        """The settings with what a task, a tokenizer and a model say, the task with places for prompts, and notes."""
+        from inlay.methods.infoprompt.task import for_task
+
+        return for_task(settings, schema, tokenizer, model)

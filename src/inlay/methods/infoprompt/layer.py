@@ -1,0 +1,318 @@
+"""InfoPrompt in a model (Wu et al. 2023, sections 2.1 and 3.3), by hooks on four of its modules.
+
+The model as a whole: before it runs the prompts are made and room is made for them; after it the class vectors say
+what the class is, and the losses are added up. The word embeddings: the prompts come in. The encoder: its last states
+are noted. Between these hooks one `Pass` is open; nothing of it is left when the model has run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torch.utils.hooks import RemovableHandle
+from transformers.utils import ModelOutput
+
+from inlay.errors import InlayError
+from inlay.methods.infoprompt.phi import Batch, circumstances, one_by_one
+from inlay.methods.infoprompt.pieces import Pieces, Site
+from inlay.methods.infoprompt.slots import Slots, ends, mask_at, read, usual_places
+from inlay.methods.tuner import ChildLayer
+from inlay.training import information
+
+TENSORS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+
+
+@dataclass
+class Pass:
+    """What the hooks of one forward pass hand on to each other."""
+
+    pieces: Pieces
+    slots: Slots
+    prompts: Tensor
+    real: Tensor  # B x S: the slots of tokens that are not padding
+    usable: Tensor  # B x S: those that may be negatives
+    masks: Tensor | None
+    labels: Tensor | None
+    as_tuple: bool
+    without: Tensor | None = None  # Z', the state of the text without prompts
+    entered: bool = False
+    embedded: Tensor | None = None
+    states: Tensor | None = None
+    losses: dict[str, Tensor] = field(default_factory=dict)
+
+
+class InfoPromptLayer(ChildLayer):
+    """Prompts in the text and class vectors on its state (section 2.1, with `h_theta` of class vectors):
+
+        Z = Phi(P, X),      logits = Z theta^T
+
+    and in training mode the objective of section 3.3, each information by its InfoNCE bound:
+
+        L = L_pred - beta I(P; Z | X) - gamma I(P; theta | X)
+
+    `loss_parts` are the parts of the last loss by name, for whoever wants to log them.
+    """
+
+    adapter_layer_names = ("inlay_infoprompt_pieces",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_infoprompt_pieces = nn.ModuleDict()
+        self.loss_parts: dict[str, Tensor] = {}
+        self._pass: Pass | None = None
+        self._handles: list[RemovableHandle] = []
+        self._arguments: list[str] = []
+        self._takes: set[str] = set()
+
+    def attach(self) -> None:
+        """The hooks are put on with the first adapter: only then is it known which model this is an encoder of."""
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def update_layer(self, adapter_name: str, site: Site) -> None:
+        self.inlay_infoprompt_pieces[adapter_name] = Pieces(site)
+        if not self._handles:
+            self._arguments = list(inspect.signature(site.root.forward).parameters)
+            self._takes = set(inspect.signature(self.host.forward).parameters)
+            self._handles = [
+                site.root.register_forward_pre_hook(self.make_room, with_kwargs=True),
+                site.embeddings.register_forward_hook(self.enter),
+                self.host.register_forward_hook(self.note_states),
+                site.root.register_forward_hook(self.conclude),
+            ]
+
+    # ---- before the model runs
+
+    def make_room(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the prompts of these texts, and room for them in the ids, masks, token types and positions."""
+        self._pass = None
+        names = self.running()
+        if len(names) > 1:
+            raise InlayError(f"Prompts of one adapter at a time, not of {', '.join(names)}: call set_adapter.")
+        if not names:
+            return None
+        pieces: Pieces = self.inlay_infoprompt_pieces[names[0]]
+        site = pieces.site.it
+        kwargs = dict(zip(self._arguments, args, strict=False)) | kwargs
+        batch = self._texts(kwargs, root)
+        count = site.config.num_prompt_tokens
+        slots = self._placed(site, batch, count)
+        if site.config.placeholders:
+            batch = {name: slots.without(value) for name, value in batch.items()}
+        real = self._real(site, batch)
+        masks = None if site.config.mask_token_id is None else mask_at(batch["input_ids"], site.config.mask_token_id)
+        _check_masks(site, batch["input_ids"], masks)
+        if not site.config.placeholders:
+            where = usual_places(real, masks if site.state == "mask" else None, count, causal=site.causal)
+            slots = Slots.inserted(where, batch["input_ids"].shape[1])
+        context = self._context(pieces, batch, real, masks) if site.config.informed else None
+        rows = len(real)
+        weight = pieces.theta.weight
+        prompts = pieces.prompts(None if context is None else context[:, 0].to(weight.dtype), rows)
+        usable = real & ~torch.isin(batch["input_ids"], self._special(site, batch["input_ids"].device))
+        self._pass = Pass(
+            pieces=pieces,
+            slots=slots,
+            prompts=prompts,
+            real=slots.spread(real, torch.zeros((), dtype=torch.bool, device=real.device)),
+            usable=slots.spread(usable, torch.zeros((), dtype=torch.bool, device=real.device)),
+            masks=None if masks is None else _slot_of(slots, masks),
+            labels=kwargs.pop("labels", None),
+            as_tuple=kwargs.get("return_dict") is False,
+            without=None if context is None else context[:, 1],
+        )
+        return (), kwargs | self._roomy(batch, slots, real) | {"return_dict": True}
+
+    def _texts(self, kwargs: dict[str, Any], root: nn.Module) -> Batch:
+        """The tensors of B x L that describe the texts."""
+        if kwargs.get("input_ids") is None:
+            raise InlayError(
+                f"{type(root).__name__} with prompts in the text reads input_ids, not inputs_embeds: their places are "
+                "found by the tokens."
+            )
+        found = {name: kwargs[name] for name in TENSORS if kwargs.get(name) is not None}
+        for name, value in found.items():
+            if value.ndim != 2:
+                raise InlayError(f"{name} has shape {tuple(value.shape)}: give a row a text, B x L.")
+        rows = len(found["input_ids"])
+        return {name: value.expand(rows, -1) for name, value in found.items()}
+
+    def _placed(self, site: Site, batch: Batch, count: int) -> Slots:
+        """Where the ids themselves say that prompts go."""
+        ids = batch["input_ids"]
+        if torch.compiler.is_compiling() or ids.device.type != "cpu":
+            return Slots.of(ids < 0, count)
+        found = (ids < 0).sum(1)
+        wanted = count if site.config.placeholders else 0
+        if (found != wanted).any():
+            row = int((found != wanted).nonzero()[0])
+            hint = "encode texts with `inlay.tasks.prompts`" if wanted else "set placeholders=True"
+            raise InlayError(
+                f"Row {row} of the batch has {int(found[row])} places for prompts (negative ids) and should have "
+                f"{wanted}: {hint}."
+            )
+        return Slots.of(ids < 0, wanted or count)
+
+    def _real(self, site: Site, batch: Batch) -> Tensor:
+        if "attention_mask" in batch:
+            return batch["attention_mask"].bool()
+        if site.config.pad_token_id is not None:
+            return batch["input_ids"] != site.config.pad_token_id
+        return torch.ones_like(batch["input_ids"], dtype=torch.bool)
+
+    def _special(self, site: Site, device: torch.device) -> Tensor:
+        return torch.tensor(site.config.special_token_ids or [-1], device=device)
+
+    def _roomy(self, batch: Batch, slots: Slots, real: Tensor) -> Batch:
+        """The same tensors with room for the prompts."""
+        first = batch["input_ids"].gather(1, ends(real)[0].unsqueeze(1))
+        made = {"input_ids": slots.spread(batch["input_ids"], first)}  # any token that is not padding will do there
+        if "attention_mask" in batch:
+            made["attention_mask"] = slots.spread(batch["attention_mask"], torch.ones_like(first))
+        if "token_type_ids" in batch:
+            made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
+        if "position_ids" in batch:
+            made["position_ids"] = slots.positions(batch["position_ids"])
+        return made
+
+    # ---- Phi(X)
+
+    def _context(self, pieces: Pieces, batch: Batch, real: Tensor, masks: Tensor | None) -> Tensor:
+        """`Phi(X)`, of which prompts are made, and `Z'`, as Z is read but without prompts: B x 2 x H."""
+        site = pieces.site.it
+        if torch.compiler.is_compiling():
+            return self._encoded(site, batch, real, masks)
+        given = batch | ({} if masks is None else {"mask": masks.unsqueeze(1).expand_as(real)}) | {"real": real}
+
+        def compute(rows: Batch) -> Tensor:
+            found = rows.pop("mask", None)
+            kept = rows.pop("real")
+            if found is None:
+                return self._encoded(site, rows, kept, None)
+            at = mask_at(rows["input_ids"], site.config.mask_token_id)  # type: ignore[arg-type]
+            return self._encoded(site, rows, kept, at)
+
+        now = circumstances(self.host, self)
+        if now is None:
+            return compute(given)
+        if site.config.cache:
+            return pieces.cache.get(given, real, compute, now)
+        return torch.stack(one_by_one(given, real, list(range(len(real))), compute))
+
+    @torch.no_grad()
+    def _encoded(self, site: Site, batch: Batch, real: Tensor, masks: Tensor | None) -> Tensor:
+        extra = {"use_cache": False} if "use_cache" in self._takes else {}
+        states = self.host(**batch, **extra)[0]
+        return torch.stack([read(states, real, how, masks) for how in (site.phi, site.state)], dim=1)
+
+    # ---- while it runs
+
+    def enter(self, embeddings: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """The prompts in their slots; the tokens' own embeddings are noted."""
+        now = self._pass
+        if now is None or now.entered:
+            return None
+        now.entered = True
+        now.embedded = output.detach()
+        return now.slots.put(now.prompts, output)
+
+    def note_states(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The encoder's last states."""
+        if self._pass is not None and self._pass.entered:
+            self._pass.states = output[0]
+
+    # ---- after it has run
+
+    def conclude(self, root: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Logits by the class vectors; in training mode the losses of section 3.3."""
+        now, self._pass = self._pass, None
+        if now is None:
+            return None
+        assert now.states is not None
+        site = now.pieces.site.it
+        real = now.real | now.slots.prompt if site.state == "last" else now.real
+        theta = now.pieces.theta()
+        z = read(now.states, real, site.state, now.masks).to(theta.dtype)
+        seen = z
+        mean = deviation = None
+        if self.training and now.pieces.critic is not None:
+            mean, deviation = information.gaussian(*now.pieces.critic(z))
+            if site.config.predict_from_sample:
+                seen = information.sample(mean, deviation)
+        if root.__class__.__name__.endswith("ForTokenClassification"):
+            seen = now.slots.without(now.states).to(theta.dtype)
+        logits = seen @ theta.T
+        loss = None
+        if now.labels is not None:
+            loss = task_loss(logits, now.labels, root.config)
+            if self.training:
+                loss = self._informed(now, loss, theta, mean, deviation)
+        made = type(output)(**(dict(output) | {"loss": loss, "logits": logits.to(now.states.dtype)}))
+        return made.to_tuple() if now.as_tuple and isinstance(made, ModelOutput) else made
+
+    def _informed(
+        self, now: Pass, loss: Tensor, theta: Tensor, mean: Tensor | None, deviation: Tensor | None
+    ) -> Tensor:
+        """The task's loss and what the information losses add to it."""
+        config = now.pieces.site.it.config
+        self.loss_parts = {"task": loss.detach()}
+        if now.pieces.w1 is not None:
+            assert now.embedded is not None
+            tokens, valid = information.sample_context(
+                now.embedded.to(theta.dtype), now.usable, config.num_negatives - 1
+            )
+            head = -information.head_nce(now.prompts, theta, tokens, valid, now.pieces.w1()).mean()
+            self.loss_parts["head"] = head.detach()
+            loss = loss + config.gamma * head
+        if now.pieces.critic is not None:
+            assert mean is not None
+            assert deviation is not None
+            assert now.without is not None
+            critic = now.pieces.critic
+            others = information.gaussian(*critic(now.without.to(theta.dtype)))
+            representation = -information.representation_nce(
+                now.prompts.detach() if config.detach_prompts else now.prompts,
+                information.sample(mean, deviation),
+                information.sample(*others, config.num_negatives - 1),
+                critic.w2(),
+            ).mean()
+            self.loss_parts["representation"] = representation.detach()
+            loss = loss + config.beta * representation
+            if config.kl_weight:
+                kl = information.standard_kl(mean, deviation).mean()
+                self.loss_parts["kl"] = kl.detach()
+                loss = loss + config.kl_weight * kl
+        return loss
+
+
+def task_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
+    """`L_pred`, as Transformers' own heads compute it: by the problem, or by the labels where it is not said."""
+    if config.problem_type == "regression" or (config.problem_type is None and logits.shape[-1] == 1):
+        return mse_loss(logits.squeeze(-1).to(labels.dtype), labels.view(logits.shape[:-1]))
+    if config.problem_type == "multi_label_classification" or labels.is_floating_point():
+        return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    return cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def _slot_of(slots: Slots, places: Tensor) -> Tensor:
+    """The slots of one token a row."""
+    return slots.tokens.gather(1, places.clamp(max=slots.tokens.shape[1] - 1).unsqueeze(1)).squeeze(1)
+
+
+def _check_masks(site: Site, ids: Tensor, masks: Tensor | None) -> None:
+    if site.state != "mask" or torch.compiler.is_compiling() or ids.device.type != "cpu":
+        return
+    assert masks is not None
+    lacking = (masks >= ids.shape[1]).nonzero()
+    if len(lacking):
+        raise InlayError(
+            f"Row {int(lacking[0])} of the batch has no mask token ({site.config.mask_token_id}), and Z is read there. "
+            "Put {mask} into the template, or read another state: mean, first or last."
+        )

@@ -1,0 +1,124 @@
+"""The tuner of InfoPrompt (Wu et al. 2023), WARP and IDPG: prompts in the text of a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from inlay.anatomy import Anatomy, anatomy
+from inlay.errors import InlayError
+from inlay.methods.capabilities import alternatives
+from inlay.methods.infoprompt.config import InfoPromptConfig
+from inlay.methods.infoprompt.layer import InfoPromptLayer
+from inlay.methods.infoprompt.pieces import Site
+from inlay.methods.plain import base_of, plain_name
+from inlay.methods.tuner import InlayTuner
+
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
+
+
+class InfoPromptModel(InlayTuner):
+    """`get_peft_model(model, InfoPromptConfig())` makes one of these."""
+
+    prefix = "inlay_infoprompt_"
+    child = "inlay_infoprompt"
+    tuner_layer_cls = InfoPromptLayer
+
+    def hosts(self, config: InfoPromptConfig) -> list[str]:
+        return [plain_name(anatomy(self.model).backbone.name)] if why_not(self.model) is None else []
+
+    def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
+        peft_config = super()._prepare_adapter_config(peft_config, model_config)
+        # Class vectors stand in place of the head: a new one is neither read, trained nor saved.
+        new = peft_config.newly_initialised or ()
+        peft_config.modules_to_save = [name for name in peft_config.modules_to_save if name not in new]
+        parts, base = anatomy(self.model), base_of(self.model)
+        causal = parts.kind == "decoder"
+        if peft_config.state is None:
+            peft_config.state = usual_state(base.config, peft_config.mask_token_id, causal=causal)
+        if peft_config.phi is None:
+            peft_config.phi = "last" if causal else "first"
+        if peft_config.pad_token_id is None:
+            peft_config.pad_token_id = getattr(base.config, "pad_token_id", None)
+        if peft_config.special_token_ids is None:
+            named = (getattr(base.config, f"{name}_token_id", None) for name in SPECIAL)
+            peft_config.special_token_ids = sorted(
+                {token for token in (*named, peft_config.mask_token_id) if isinstance(token, int)}
+            )
+        _check(peft_config, base)
+        return peft_config
+
+    def settings_at(self, config: InfoPromptConfig, name: str) -> Site:
+        parts, base = anatomy(self.model), base_of(self.model)
+        embeddings = base.get_input_embeddings()
+        assert config.state is not None
+        assert config.phi is not None
+        return Site(
+            config=config,
+            root=base,
+            embeddings=embeddings.get_base_layer() if isinstance(embeddings, BaseTunerLayer) else embeddings,
+            hidden_size=parts.hidden_size,
+            labels=base.config.num_labels,
+            causal=parts.kind == "decoder",
+            state=config.state,
+            phi=config.phi,
+            scale=_scale(parts),
+        )
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        """Models of images, of two parts, and those that do not classify."""
+        return f"Prompts in the text do not fit {type(base_of(model)).__name__}: {why_not(model)}. " + alternatives(
+            base_of(model), "infoprompt"
+        )
+
+
+def why_not(model: nn.Module) -> str | None:
+    """Why a model cannot have prompts in its text and class vectors on its state; None if it can."""
+    base = base_of(model)
+    parts = anatomy(model)
+    if parts.modality != "text":
+        return "it reads images"
+    if parts.family == "t5":
+        return "it has neither a mask token nor is it a decoder alone"
+    if not type(base).__name__.endswith(CLASSIFIERS):
+        return f"class vectors need a model that classifies, {' or '.join(f'a {name}' for name in CLASSIFIERS)}"
+    return None
+
+
+def usual_state(config: Any, mask_token_id: int | None, *, causal: bool) -> str:
+    """Where Z is read by default.
+
+    At the mask, where the checkpoint was trained to fill masks. A sentence encoder, whose checkpoint has the body alone,
+    carries little there: the mean. A model that was not loaded says nothing: at the mask, if that is known.
+    """
+    if causal:
+        return "last"
+    origin = list(getattr(config, "architectures", None) or ())
+    fills = any("MaskedLM" in name or name == "BertForPreTraining" for name in origin)
+    return "mask" if mask_token_id is not None and (fills or not origin) else "mean"
+
+
+def _check(config: InfoPromptConfig, base: Any) -> None:
+    rows = base.get_input_embeddings().weight.shape[0]
+    for name in ("mask_token_id", "pad_token_id"):
+        token = getattr(config, name)
+        if token is not None and not 0 <= token < rows:
+            raise InlayError(f"{name}={token} is no token of {type(base).__name__}, which has {rows}: 0 to {rows - 1}.")
+    if config.label_ids is not None and len(config.label_ids) != base.config.num_labels:
+        raise InlayError(
+            f"There are {len(config.label_ids)} label words and {base.config.num_labels} classes: give a word a class."
+        )
+
+
+def _scale(parts: Anatomy) -> float:
+    """How large the entries of the last states are: the last norm's scales say it. 1 where it has none."""
+    norm = parts.final_norm.module if parts.final_norm is not None else parts.norms[-1].module if parts.norms else None
+    weight = getattr(norm, "weight", None)
+    if weight is None or weight.is_meta:
+        return 1.0
+    return max(float(torch.sqrt(weight.detach().float().square().mean())), 1e-3)

@@ -1,0 +1,155 @@
+"""What InfoPrompt trains (Wu et al. 2023, sections 3 and 4.2): prompts or their encoder, class vectors, two critics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from inlay.methods.infoprompt.config import InfoPromptConfig
+from inlay.methods.infoprompt.phi import PhiCache
+
+SMALL = 0.02  # the deviation of class vectors that no word starts
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where one adapter acts: the model, its word embeddings, sizes, and the settings with what the model says."""
+
+    config: InfoPromptConfig
+    root: Any
+    embeddings: nn.Module
+    hidden_size: int
+    labels: int
+    causal: bool
+    state: str
+    phi: str
+    scale: float  # of what Phi(X) holds
+
+    @property
+    def table(self) -> Tensor:
+        """The word embeddings, V x D."""
+        return self.embeddings.weight  # type: ignore[return-value]
+
+
+class Trained(nn.Module):
+    """One parameter."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+class StaticPrompts(Trained):
+    """WARP: `P` itself, n_p x D, the same for every text."""
+
+    def forward(self, phi: Tensor | None, rows: int) -> Tensor:  # type: ignore[override]
+        return self.weight.expand(rows, -1, -1)
+
+
+class PromptEncoder(nn.Module):
+    """Prompts made of `Phi(X)`, B x H -> B x n_p x D (section 4.2):
+
+        p_i = W_i^up a(W_i^down Phi(X))        a the identity, one pair a token            InfoPrompt
+        p_i = W_i^up GELU(W^down Phi(X))       one W^down for all                          IDPG, with biases
+
+    They start as large as word embeddings are.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        config = site.config
+        shared = config.encoder == "shared-bottleneck"
+        self.nonlinear = (config.activation or ("gelu" if shared else "none")) == "gelu"
+        tokens, width, size = config.num_prompt_tokens, config.bottleneck, site.table.shape[1]
+        sets = 1 if shared else tokens
+        down = torch.randn(sets, width, site.hidden_size, device="cpu") / (site.scale * math.sqrt(site.hidden_size))
+        up = torch.randn(tokens, size, width, device="cpu") * deviation(site.table) / math.sqrt(width)
+        self.down, self.up = Trained(like(site.table, down)), Trained(like(site.table, up))
+        self.down_bias = Trained(like(site.table, torch.zeros(sets, width, device="cpu"))) if shared else None
+        self.up_bias = Trained(like(site.table, torch.zeros(tokens, size, device="cpu"))) if shared else None
+
+    def forward(self, phi: Tensor, rows: int) -> Tensor:
+        inner = torch.einsum("smh,bh->bsm", self.down(), phi)
+        inner = inner if self.down_bias is None else inner + self.down_bias()
+        inner = gelu(inner) if self.nonlinear else inner
+        inner = inner.expand(-1, self.up.weight.shape[0], -1)
+        prompts = torch.einsum("ndm,bnm->bnd", self.up(), inner)
+        return prompts if self.up_bias is None else prompts + self.up_bias()
+
+
+class RepresentationCritic(nn.Module):
+    """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2)."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.mean = nn.Linear(site.hidden_size, site.hidden_size, device="cpu")
+        self.log_deviation = nn.Linear(site.hidden_size, site.hidden_size, device="cpu")
+        self.w2 = Trained(torch.eye(site.table.shape[1], site.hidden_size, device="cpu"))
+        self.to(site.table.device, torch.promote_types(site.table.dtype, torch.float32))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the logarithm of the deviation of z's distribution."""
+        return self.mean(z), self.log_deviation(z)
+
+
+class Pieces(nn.Module):
+    """All that one adapter trains: prompts, class vectors `theta` (C x H), and the critics of the losses that count."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = _Hidden(site)
+        self.cache = PhiCache()
+        config = site.config
+        self.prompts = StaticPrompts(initial_prompts(site)) if config.encoder == "static" else PromptEncoder(site)
+        self.theta = Trained(initial_theta(site))
+        eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
+        self.w1 = Trained(like(site.table, eye)) if config.gamma else None
+        self.critic = RepresentationCritic(site) if config.beta else None
+
+
+class _Hidden:
+    """Keeps the site out of sight of `nn.Module`: the model would otherwise contain itself."""
+
+    def __init__(self, site: Site) -> None:
+        self.it = site
+
+
+def deviation(table: Tensor) -> float:
+    """The standard deviation of the word embeddings' entries; 1 for those that have no values yet."""
+    return 1.0 if table.is_meta else float(table.detach().float().std())
+
+
+def like(table: Tensor, weight: Tensor) -> Tensor:
+    """`weight` where the embeddings are, in single precision or, where theirs is double, in that."""
+    return weight.to(table.device, torch.promote_types(table.dtype, torch.float32))
+
+
+def initial_prompts(site: Site) -> Tensor:
+    """How static prompts start: words that are given, words drawn at random, or random numbers of the same size."""
+    config, table = site.config, site.table
+    count = config.num_prompt_tokens
+    if table.is_meta or config.initial == "uniform":
+        bound = math.sqrt(3) * deviation(table)
+        return like(table, torch.empty(count, table.shape[1], device="cpu").uniform_(-bound, bound))
+    if config.initial == "words":
+        given = config.initial_ids or []
+        ids = [given[i % len(given)] for i in range(count)]
+    else:
+        ids = torch.randint(table.shape[0], (count,), device="cpu").tolist()
+    return like(table, table.detach()[ids].clone())
+
+
+def initial_theta(site: Site) -> Tensor:
+    """Class vectors from the embeddings of the classes' words, where these are as long as states; else small numbers."""
+    words, table = site.config.label_ids, site.table
+    if words is None or table.is_meta or table.shape[1] != site.hidden_size:
+        return like(table, torch.randn(site.labels, site.hidden_size, device="cpu") * SMALL)
+    return like(table, torch.stack([table.detach()[ids].float().mean(0) for ids in words]))
