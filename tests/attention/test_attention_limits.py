@@ -298,7 +298,7 @@ Q, K, Z4, K4 = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8), torch.ones(4, 8, 
 @pytest.mark.parametrize(
     ("run", "says"),
     [
-        (lambda: attention_with_lse(Q, K, K, backend="cuda13"), "Known: cpu, plain"),
+        (lambda: attention_with_lse(Q, K, K, backend="cudo"), "Known: cpu, cuda, plain"),
         (lambda: attention_with_lse(Q, K, K, dropout_p=0.1, backend="cpu"), "no dropout. Backends that can: plain"),
         (lambda: attention_with_lse(Q[0], K, K), r"query has shape \[4, 3, 8\]"),
         (lambda: attention_with_lse(Q, K, K.double()), "cast them to one type"),

@@ -1,8 +1,7 @@
 """Which backend computes a call: the first that can, or the one named.
 
 A backend has a `name`, says by `refuses` why it cannot do a call, and computes `with_lse` and `joined`. `plain` comes
-last and refuses nothing. A CUDA kernel is one more `Fused` with its own `Kernel`, placed before `plain`; until there is
-one, CUDA tensors are computed by `plain`.
+last and refuses nothing. A kernel for another device is one more `Fused` with its own `Kernel`, placed before `plain`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from torch import Tensor
 
 from inlay.attention.call import Call
 from inlay.attention.cpu import Cpu
+from inlay.attention.cuda import Cuda
 from inlay.attention.features import FeatureMap
 from inlay.attention.plain import Plain
+from inlay.attention.term import State
 from inlay.errors import InlayError, unknown
 
 
@@ -27,11 +28,11 @@ class Backend(Protocol):
     def with_lse(self, call: Call) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp, without the call's prefix."""
 
-    def joined(self, call: Call, features: FeatureMap | None, state: Tensor | None) -> Tensor:
-        """T of join.py; `state` is `[Z | kappa]`, `[heads, r, head_dim + 1]`."""
+    def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
+        """T of join.py."""
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Plain())}
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Cuda(), Plain())}
 
 
 def choose(name: str | None, call: Call) -> Backend:

@@ -11,7 +11,7 @@ from inlay.attention.backends import choose
 from inlay.attention.call import autocasts, make_call
 from inlay.attention.features import FeatureMap
 from inlay.attention.features import feature_map as find_map
-from inlay.attention.term import working_type
+from inlay.attention.term import State
 from inlay.errors import InlayError
 
 
@@ -64,7 +64,7 @@ def ntk_attention(
     features = find_map(feature_map)
     with _full_precision(query):
         state = _state(Z, kappa, call.query, call.value)
-        features.check(state.shape[1], query.shape[-1])
+        features.check(kappa.shape[1], query.shape[-1])
         return choose(backend, call).joined(call, features, state)
 
 
@@ -107,26 +107,23 @@ def _full_precision(query: Tensor) -> AbstractContextManager[object]:
     return torch.autocast(query.device.type, enabled=False) if autocasts(query) else nullcontext()
 
 
-def _state(Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, query: Tensor, value: Tensor) -> Tensor:
-    """`[Z | kappa]`, `[heads, r, head_dim + 1]`, in the working type."""
-    dtype = working_type(query.dtype)
+def _state(Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, query: Tensor, value: Tensor) -> State:
+    """Z and kappa, checked against the query and the value."""
     heads, size = query.shape[1], value.shape[-1]
     if kappa.dim() != 2 or kappa.shape[0] != heads:
         raise InlayError(f"kappa has shape {list(kappa.shape)}; it must be [heads, r] with {heads} heads.")
     rows = kappa.shape[1]
-    if isinstance(Z, Tensor):
-        whole = Z.to(dtype)
-    else:
-        left, right = Z
+    left, right = (Z, None) if isinstance(Z, Tensor) else Z
+    found = list(left.shape)
+    if right is not None:
         if left.dim() != 3 or right.dim() != 3 or left.shape[-1] != right.shape[1]:
             raise InlayError(
                 f"Z_A and Z_B have shapes {list(left.shape)} and {list(right.shape)}; they must be [heads, r, s] and "
                 "[heads, s, head_dim] with one s."
             )
-        whole = left.to(dtype) @ right.to(dtype)
-    if whole.shape != (heads, rows, size):
+        found = [*left.shape[:2], right.shape[2]]
+    if found != [heads, rows, size] or (right is not None and right.shape[0] != heads):
         raise InlayError(
-            f"Z is {list(whole.shape)}; with this query, value and kappa it must be "
-            f"[heads, r, head_dim] = {[heads, rows, size]}."
+            f"Z is {found}; with this query, value and kappa it must be [heads, r, head_dim] = {[heads, rows, size]}."
         )
-    return torch.cat([whole, kappa.to(dtype).unsqueeze(-1)], -1)
+    return State(left, right, kappa)

@@ -27,11 +27,15 @@ from torch.nn.functional import pad
 from inlay.attention.call import Call
 from inlay.attention.features import FeatureMap
 from inlay.attention.join import finite, mix, weigh
-from inlay.attention.term import Term, lean_term
+from inlay.attention.term import State, Term, lean_term
 
 
 class Kernel(ABC):
-    """Attention of as many keys' heads as queries', one part at a time."""
+    """Attention to one part of the keys, of as many heads of keys as of queries."""
+
+    def shares_keys(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+        """Whether this call may also have fewer heads of keys than of queries."""
+        return False
 
     @abstractmethod
     def forward(
@@ -60,7 +64,8 @@ class Layout:
     """How queries of several heads, or of several examples, meet keys that they share.
 
     Where no mask tells rows apart, queries of the same keys become rows of one head (`"groups"`), and those of all
-    examples for a prefix shared by the batch (`"batch"`): the keys are never copied. Otherwise keys are repeated.
+    examples for a prefix shared by the batch (`"batch"`): the keys are never copied. Nor are they for a kernel that
+    shares them itself. Otherwise keys are repeated.
     """
 
     fold: str
@@ -68,14 +73,16 @@ class Layout:
     kv_heads: int
     groups: int
     length: int
+    repeats: bool
 
     @classmethod
-    def of(cls, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Layout:
+    def of(cls, kernel: Kernel, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Layout:
         batch, heads, length, _ = query.shape
         groups = heads // key.shape[1]
         rows_alike = not is_causal and (mask is None or mask.shape[1] == mask.shape[2] == 1)
-        fold = "batch" if key.shape[0] < batch else "groups" if groups > 1 and rows_alike else "none"
-        return cls(fold, batch, key.shape[1], groups, length)
+        shared = groups == 1 or kernel.shares_keys(query, key, mask, is_causal)
+        fold = "batch" if key.shape[0] < batch else "groups" if rows_alike and not shared else "none"
+        return cls(fold, batch, key.shape[1], groups, length, fold == "none" and not shared)
 
     def rows(self, x: Tensor) -> Tensor:
         """`[batch, heads, length, ...]` as the kernel sees it."""
@@ -88,26 +95,28 @@ class Layout:
 
     def back(self, x: Tensor) -> Tensor:
         """The inverse of `rows`."""
+        if self.fold == "none":
+            return x
         if self.fold == "batch":
             x = x.reshape(self.kv_heads, self.batch, self.groups * self.length, *x.shape[3:]).transpose(0, 1)
         return x.reshape(self.batch, self.kv_heads * self.groups, self.length, *x.shape[3:])
 
     def keys(self, x: Tensor) -> Tensor:
-        return x.repeat_interleave(self.groups, 1) if self.fold == "none" and self.groups > 1 else x
+        return x.repeat_interleave(self.groups, 1) if self.repeats else x
 
     def keys_back(self, g: Tensor) -> Tensor:
-        return g.unflatten(1, (self.kv_heads, self.groups)).sum(2) if self.fold == "none" and self.groups > 1 else g
+        return g.unflatten(1, (self.kv_heads, self.groups)).sum(2) if self.repeats else g
 
 
-def _forward(
+def forward_part(
     kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    layout = Layout.of(query, key, mask, is_causal)
+    layout = Layout.of(kernel, query, key, mask, is_causal)
     out, lse = kernel.forward(layout.rows(query), layout.keys(key), layout.keys(value), mask, is_causal, scale)
     return layout.back(out), layout.back(lse)
 
 
-def _backward(
+def backward_part(
     kernel: Kernel,
     g_out: Tensor,
     query: Tensor,
@@ -119,14 +128,15 @@ def _backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    layout = Layout.of(query, key, mask, is_causal)
+    """`lse` is finite."""
+    layout = Layout.of(kernel, query, key, mask, is_causal)
     g_query, g_key, g_value = kernel.backward(
         layout.rows(g_out),
         layout.rows(query),
         layout.keys(key),
         layout.keys(value),
         layout.rows(out),
-        layout.rows(finite(lse)),
+        layout.rows(lse),
         mask,
         is_causal,
         scale,
@@ -148,7 +158,7 @@ class _WithLse(torch.autograd.Function):
         is_causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(kernel, query, key, value, mask, is_causal, scale)
+        out, lse = forward_part(kernel, query, key, value, mask, is_causal, scale)
         ctx.save_for_backward(query, key, value, mask, out, lse)
         ctx.kernel, ctx.is_causal, ctx.scale = kernel, is_causal, scale
         ctx.set_materialize_grads(False)
@@ -166,8 +176,8 @@ class _WithLse(torch.autograd.Function):
             query, key, value = (pad(x, (0, 1)) for x in (query, key, value))
             g_out = pad(g_out, (0, 1), value=1.0)
             out = torch.cat([out, -g_lse.unsqueeze(-1).to(out.dtype)], -1)
-        g_query, g_key, g_value = _backward(
-            ctx.kernel, g_out, query, key, value, out, lse, mask, ctx.is_causal, ctx.scale
+        g_query, g_key, g_value = backward_part(
+            ctx.kernel, g_out, query, key, value, out, finite(lse), mask, ctx.is_causal, ctx.scale
         )
         if g_lse is not None:
             g_query, g_key, g_value = (g[..., :-1] for g in (g_query, g_key, g_value))
@@ -192,9 +202,9 @@ class _Joined(torch.autograd.Function):
         product: Tensor | None,
         log_scale: Tensor | None,
     ) -> Tensor:
-        parts = [_forward(kernel, query, key, value, mask, is_causal, scale)]
+        parts = [forward_part(kernel, query, key, value, mask, is_causal, scale)]
         if prefix_key is not None and prefix_value is not None:
-            parts.append(_forward(kernel, query, prefix_key, prefix_value, None, False, scale))
+            parts.append(forward_part(kernel, query, prefix_key, prefix_value, None, False, scale))
         outputs, lses = zip(*parts, strict=True)
         term = None if product is None else Term(product, log_scale)
         weights = weigh(lses, term and term.denominator, log_scale)
@@ -209,12 +219,13 @@ class _Joined(torch.autograd.Function):
         query, key, value, mask, prefix_key, prefix_value, found, total, feature = ctx.saved_tensors
         needs = ctx.needs_input_grad
         g_query = g_key = g_value = g_prefix_key = g_prefix_value = g_product = None
+        total = finite(total)
         if any(needs[1:4]):
-            g_query, g_key, g_value = _backward(
+            g_query, g_key, g_value = backward_part(
                 ctx.kernel, g_out, query, key, value, found, total, mask, ctx.is_causal, ctx.scale
             )
         if prefix_key is not None and (needs[1] or any(needs[7:9])):
-            g_more, g_prefix_key, g_prefix_value = _backward(
+            g_more, g_prefix_key, g_prefix_value = backward_part(
                 ctx.kernel, g_out, query, prefix_key, prefix_value, found, total, None, False, ctx.scale
             )
             g_query = g_more if g_query is None else g_query + g_more
@@ -242,7 +253,7 @@ class Fused(ABC):
         )
         return found
 
-    def joined(self, call: Call, features: FeatureMap | None, state: Tensor | None) -> Tensor:
+    def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
         term = None
         if features is not None and state is not None:
             term = lean_term(features, call.query, state, call.scale)

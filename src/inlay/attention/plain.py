@@ -13,7 +13,7 @@ from torch.nn.functional import dropout
 from inlay.attention.call import Call
 from inlay.attention.features import FeatureMap
 from inlay.attention.join import finite, mix, weigh
-from inlay.attention.term import plain_term, working_type
+from inlay.attention.term import State, plain_term, working_type
 
 
 class Plain:
@@ -28,7 +28,7 @@ class Plain:
         out, lse = _attend(call, call.key, call.value, call.mask, call.is_causal)
         return out.to(call.query.dtype), lse
 
-    def joined(self, call: Call, features: FeatureMap | None, state: Tensor | None) -> Tensor:
+    def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
         parts = [_attend(call, call.key, call.value, call.mask, call.is_causal)]
         if call.prefix is not None:
             parts.append(_attend(call, call.prefix.key, call.prefix.value, None, False))

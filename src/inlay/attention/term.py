@@ -13,6 +13,22 @@ from inlay.attention.features import Elementwise, FeatureMap
 
 
 @dataclass(frozen=True)
+class State:
+    """What stands for the prefix: `Z` `[heads, r, head_dim]`, given as `left`, or as the product of `left`
+    `[heads, r, s]` and `right` `[heads, s, head_dim]`; and `kappa` `[heads, r]`."""
+
+    left: Tensor
+    right: Tensor | None
+    kappa: Tensor
+
+    def whole(self, dtype: torch.dtype) -> Tensor:
+        """`[Z | kappa]`, `[heads, r, head_dim + 1]`."""
+        left = self.left.to(dtype)
+        z = left if self.right is None else left @ self.right.to(dtype)
+        return torch.cat([z, self.kappa.to(dtype).unsqueeze(-1)], -1)
+
+
+@dataclass(frozen=True)
 class Term:
     """`product` is `[batch, heads, length, head_dim + 1]`: `phi(q) Z`, and `phi(q) kappa` in the last column."""
 
@@ -33,17 +49,17 @@ def working_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def plain_term(features: FeatureMap, query: Tensor, state: Tensor, scale: float) -> Term:
-    """By ordinary differentiable operations; `state` is `[heads, r, head_dim + 1]`."""
+def plain_term(features: FeatureMap, query: Tensor, state: State, scale: float) -> Term:
+    """By ordinary differentiable operations."""
     dtype = working_type(query.dtype)
-    phi, log_scale = features.of_query(query.to(dtype), state.shape[1], scale)
-    return Term(phi @ state.to(dtype), log_scale)
+    phi, log_scale = features.of_query(query.to(dtype), state.kappa.shape[1], scale)
+    return Term(phi @ state.whole(dtype), log_scale)
 
 
-def lean_term(features: FeatureMap, query: Tensor, state: Tensor, scale: float) -> Term:
+def lean_term(features: FeatureMap, query: Tensor, state: State, scale: float) -> Term:
     """The same; for maps of single coordinates nothing but the query is kept for the backward pass."""
     if isinstance(features, Elementwise):
-        return Term(_ElementwiseTerm.apply(query, state.to(working_type(query.dtype)), features, scale), None)
+        return Term(_ElementwiseTerm.apply(query, state.whole(working_type(query.dtype)), features, scale), None)
     return plain_term(features, query, state, scale)
 
 

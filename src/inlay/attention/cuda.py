@@ -1,0 +1,516 @@
+"""The CUDA backend: torch's own fused kernels, called below autograd, and for `elu` one fused epilogue each way.
+
+Three kernels, chosen as `scaled_dot_product_attention` chooses: cuDNN's on Hopper and Blackwell; flash attention
+elsewhere, and for a single query, since cuDNN builds a plan for every length it meets; the memory-efficient one for
+masks, float32, and causal attention to more or fewer keys than queries (flash would line up the last of both, cuDNN is
+not asked). Facts about them that their interfaces do not show, each relied on here:
+
+- None reads its random state without dropout, and an undefined `cum_seq` is what says that tensors are dense.
+- cuDNN keeps the backward plan by the strides of q, k and v alone: output and gradient must lie as the forward pass
+  laid the output. It takes the log-sum-exp as `[batch, heads, length, 1]`.
+- The memory-efficient one pads the rows of its log-sum-exp to a multiple of 32, takes its output back only as it laid
+  it (length before heads), and a bias only in the query's type with rows that start at multiples of 16.
+- Head sizes must be multiples of 8: others are filled up with zeros.
+
+NTK-Attention with `elu` runs one of them and then epilogue.py's kernel, which turns its output and log-sum-exp into
+`T` and the joint log-denominator in one pass; backward, the same with the gradients. Other feature maps, and `elu` with
+very many features, take the general way of fused.py. For torch.compile both passes are operators of their own: in them
+the choice of kernel is not traced. They always lay out length before heads, as models do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from inlay.attention.call import Call
+from inlay.attention.features import Elu, FeatureMap
+from inlay.attention.fused import Fused, Kernel, backward_part, forward_part
+from inlay.attention.term import State
+
+aten = torch.ops.aten
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+OLDEST = (8, 0)
+"""Compute capability of the first GPUs with bfloat16 matrix products."""
+CUDNN_SIZE, FLASH_SIZE = 128, 256
+CUDNN_VERSION = 90900
+"""From here on torch prefers cuDNN's attention on GPUs that have it written for them."""
+
+_CAPABILITY: dict[torch.device, tuple[int, int]] = {}
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    if device not in _CAPABILITY:
+        _CAPABILITY[device] = torch.cuda.get_device_capability(device)
+    return _CAPABILITY[device]
+
+
+def _too_old(device: torch.device) -> bool:
+    return not torch.compiler.is_compiling() and _capability(device) < OLDEST  # asking the device cannot be traced
+
+
+def _is_flash(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+    """Whether flash attention, or cuDNN's, can do it."""
+    fits = not is_causal or query.shape[2] == key.shape[2]
+    return mask is None and query.dtype.itemsize == 2 and fits and query.shape[-1] <= FLASH_SIZE
+
+
+def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> str:
+    if not _is_flash(query, key, mask, is_causal):
+        return "efficient"
+    prefers = (
+        query.shape[-1] <= CUDNN_SIZE
+        and min(query.shape[2], key.shape[2]) > 1
+        and _capability(query.device) in ((9, 0), (10, 0))
+        and torch.backends.cuda.cudnn_sdp_enabled()
+        and (torch.backends.cudnn.version() or 0) >= CUDNN_VERSION
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+    return "cudnn" if prefers else "flash"
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp as the kernel leaves them: where nothing is seen the second is not finite, and the first
+    may be anything."""
+    kind = _kind(query, key, mask, is_causal)
+    size = query.shape[-1]
+    query, key, value = (_dense(x) for x in (query, key, value))
+    if kind == "cudnn":
+        out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, None, True, 0.0, is_causal, False, scale=scale
+        )
+        lse = lse.view(query.shape[:3])
+    elif kind == "flash":
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)
+    else:
+        added = _added(mask, query, key)
+        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+            query, key, value, added, True, 0.0, is_causal, scale=scale
+        )
+        lse = lse[..., : query.shape[2]]
+    return out[..., :size], lse
+
+
+def attend_backward(
+    g_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value as fused.py defines them; `lse` is finite."""
+    kind = _kind(query, key, mask, is_causal)
+    size, length, keys = query.shape[-1], query.shape[2], key.shape[2]
+    g_out, query, key, value, out = (_dense(x) for x in (g_out, query, key, value, out))
+    if kind == "cudnn":
+        strides = _strides_like(query)
+        out, g_out = (_strided(x, strides) for x in (out, g_out))
+        stats = lse.contiguous().unsqueeze(-1)
+        found = aten._scaled_dot_product_cudnn_attention_backward(
+            g_out, query, key, value, out, stats, lse, lse, None, None, None, length, keys, 0.0, is_causal, scale=scale
+        )
+    elif kind == "flash":
+        found = aten._scaled_dot_product_flash_attention_backward(
+            g_out,
+            query,
+            key,
+            value,
+            out,
+            lse.contiguous(),
+            None,
+            None,
+            length,
+            keys,
+            0.0,
+            is_causal,
+            lse,
+            lse,
+            scale=scale,
+        )
+    else:
+        lse = pad(lse, (0, -length % 32), value=torch.inf) if length % 32 else lse.contiguous()
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+        found = aten._scaled_dot_product_efficient_attention_backward(
+            g_out,
+            query,
+            key,
+            value,
+            _added(mask, query, key),
+            out,
+            lse,
+            lse,
+            lse,
+            0.0,
+            [True, True, True, False],
+            is_causal,
+            scale=scale,
+        )
+    g_query, g_key, g_value = found[:3]
+    return g_query[..., :size], g_key[..., :size], g_value[..., :size]
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Without gaps in the last dimension, whose size is a multiple of 8."""
+    if x.shape[-1] % 8:
+        return pad(x, (0, -x.shape[-1] % 8))
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _strides_like(x: Tensor) -> list[int]:
+    """Those of a tensor without gaps whose dimensions lie in the order of x's."""
+    strides, step = [0] * x.dim(), 1
+    for dim in sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)):
+        strides[dim] = step
+        step *= x.shape[dim]
+    return strides
+
+
+def _strided(x: Tensor, strides: list[int]) -> Tensor:
+    if list(x.stride()) == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
+    """The mask as something to add to the scores, as the memory-efficient kernel takes it.
+
+    A bias of another type is rounded to the query's, as torch's own attention rounds it under autocast.
+    """
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    mask = mask.to(query.dtype)
+    keys = key.shape[2]
+    if mask.shape[-1] == 1 < keys:
+        mask = mask.expand(*mask.shape[:3], keys)
+    if keys % 16:
+        mask = pad(mask, (0, -keys % 16))[..., :keys]
+    elif mask.stride(-1) != 1 or any(stride % 16 for stride in mask.stride()[:-1]):
+        mask = mask.contiguous()
+    return mask.expand(*query.shape[:3], keys)
+
+
+class CudaKernel(Kernel):
+    def shares_keys(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
+        return _is_flash(query, key, mask, is_causal)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        run = torch.ops.inlay.attention if torch.compiler.is_compiling() else attend
+        out, lse = run(query, key, value, mask, is_causal, scale)
+        if mask is None:
+            return out, lse
+        nothing = ~lse.isfinite()
+        return out.masked_fill(nothing.unsqueeze(-1), 0), lse.masked_fill(nothing, -torch.inf)
+
+    def backward(
+        self,
+        g_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        run = torch.ops.inlay.attention_backward if torch.compiler.is_compiling() else attend_backward
+        found: tuple[Tensor, Tensor, Tensor] = run(g_out, query, key, value, out, lse, mask, is_causal, scale)
+        return found
+
+
+class _Bare(CudaKernel):
+    """Inside an operator of ours nothing is traced, and the epilogue itself sees to rows that see nothing."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        return attend(query, key, value, mask, is_causal, scale)
+
+    def backward(self, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return attend_backward(*args)
+
+
+_BARE = _Bare()
+
+
+def ntk(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    left: Tensor,
+    right: Tensor | None,
+    kappa: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`T`, the joint log-denominator (0 where it is -inf) and the weight of the feature term."""
+    from inlay.attention import epilogue
+
+    out, lse = forward_part(_BARE, query, key, value, mask, is_causal, scale)
+    return epilogue.forward(_dense_last(query), out, lse, left, right, kappa, scale)
+
+
+def ntk_backward(
+    g_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    left: Tensor,
+    right: Tensor | None,
+    kappa: Tensor,
+    found: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    of_inputs: bool,
+    of_state: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of query, key and value, and of left, right and kappa; None for those not asked for."""
+    from inlay.attention import epilogue
+
+    g_out = _strided(g_out, list(found.stride()))
+    g_query = g_key = g_value = None
+    if of_inputs:
+        g_query, g_key, g_value = backward_part(_BARE, g_out, query, key, value, found, total, mask, is_causal, scale)
+    g_state = epilogue.backward(g_out, _dense_last(query), found, weight, left, right, kappa, scale, g_query, of_state)
+    return g_query, g_key, g_value, *g_state
+
+
+def _dense_last(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _Ntk(torch.autograd.Function):
+    """NTK-Attention with `elu`; Z and kappa in their own types."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
+        left: Tensor,
+        right: Tensor | None,
+        kappa: Tensor,
+    ) -> Tensor:
+        run = torch.ops.inlay.ntk if torch.compiler.is_compiling() else ntk
+        found, total, weight = run(query, key, value, mask, is_causal, scale, left, right, kappa)
+        ctx.save_for_backward(query, key, value, mask, left, right, kappa, found, total, weight)
+        ctx.is_causal, ctx.scale = is_causal, scale
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, left, right, kappa, found, total, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        of_inputs, of_state = any(needs[:3]), any(needs[6:])
+        compiling = torch.compiler.is_compiling()
+        run = torch.ops.inlay.ntk_backward if compiling else ntk_backward
+        grads = run(
+            g_out,
+            query,
+            key,
+            value,
+            mask,
+            ctx.is_causal,
+            ctx.scale,
+            left,
+            right,
+            kappa,
+            found,
+            total,
+            weight,
+            of_inputs,
+            of_state,
+        )
+        if compiling:  # an operator gives tensors only
+            grads = [
+                grad if wanted else None
+                for grad, wanted in zip(grads, _wanted(of_inputs, of_state, right), strict=True)
+            ]
+        g_query, g_key, g_value, g_left, g_right, g_kappa = grads
+        return g_query, g_key, g_value, None, None, None, g_left, g_right, g_kappa
+
+
+def _wanted(of_inputs: bool, of_state: bool, right: Tensor | None) -> list[bool]:
+    return [of_inputs] * 3 + [of_state, of_state and right is not None, of_state]
+
+
+class Cuda(Fused):
+    """Memory linear in the length; float32, bfloat16 and float16."""
+
+    name = "cuda"
+    kernel = CudaKernel()
+
+    def refuses(self, call: Call) -> str | None:
+        tensors = [call.query, call.key, call.value]
+        if call.prefix is not None:
+            tensors += [call.prefix.key, call.prefix.value]
+        if any(x.device.type != "cuda" for x in tensors):
+            return f"the tensors are on {call.query.device.type}"
+        if torch.version.hip is not None or _too_old(call.query.device):
+            return f"it needs an NVIDIA GPU of compute capability {'.'.join(map(str, OLDEST))} or more"
+        if call.query.dtype not in TYPES:
+            return f"the kernels do not take {call.query.dtype}"
+        if call.dropout_p:
+            return "the kernels' dropout is not used"
+        if any(x.shape[-1] != call.query.shape[-1] for x in tensors):
+            return "it takes keys and values of one head size"
+        if any(x.numel() == 0 for x in tensors):
+            return "there is nothing to attend to"
+        if call.mask is not None and call.mask.requires_grad:
+            return "the kernels give no gradient for the mask"
+        return None
+
+    def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
+        if state is None or call.prefix is not None or not isinstance(features, Elu) or not _on_chip(call.query, state):
+            return super().joined(call, features, state)
+        found: Tensor = _Ntk.apply(
+            call.query,
+            call.key,
+            call.value,
+            call.mask,
+            call.is_causal,
+            call.scale,
+            state.left,
+            state.right,
+            state.kappa,
+        )
+        return found
+
+
+def _on_chip(query: Tensor, state: State) -> bool:
+    """Whether the epilogue's tiles fit: it holds Z, or its factors, and as many features of some queries at once."""
+    size, rows = query.shape[-1], state.kappa.shape[1]
+    blocks = _power(rows // size) * _power(size)
+    return HAS_TRITON and blocks <= 512 and size <= 256 and blocks * _power(state.left.shape[-1]) <= 128 * 128
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Without it `elu` takes the general way as well."""
+
+
+def _model_layout(x: Tensor) -> Tensor:
+    """Length before heads in memory."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _empty(x: Tensor) -> Tensor:
+    batch, heads, length, size = x.shape
+    return x.new_empty(batch, length, heads, size).transpose(1, 2)
+
+
+@torch.library.custom_op(
+    "inlay::attention",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale) -> (Tensor, Tensor)",
+)
+def _attention_op(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse = attend(query, key, value, mask, is_causal, scale)
+    return _model_layout(out), lse.contiguous()
+
+
+@_attention_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Any:
+    return _empty(query), query.new_empty(query.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "inlay::attention_backward",
+    mutates_args=(),
+    schema="(Tensor g_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor? mask, "
+    "bool is_causal, float scale) -> (Tensor, Tensor, Tensor)",
+)
+def _attention_backward_op(
+    g_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    return tuple(_model_layout(g) for g in attend_backward(g_out, query, key, value, out, lse, *rest))
+
+
+@_attention_backward_op.register_fake
+def _(g_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
+    return _empty(query), _empty(key), _empty(value)
+
+
+@torch.library.custom_op(
+    "inlay::ntk",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, Tensor left, "
+    "Tensor? right, Tensor kappa) -> (Tensor, Tensor, Tensor)",
+)
+def _ntk_op(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    found, total, weight = ntk(*args)
+    return _model_layout(found), total, weight
+
+
+@_ntk_op.register_fake
+def _(query: Tensor, *rest: Any) -> Any:
+    of_rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2)]
+    return _empty(query), *of_rows
+
+
+@torch.library.custom_op(
+    "inlay::ntk_backward",
+    mutates_args=(),
+    schema="(Tensor g_out, Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, "
+    "Tensor left, Tensor? right, Tensor kappa, Tensor found, Tensor total, Tensor weight, bool of_inputs, "
+    "bool of_state) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _ntk_backward_op(g_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    grads = ntk_backward(g_out, *rest)
+    return (
+        *(g_out.new_empty(0) if grad is None else _model_layout(grad) for grad in grads[:3]),
+        *(g_out.new_empty(0) if grad is None else grad.clone() for grad in grads[3:]),  # parts of one tensor
+    )
+
+
+@_ntk_backward_op.register_fake
+def _(
+    g_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    left: Tensor,
+    right: Tensor | None,
+    kappa: Tensor,
+    found: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    of_inputs: bool,
+    of_state: bool,
+) -> Any:
+    wanted = _wanted(of_inputs, of_state, right)
+    inputs = [_empty(x) if wants else x.new_empty(0) for x, wants in zip((query, key, value), wanted[:3], strict=True)]
+    small = zip((left, left if right is None else right, kappa), wanted[3:], strict=True)
+    return *inputs, *(x.new_empty(x.shape) if wants else g_out.new_empty(0) for x, wants in small)
