@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inlay.cli import lab_show
 from inlay.cli import options as o
-from inlay.cli import show
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError
 
 if TYPE_CHECKING:
-    from inlay.theory.findings import Finding
+    from inlay.theory.findings import Finding, Tick
 
 FIGURES = ("proposition-1", "lemma-1", "theorem-1")
 PREFIX_FIGURES = ("kernel", "lemma-m6", "lemma-b1", "theorem-b2", "proposition-b3", "theorem-3-1")
@@ -60,10 +60,8 @@ def activation_prompts(
     inlay lab activation-prompts --figure all
     inlay lab activation-prompts --figure theorem-1 --beta-squared 2 --tokens 8,12,16 --seeds 3
     """
-    names = FIGURES if figure == "all" else (figure,)
-    if names[0] not in FIGURES:
-        raise unknown("figure", figure, (*FIGURES, "all"))
-    sizes = _sizes(tokens, "--tokens", "8,12,16,24")
+    names = lab_show.chosen(figure, FIGURES)
+    sizes = lab_show.sizes(tokens, "--tokens", "8,12,16,24")
     from inlay.report import charts, charts_theory
     from inlay.theory.activation_prompts import Setting, lab
     from inlay.workflow.explain import Bar
@@ -95,7 +93,7 @@ def activation_prompts(
                 tick(name)
                 found = lab.proposition_1() if name == "proposition-1" else lab.lemma_1()
             charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]])
-            _tell(found, out / name, quiet)
+            lab_show.tell(found, out / name, quiet)
 
 
 @app.command("prefix")
@@ -120,44 +118,14 @@ def prefix(
     inlay lab prefix --figure all
     inlay lab prefix --figure theorem-b2 --widths 64,1024 --seeds 1 --steps 5000
     """
-    names = PREFIX_FIGURES if figure == "all" else (figure,)
-    if names[0] not in PREFIX_FIGURES:
-        raise unknown("figure", figure, (*PREFIX_FIGURES, "all"))
-    sizes = _sizes(widths, "--widths", "16,64,256,1024,4096")
-    from inlay.report import charts, charts_prefix, charts_theory
+    names = lab_show.chosen(figure, PREFIX_FIGURES)
+    sizes = lab_show.sizes(widths, "--widths", "16,64,256,1024,4096")
+    from inlay.report import charts_prefix
     from inlay.theory.prefix import lab
-    from inlay.workflow.explain import Bar
 
     setting = lab.Setting(sizes, seeds, steps, c)
-    for name in names:
-        charts.check_folder(out / name, name)
-    total = sum(lab.beginnings(name, setting) for name in names)
-    with Bar(total, "lab", "step", show=not quiet, lines=True) as bar:
 
-        def tick(what: str) -> None:
-            bar.begin(what)
-            bar.advance()
+    def experiment(name: str, tick: Tick) -> Finding:
+        return lab.EXPERIMENTS[name](setting, tick)
 
-        for name in names:
-            found = lab.EXPERIMENTS[name](setting, tick)
-            charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]], charts_prefix.DRAWN)
-            _tell(found, out / name, quiet)
-
-
-def _tell(found: Finding, folder: Path, quiet: bool) -> None:
-    """The claims of an experiment as a table."""
-    rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
-    show.table(("claim", "measured", "holds?"), rows, title=found.name)
-    if not quiet:
-        show.say(f"drawn in {folder}")
-
-
-def _sizes(text: str, option: str, example: str) -> tuple[int, ...]:
-    """Whole numbers from '8,12,16'."""
-    try:
-        sizes = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        sizes = ()
-    if not sizes or sizes[0] < 2:
-        raise InlayError(f"{option} {text!r}: give whole numbers from 2 on, parted by commas, such as {example}.")
-    return sizes
+    lab_show.perform(names, experiment, charts_prefix.DRAWN, lambda name: lab.beginnings(name, setting), out, quiet)
