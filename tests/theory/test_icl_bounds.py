@@ -188,6 +188,24 @@ def test_descent_without_step_sizes_never_rises() -> None:
     assert trace.gap[-1] < 0.5 * trace.gap[0]
 
 
+def test_training_is_adam() -> None:
+    """Against Adam written out, at a size where the gradients' layouts in memory could differ from the weights'."""
+    problem = icl.Problem.sample(30, 200, 100, 20, 0.01, 0)
+    model, plain = icl.OneLayer(problem, 5), icl.OneLayer(problem, 5)
+    icl.train(model, 20, rate=0.01)
+    weights = [plain.Q, plain.w]
+    first, second = [torch.zeros_like(part) for part in weights], [torch.zeros_like(part) for part in weights]
+    for t in range(1, 21):
+        gradients = torch.autograd.grad(problem.moments().loss(plain.coefficients()), weights)
+        for part, g, one, two in zip(weights, gradients, first, second, strict=True):
+            one.mul_(0.9).add_(0.1 * g)
+            two.mul_(0.999).add_(0.001 * g * g)
+            with torch.no_grad():
+                part.sub_(0.01 * (one / (1 - 0.9**t)) / ((two / (1 - 0.999**t)).sqrt() + 1e-8))
+    assert model.gap() == pytest.approx(plain.gap(), rel=1e-6)
+    assert model.gap() < 0.99 * icl.OneLayer(problem, 5).gap()
+
+
 def test_sampled_training_tends_to_the_closed_form() -> None:
     """The same Adam on the population and on samples: nearer with larger batches from more samples."""
     problem = icl.Problem.sample(5, 20, 8, 4, 0.01, 0)

@@ -84,8 +84,9 @@ class OneLayer(nn.Module):
         by_w = torch.einsum("hkn,kn->hk", s, G)
         by_score = s.mul_(G - by_w[..., None]).mul_(self.w[..., None])  # in the place of s, which is not needed again
         prompt = self.tokens[: self.problem.N]
-        self.Q.grad = prompt.T @ (by_score.transpose(1, 2) @ self.tokens)
-        self.w.grad = by_w
+        self.Q.grad = (prompt.T @ (by_score.transpose(1, 2) @ self.tokens)).contiguous()
+        # einsum may lay its result out otherwise than w, and the fused Adam would read it in the wrong order.
+        self.w.grad = by_w.contiguous()
         return a
 
 
