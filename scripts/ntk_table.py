@@ -72,8 +72,10 @@ class Group:
         return next(line for line in self.lines if line.name == name)
 
 
-def prefix(length: int, note: str = "", **settings: Any) -> Line:
-    return Line(f"prefix, m = {length}{note}", "prefix", {"num_virtual_tokens": length, **settings})
+def prefix(length: int, start: str | None = None) -> Line:
+    """PEFT's prefix, which starts from N(0, 1), or one that starts from zero."""
+    name = f"prefix, m = {length}" + (f", from {start}" if start else "")
+    return Line(name, "prefix", {"num_virtual_tokens": length} | ({"init_weights": start} if start else {}))
 
 
 # 30 layers of 9 heads of 64 with 3 heads of keys. LoRA of rank 8 and a prefix of 40 train 460,800 numbers each,
@@ -86,9 +88,11 @@ LANGUAGE = Group(
         Line("ntk-attention", "ntk-attention", {"rank": 13}),
         Line("lora", "lora"),
         prefix(40),
-        prefix(1),
+        prefix(40, "zero"),
+        prefix(160, "zero"),
+        prefix(1, "zero"),
         prefix(160),
-        prefix(40, ", from zero", init_weights="zero"),
+        prefix(1),
     ),
     options={"max_steps": 300, "evaluations": 1, "max_length": 512},
     own={"wikitext2": {"batch_size": 4}, "gsm8k": {"batch_size": 8}},
@@ -102,9 +106,10 @@ ENCODER = Group(
         Line("ntk-attention", "ntk-attention"),
         Line("lora", "lora"),
         prefix(16),
-        prefix(1),
         prefix(100),
+        prefix(1),
         Line("linear-probe", "linear-probe"),
+        prefix(16, "zero"),
         Line("full", "full"),
     ),
     options={"max_steps": 300, "batch_size": 32, "evaluations": 5, "max_length": 256},
@@ -242,7 +247,10 @@ def answered(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> f
 
 def run(args: argparse.Namespace) -> None:
     """Every line's rates on its group's first task; then, as soon as its rate is known, its other tasks and seeds."""
+    from inlay.records.versions import versions
+
     end = time.monotonic() + args.seconds
+    made_with = versions()
     known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
     entries = {_key(entry): entry for entry in known if "error" not in entry}
     done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -269,7 +277,12 @@ def run(args: argparse.Namespace) -> None:
     def work(name: str, line: Line, task: str, rate: float, seed: int) -> Work:
         return Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
-    chosen = [(name, line) for name in args.groups for line in GROUPS[name].lines]
+    def keep() -> None:
+        found = {"versions": made_with, "runs": list(entries.values())}
+        Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+
+    ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
+    chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
     submit(work(name, line, GROUPS[name].tasks[0], rate, 0) for name, line in chosen for rate in rates(name, line))
     for name, line in chosen:
         follow(name, line)
@@ -281,19 +294,12 @@ def run(args: argparse.Namespace) -> None:
         pending -= 1
         entries[_key(entry)] = entry
         print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
-        keep(args, entries)
+        keep()
         follow(entry["group"], GROUPS[entry["group"]].line(entry["line"]))
     pool.terminate()
-    keep(args, entries)
+    keep()
     failed = sum("error" in entry for entry in entries.values())
     print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
-
-
-def keep(args: argparse.Namespace, entries: Mapping[Any, dict[str, Any]]) -> None:
-    from inlay.records.versions import versions
-
-    found = {"versions": versions(), "runs": list(entries.values())}
-    Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, str, str, float, int]:
