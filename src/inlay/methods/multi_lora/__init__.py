@@ -1,0 +1,16 @@
+"""Multi-LoRA: many tasks on one frozen model, with one random low-rank factor for all of them."""
+
+from inlay.methods.registry import Method
+
+METHOD = Method(
+    name="multi-lora",
+    summary="LoRA for many tasks: one frozen random A a matrix for all, a trained B for each; mixed in one batch.",
+    paper="Parameter-efficient fine-tuning via partially decomposable loss analysis and sharing (Multi-LoRA), 2023",
+    config="inlay.methods.multi_lora.config:MultiLoraConfig",
+    tuner="inlay.methods.multi_lora.model:MultiLoraModel",
+    peft_type="INLAY_MULTI_LORA",
+    parameter_prefix="inlay_multi_lora_",
+    learning_rate=3e-3,
+    grid=(3e-4, 1e-3, 3e-3, 1e-2),
+    mergeable=True,
+)

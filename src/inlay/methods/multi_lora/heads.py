@@ -1,0 +1,179 @@
+"""Heads of Multi-LoRA: one for each task, of different sizes, in one batch.
+
+PEFT keeps a head for each adapter, runs those of a mixed batch one after another and stacks what comes out, which must
+be of one size. Here the parameters of the heads are gathered row by row, and the rows go through together: a head with
+fewer outputs than the widest has -inf in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft.utils.other import ModulesToSaveWrapper
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.multi_lora.rows import BASE, Routing, Rows
+from inlay.methods.multi_lora.shared import seed_of
+from inlay.methods.plain import base_of
+
+
+class TaskHead(ModulesToSaveWrapper):
+    """PEFT's wrapper around a head or another new part, made to run several tasks' at once; none is ever frozen by
+    choosing another. PEFT makes its own kind, which `adopt` turns into this one."""
+
+    routing: Routing
+
+    @classmethod
+    def adopt(cls, wrapper: ModulesToSaveWrapper, routing: Routing) -> TaskHead:
+        """The same wrapper, of this kind."""
+        wrapper.__class__ = cls
+        assert isinstance(wrapper, cls)
+        wrapper.routing = routing
+        return wrapper
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Choose the head where a batch names no tasks. Freezes nothing, unless it is for inference."""
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        if len(names) > 1:
+            raise InlayError(
+                f"One head is in use at a time, not {', '.join(names)}: name the tasks of the rows instead."
+            )
+        for name in names:
+            if name not in self.modules_to_save:
+                raise ValueError(f"Adapter {name} not found in {sorted(self.modules_to_save)}")
+            self.modules_to_save[name].requires_grad_(not inference_mode)
+        self._active_adapter = names[0] if names else []
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Switch on or off; what trains goes on training."""
+        self._disable_adapters = not enabled
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The rows' own heads, or the active one where the pass names no tasks."""
+        rows = self.routing.rows
+        if rows is None or self.disable_adapters:
+            return super().forward(*args, **kwargs)
+        heads = [self._head(task) for task in rows.tasks]
+        if not rows.mixed:
+            return heads[0](*args, **kwargs)
+        x, *others = args
+        if len(x) != rows.count or any(isinstance(value, Tensor) for value in (*others, *kwargs.values())):
+            raise InlayError(
+                f"{type(self.original_module).__name__} cannot be run for several tasks at once: it was given "
+                f"{len(x)} rows of features for {rows.count} names, or more than features. Run one task at a time."
+            )
+        if isinstance(self.original_module, nn.Linear) and not others and not kwargs:
+            return _linear(heads, x, rows)
+        return _together(heads, x, rows, tuple(others), kwargs)
+
+    def _head(self, task: str) -> nn.Module:
+        if task == BASE:
+            return self.original_module
+        if task not in self.modules_to_save:
+            raise InlayError(f"Task {task!r} has no head of its own. It has: {', '.join(self.modules_to_save)}.")
+        return self.modules_to_save[task]
+
+
+def _linear(heads: Sequence[nn.Module], x: Tensor, rows: Rows) -> Tensor:
+    """`x W_i^T + b_i` for each row."""
+    weight, sizes = _by_row([head.weight for head in heads], rows)
+    flat = x.reshape(len(x), -1, x.shape[-1])
+    if heads[0].bias is None:
+        found = torch.bmm(flat, weight.mT.to(flat.dtype))
+    else:
+        bias, _ = _by_row([head.bias for head in heads], rows)
+        found = torch.baddbmm(bias.unsqueeze(1).to(flat.dtype), flat, weight.mT.to(flat.dtype))
+    return _cut(found.view(*x.shape[:-1], found.shape[-1]), sizes, rows)
+
+
+def _together(
+    heads: Sequence[nn.Module], x: Tensor, rows: Rows, others: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    """Heads of any kind: the same computation for each row, with that row's parameters."""
+    if any(True for _ in heads[0].buffers()):
+        raise InlayError(f"{type(heads[0]).__name__} has buffers, which cannot be mixed. Run one task at a time.")
+    states = [dict(head.named_parameters()) for head in heads]
+    gathered = {key: _by_row([state[key] for state in states], rows) for key in states[0]}
+    sizes = next((sizes for _, sizes in gathered.values() if sizes is not None), None)
+
+    def run(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
+        found = torch.func.functional_call(heads[0], parameters, (row.unsqueeze(0), *others), kwargs)
+        return found.squeeze(0)
+
+    parameters = {key: value for key, (value, _) in gathered.items()}
+    return _cut(torch.func.vmap(run, randomness="different")(parameters, x), sizes, rows)
+
+
+def _by_row(tensors: Sequence[Tensor], rows: Rows) -> tuple[Tensor, tuple[int, ...] | None]:
+    """Each row's own tensor. Where they differ in their first axis, the shorter are filled up (with rows of others,
+    which `_cut` takes away again) and their lengths are given too."""
+    device = tensors[0].device
+    slots = rows.slots(device)
+    assert slots is not None
+    joined = torch.cat(list(tensors))
+    sizes = tuple(len(tensor) for tensor in tensors)
+    if len(set(sizes)) == 1:
+        return joined.view(len(tensors), *tensors[0].shape).index_select(0, slots), None
+
+    def places() -> Tensor:
+        starts = torch.tensor([0, *sizes[:-1]]).cumsum(0).unsqueeze(1)
+        return starts + torch.arange(max(sizes)).minimum(torch.tensor(sizes).unsqueeze(1) - 1)
+
+    wanted = rows.kept(("places", sizes), device, places).index_select(0, slots)
+    return joined[wanted], sizes
+
+
+def _cut(logits: Tensor, sizes: tuple[int, ...] | None, rows: Rows) -> Tensor:
+    """-inf where a row's own head has no output."""
+    if sizes is None:
+        return logits
+
+    def inside() -> Tensor:
+        return torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
+
+    slots = rows.slots(logits.device)
+    assert slots is not None
+    kept = rows.kept(("inside", sizes), logits.device, inside).index_select(0, slots)
+    kept = kept.view(len(logits), *[1] * (logits.ndim - 2), logits.shape[-1])
+    return torch.where(kept, logits, -torch.inf)
+
+
+def resize(heads: Sequence[TaskHead], model: nn.Module, name: str, num_labels: int | None, seed: int) -> None:
+    """Give a task's head as many outputs as the task has labels; the new output layer is drawn from the seed."""
+    base = base_of(model)
+    has = getattr(getattr(base, "config", None), "num_labels", None)
+    if num_labels is None or num_labels == has:
+        return
+    for wrapper in reversed(heads):
+        head = wrapper.modules_to_save[name]
+        found = [(place, module) for place, module in head.named_modules() if _is_output(module, has)]
+        if not found:
+            continue
+        place, old = found[-1]
+        new = _output_layer(base, old, num_labels, seed_of(seed, "head", num_labels))
+        if place:
+            parent, _, last = place.rpartition(".")
+            setattr(head.get_submodule(parent), last, new)
+        else:
+            wrapper.modules_to_save[name] = new
+        return
+    raise InlayError(
+        f"num_labels={num_labels}: {type(base).__name__} has no new head with {has} outputs that task {name!r} could "
+        "have one of its own of. Name the head in modules_to_save, or load the base model with a new one."
+    )
+
+
+def _is_output(module: nn.Module, outputs: int | None) -> bool:
+    return isinstance(module, nn.Linear) and module.out_features == outputs
+
+
+def _output_layer(base: nn.Module, old: nn.Linear, outputs: int, seed: int) -> nn.Linear:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        new = nn.Linear(old.in_features, outputs, bias=old.bias is not None)
+        if hasattr(base, "_init_weights"):
+            base._init_weights(new)
+    return new.to(old.weight.device, old.weight.dtype).requires_grad_(old.weight.requires_grad)

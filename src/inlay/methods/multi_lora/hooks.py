@@ -1,0 +1,94 @@
+"""Hooks on the base model for passes that name their tasks: as many names as rows, and a loss for each task.
+
+Transformers computes a loss for all rows alike and for one number of labels. Where tasks are mixed, or a task's head
+has another size than the base's, the labels are kept back and the loss is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.multi_lora.losses import is_value, joint_loss, row_losses, shifted, task_sums
+from inlay.methods.multi_lora.rows import BASE, Routing, Rows
+
+INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "decoder_input_ids")
+CAUSAL = ("ForCausalLM", "LMHeadModel")
+ENCODER_DECODER = ("ForConditionalGeneration",)
+
+
+class ModelHooks:
+    """The pair of hooks; `configs` are the model's adapters by name."""
+
+    def __init__(self, model: nn.Module, routing: Routing, configs: Mapping[str, Any]) -> None:
+        self.routing, self.configs = routing, configs
+        routing.handles += [
+            model.register_forward_pre_hook(self.before, with_kwargs=True),
+            model.register_forward_hook(self.after),
+        ]
+
+    def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Count the rows; keep the labels back where the model could not use them."""
+        rows = self.routing.rows
+        if rows is None or rows.count is None:
+            return None
+        _check_rows(model, args, kwargs, rows)
+        if kwargs.get("labels") is None or not (rows.mixed or self._resized(model, rows)):
+            return None
+        rows.labels = kwargs["labels"]
+        # An encoder-decoder makes its decoder's inputs of them.
+        return None if _is(model, ENCODER_DECODER) else (args, {**kwargs, "labels": None})
+
+    def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Put the loss of the rows' tasks into the output."""
+        rows = self.routing.rows
+        if rows is None or rows.labels is None:
+            return None
+        labels, rows.labels = rows.labels, None
+        loss = self._loss(model, rows, output["logits"] if isinstance(output, Mapping) else output[0], labels)
+        if isinstance(output, tuple) and not isinstance(output, Mapping):
+            return (loss, *output)
+        output["loss"] = loss
+        return type(output)(**{"loss": loss, **output})  # the loss comes first, as Transformers has it
+
+    def _loss(self, model: nn.Module, rows: Rows, logits: Tensor, labels: Tensor) -> Tensor:
+        values = None
+        if _is(model, CAUSAL):
+            logits, labels = shifted(logits, labels)
+        elif not _is(model, ENCODER_DECODER):
+            values = is_value([self._labels(model, task) for task in rows.tasks])
+        slots = rows.slots(logits.device)
+        slots = torch.zeros(len(logits), dtype=torch.long, device=logits.device) if slots is None else slots
+        regression = None
+        if values is not None and any(values):
+            regression = rows.kept("values", logits.device, lambda: torch.tensor(values)).index_select(0, slots)
+        sums, counts = row_losses(logits, labels, regression)
+        return joint_loss(*task_sums(sums, counts, slots, len(rows.tasks)))
+
+    def _resized(self, model: nn.Module, rows: Rows) -> bool:
+        return any(self._labels(model, task) != _base_labels(model) for task in rows.tasks)
+
+    def _labels(self, model: nn.Module, task: str) -> int | None:
+        own = None if task == BASE else self.configs[task].num_labels
+        return own or _base_labels(model)
+
+
+def _base_labels(model: nn.Module) -> int | None:
+    return getattr(getattr(model, "config", None), "num_labels", None)
+
+
+def _check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> None:
+    given = next((kwargs[name] for name in INPUTS if kwargs.get(name) is not None), args[0] if args else None)
+    if not isinstance(given, Tensor) or rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
+        return
+    raise InlayError(
+        f"adapter_names has {rows.count} names, and the batch has {len(given)} rows: give one name for each row."
+    )
+
+
+def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:
+    return type(model).__name__.endswith(endings)

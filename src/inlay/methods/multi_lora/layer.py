@@ -1,0 +1,261 @@
+"""Multi-LoRA of one linear layer, GPT-2's transposed kind of it, embedding or convolution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import Tensor, nn
+from torch.nn.functional import dropout, embedding, linear
+from transformers.pytorch_utils import Conv1D
+
+from inlay.errors import InlayError
+from inlay.methods.channels import NEVER_CALLED, width_in, width_out
+from inlay.methods.multi_lora.products import ConvolveFrozen, Parts, Scale, add_products, without_autocast
+from inlay.methods.multi_lora.rows import Routing, Rows
+from inlay.methods.multi_lora.shared import digest_of, draw
+from inlay.methods.tuner import HookedLayer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one task asks of one layer. `thirds` are those of the output's three equal parts that are adapted; None:
+    all of the output."""
+
+    name: str
+    rank: int
+    alpha: float
+    dropout: float
+    seed: int
+    init: str
+    thirds: tuple[int, ...] | None
+    trains: bool
+
+    def shared(self) -> dict[str, Any]:
+        """What decides the layer's `A`, and must be the same for every task."""
+        return {"rank": self.rank, "seed": self.seed, "init": self.init, "parts of a fused projection": self.thirds}
+
+
+def fits(module: nn.Module) -> bool:
+    """Whether a module can be adapted. A convolution in groups or with padding of another kind cannot."""
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and module.padding_mode == "zeros" and isinstance(module.padding, tuple)
+    return isinstance(module, (nn.Linear, Conv1D, nn.Embedding)) and not isinstance(module, NEVER_CALLED)
+
+
+class TaskFactor(nn.Module):
+    """`B_i` of one task at one layer, (s, r, m / s) for s adapted parts of the output; zero at the start."""
+
+    def __init__(self, shape: tuple[int, ...], settings: Settings, like: Tensor) -> None:
+        super().__init__()
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        self.weight = nn.Parameter(torch.zeros(shape, dtype=dtype, device=like.device), requires_grad=settings.trains)
+        self.scale = settings.alpha / settings.rank
+        self.dropout = settings.dropout
+
+
+class MultiLoraLayer(HookedLayer):
+    """Adds to its host's output the low-rank product of each row's task:
+
+        y = f(x; W_0) + (alpha_i / r) x A B_i,      A frozen and the same for every task i, B_i = 0 at the start.
+
+    `A` is (r, d) as LoRA keeps it, and follows from the seed: it is not saved. A row without a task, or of a task that
+    does not adapt this layer, is left as it is.
+    """
+
+    adapter_layer_names = ("inlay_multi_lora_b",)
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self.inlay_multi_lora_b = nn.ModuleDict()
+        self.routing = Routing()
+        self.shared: dict[str, Any] = {}
+        self.digest = ""
+        self._unmerged: Tensor | None = None
+        self.register_buffer("inlay_multi_lora_a", None, persistent=False)
+
+    def update_layer(self, adapter_name: str, config: Settings) -> None:
+        self.check(adapter_name, config)
+        if not self.shared:
+            self.shared = config.shared()
+            self._draw(config)
+        begin, end = self.parts[0]
+        shape = (len(self.parts), config.rank, end - begin)
+        self.inlay_multi_lora_b[adapter_name] = TaskFactor(shape, config, self.host.weight)
+
+    def check(self, adapter_name: str, config: Settings) -> None:
+        """An error where a task asks for another `A` than the tasks before it share."""
+        for what, value in config.shared().items():
+            if self.shared and self.shared[what] != value:
+                raise InlayError(
+                    f"Task {adapter_name!r} has {what} {value!r} at {config.name}, and the tasks before it share an A "
+                    f"with {what} {self.shared[what]!r}. Give it the same, or put it into a model of its own."
+                )
+
+    def _draw(self, config: Settings) -> None:
+        width = self.width_out // 3 if config.thirds else self.width_out
+        thirds = config.thirds or (0,)
+        self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
+        rank = config.rank * len(thirds)
+        host, weight = self.host, self.host.weight
+        if isinstance(host, nn.Embedding):
+            shape: tuple[int, ...] = (host.num_embeddings, rank)
+        elif isinstance(host, nn.Conv2d):
+            shape = (rank, host.in_channels, *host.kernel_size)
+        else:
+            shape = (rank, width_in(host))
+        dtype = weight.dtype if weight.is_floating_point() else torch.float32
+        if weight.is_meta:
+            self.inlay_multi_lora_a = torch.empty(shape, dtype=dtype, device="meta")
+            return
+        lookup = isinstance(host, nn.Embedding)
+        with torch.device("cpu"):
+            drawn = draw(shape, config.seed, config.name, config.init, lookup=lookup)
+        self.digest = digest_of(drawn)
+        self.inlay_multi_lora_a = drawn.to(weight.device, dtype)
+
+    @property
+    def width_out(self) -> int:
+        """How many channels leave the host."""
+        if isinstance(self.host, nn.Embedding):
+            return self.host.embedding_dim
+        return self.host.out_channels if isinstance(self.host, nn.Conv2d) else width_out(self.host)
+
+    # ---- what trains: every task that was added, whichever is active
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Choose what acts where a batch names no tasks. Freezes nothing, unless it is for inference."""
+        names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
+        for name in names:
+            if name in self.inlay_multi_lora_b:
+                self.inlay_multi_lora_b[name].requires_grad_(not inference_mode)
+        self._active_adapter = names
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Switch on or off; what trains goes on training. A merged task is taken out of the host first."""
+        if not enabled and self.merged:
+            self.unmerge()
+        self._disable_adapters = not enabled
+
+    # ---- forward
+
+    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The host's forward hook."""
+        rows = self.routing.rows
+        if self.disable_adapters:
+            return output
+        if rows is None:
+            if not torch.compiler.is_compiling():
+                self.routing.refuse_lost_rows()
+            for name in self.running():
+                output = self._add(args[0], output, Rows([name]))
+            return output
+        if self.merged:
+            raise InlayError(
+                f"{', '.join(self.merged_adapters)} is merged into the base model, where it acts on every row: unmerge "
+                "it before tasks are mixed."
+            )
+        return self._add(args[0], output, rows)
+
+    def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
+        known = self.inlay_multi_lora_b
+        pieces = [known[task] if task in known else None for task in rows.tasks]  # noqa: SIM401 (has no get)
+        present = [piece for piece in pieces if piece is not None]
+        if not present:
+            return output
+        with without_autocast(output):
+            z = self._project(self._dropped(x, present))
+        nothing = torch.zeros_like(present[0].weight, requires_grad=False) if None in pieces else None
+        weights = [nothing if piece is None else piece.weight for piece in pieces]
+        scales = tuple(present[0].scale if piece is None else piece.scale for piece in pieces)
+        scale: Scale = scales[0]
+        if any(other != scale for other in scales):
+            scale = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))
+        first = isinstance(self.host, nn.Conv2d)
+        slots = rows.slots(output.device)
+        target, small = _by_row(output, rows, first), _by_row(z, rows, first)
+        return add_products(target, small, slots, scale, self.parts, first, weights).view(output.shape)
+
+    def _dropped(self, x: Tensor, pieces: list[TaskFactor]) -> Tensor:
+        share = pieces[0].dropout
+        if not self.training or not any(piece.dropout for piece in pieces):
+            return x
+        if any(piece.dropout != share for piece in pieces):
+            raise InlayError("The tasks of one batch were given different lora_dropout: give them the same.")
+        if isinstance(self.host, nn.Embedding):
+            raise InlayError("lora_dropout drops numbers, and an embedding is given the ids of tokens: set it to 0.")
+        return dropout(x, share)
+
+    def _project(self, x: Tensor) -> Tensor:
+        """`x A`."""
+        a, host = self.inlay_multi_lora_a, self.host
+        if isinstance(host, nn.Embedding):
+            found, scale = embedding(x, a), self._get_embed_scale()
+            return found if scale is None else found * scale.to(found.dtype)
+        if isinstance(host, nn.Conv2d):
+            return ConvolveFrozen.apply(x, a.to(x.dtype), host.stride, host.padding, host.dilation)
+        return linear(x, a.to(x.dtype))  # keeps `A` alone, as the frozen host does its weight
+
+    # ---- merging
+
+    def delta(self, name: str) -> Tensor:
+        """`(alpha_i / r) A B_i` in the layout of the host's weight, in float32 or what is more."""
+        piece = self.inlay_multi_lora_b[name]
+        exact = torch.promote_types(torch.float32, piece.weight.dtype)
+        a, factors = self.inlay_multi_lora_a.to(exact), piece.weight.detach().to(exact)
+        rank = factors.shape[1]
+        shape = self.host.weight.shape
+        lookup, transposed = isinstance(self.host, nn.Embedding), isinstance(self.host, Conv1D)
+        flat = a if lookup else a.flatten(1).mT  # (d, s r)
+        found = torch.zeros(len(flat), self.width_out, dtype=exact, device=a.device)  # (d, m)
+        for number, (begin, end) in enumerate(self.parts):
+            found[:, begin:end] = flat[:, number * rank : (number + 1) * rank] @ factors[number]
+        found *= piece.scale
+        return found if lookup or transposed else found.mT.reshape(shape)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Put tasks into the host's weight."""
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_multi_lora_b]
+        weight = self.host.weight
+        for name in names:
+            delta = self.delta(name)
+            if safe_merge and not torch.isfinite(delta).all():
+                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
+            if self._unmerged is None:
+                self._unmerged = weight.data
+            weight.data = (weight.data + delta).to(weight.dtype)
+            self.merged_adapters.append(name)
+
+    def unmerge(self) -> None:
+        """Give the host back the weight it had, to the bit."""
+        if self._unmerged is not None:
+            self.host.weight.data = self._unmerged.to(self.host.weight)  # moved or cast since, perhaps
+        self._unmerged = None
+        self.merged_adapters.clear()
+
+
+def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
+    """As (rows, tokens, channels), or (rows, channels, pixels); all tokens as one row where there is one task.
+
+    The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
+    """
+    if not rows.mixed:
+        return tensor.flatten(2) if first else tensor.reshape(1, -1, tensor.shape[-1])
+    count = rows.count or 1
+    if len(tensor) % count or (first and len(tensor) != count):
+        raise InlayError(
+            f"adapter_names has {count} names, and a layer was given {len(tensor)} rows that they cannot be divided "
+            "among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
+        )
+    return tensor.flatten(2) if first else tensor.reshape(count, -1, tensor.shape[-1])
+
+
+def parameters_of(routing: Routing) -> dict[str, int]:
+    """The counted parameters: `shared` are the `A`s, once for all tasks; `trained` the `B`s of all tasks."""
+    layers = routing.layers.values()
+    shared = sum(layer.inlay_multi_lora_a.numel() for layer in layers)
+    trained = sum(math.prod(p.shape) for layer in layers for p in layer.inlay_multi_lora_b.parameters())
+    return {"shared": shared, "trained": trained}

@@ -1,0 +1,300 @@
+"""The tuner of Multi-LoRA: tasks that share every `A`, all of them trainable, mixed in one batch.
+
+PEFT adds an adapter by walking over the whole model, adapters included, several times: the 64th takes six times as long
+as the 2nd. Here what a config's words mean in a model is looked up once, and a further task goes straight to the layers
+that it adapts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import ModulesToSaveWrapper, get_pattern_key
+from torch import nn
+
+from inlay.anatomy import anatomy
+from inlay.errors import InlayError, unknown
+from inlay.methods.capabilities import alternatives
+from inlay.methods.channels import width_in, width_out
+from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
+from inlay.methods.multi_lora.heads import TaskHead, resize
+from inlay.methods.multi_lora.hooks import ModelHooks
+from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
+from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
+from inlay.methods.multi_lora.shared import checksum_of
+from inlay.methods.peft_native import defaults
+from inlay.methods.plain import plain_name
+from inlay.methods.tuner import InlayTuner
+
+
+class MultiLoraModel(InlayTuner):
+    """`get_peft_model(model, MultiLoraConfig(), adapter_name="rte")` makes one of these."""
+
+    prefix = "inlay_multi_lora_"
+    child = "inlay_multi_lora"
+    tuner_layer_cls = MultiLoraLayer
+
+    # ---- what is adapted
+
+    @classmethod
+    def fits(cls, module: nn.Module) -> bool:
+        return fits(module)
+
+    def hosts(self, config: MultiLoraConfig) -> list[str]:
+        """What the user names, among all that fits; else queries and values, as LoRA's own experiments have it."""
+        if config.target_modules is None:
+            return list(defaults.lora(self.model)["target_modules"])
+        return super().hosts(config)
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        return (
+            f"multi-lora adapts linear layers, embeddings and convolutions, and {type(model).__name__} has none. "
+            f"{alternatives(model, 'multi-lora')}"
+        )
+
+    def settings_at(self, config: MultiLoraConfig, name: str) -> Settings:
+        """The rank and alpha that the patterns give this module, and what is adapted of a fused projection."""
+        rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), name), config.r)
+        alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), name), config.lora_alpha)
+        thirds = tuple(i for i, part in enumerate(SLICES) if part in config.fused) if self._fused(name) else None
+        return Settings(
+            name=name,
+            rank=rank,
+            alpha=alpha,
+            dropout=config.lora_dropout,
+            seed=config.seed,
+            init=config.init,
+            thirds=thirds if thirds != (0, 1, 2) else None,
+            trains=not config.inference_mode,
+        )
+
+    def _fused(self, name: str) -> bool:
+        """Whether a module makes queries, keys and values together, each a third of its output."""
+        if self.routing.fused is None:
+            try:
+                blocks = anatomy(self.model).blocks
+            except InlayError:  # an architecture that nobody has described: nothing is known to be fused
+                blocks = ()
+            found = [block.attention for block in blocks if block.attention is not None and block.attention.fused]
+            self.routing.fused = {plain_name(attention.query.name) for attention in found}
+        if name not in self.routing.fused:
+            return False
+        host = self.model.get_submodule(name)
+        host = host.get_base_layer() if isinstance(host, BaseTunerLayer) else host
+        return width_out(host) == 3 * width_in(host)
+
+    @property
+    def routing(self) -> Routing:
+        """What the layers, the heads and every tuner on this base model share."""
+        return Routing.of(self.model)
+
+    # ---- adding, renaming and deleting tasks
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the tasks, in the order in which they were added."""
+        return [name for name, config in self.peft_config.items() if self._is_mine(config)]
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
+        try:
+            if not self._add_task(adapter_name):
+                super().inject_adapter(model, adapter_name, *args, **kwargs)
+                self._take_note(model, self.peft_config[adapter_name])
+            config = self.peft_config[adapter_name]
+            self._check_shared(adapter_name, config)
+            resize(self._heads(config), self.model, adapter_name, config.num_labels, config.seed)
+        except Exception:
+            self._forget(adapter_name)
+            raise
+
+    def _prepare_adapter_config(self, peft_config: MultiLoraConfig, model_config: dict[str, Any]) -> MultiLoraConfig:
+        if peft_config.resolved:
+            return super()._prepare_adapter_config(peft_config, model_config)
+        words = _words(peft_config)
+        if words in self.routing.selections:
+            for name, value in self.routing.selections[words].items():
+                setattr(peft_config, name, deepcopy(value))
+            return peft_config
+        prepared = super()._prepare_adapter_config(peft_config, model_config)
+        self.routing.selections[words] = {name: deepcopy(getattr(prepared, name)) for name in LOOKED_UP}
+        return prepared
+
+    def _add_task(self, name: str) -> bool:
+        """Add a task to layers and heads that are there; False where it needs others, or is the first."""
+        routing = self.routing
+        config = deepcopy(self.peft_config[name])
+        if not routing.layers or not (config.resolved or _words(config) in routing.selections):
+            return False
+        config = self._prepare_adapter_config(config, {})
+        targets, new = config.target_modules or (), set(config.modules_to_save or ())
+        if not routing.layers.keys() >= set(targets) or not routing.looked_up >= new:
+            return False
+        settings = {target: self.settings_at(config, target) for target in targets}
+        for target, each in settings.items():
+            routing.layers[target].check(name, each)
+        self._check_shared(name, config)
+        for target, each in settings.items():
+            routing.layers[target].update_layer(name, each)
+        for head in self._heads(config):
+            head.update(name)
+            head.modules_to_save[name].requires_grad_(not config.inference_mode)
+        self.peft_config[name] = config
+        if name in self.active_adapters:
+            self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
+        return True
+
+    def _take_note(self, model: nn.Module, config: MultiLoraConfig) -> None:
+        """After PEFT has put in the first task, or one with layers of its own: what there is now."""
+        routing = self.routing
+        if not routing.handles:
+            ModelHooks(self.model, routing, self.peft_config)
+        for name, module in model.named_modules():
+            if isinstance(module, ModulesToSaveWrapper):
+                routing.heads[plain_name(name)] = TaskHead.adopt(module, routing)
+        routing.looked_up.update(config.modules_to_save or ())
+
+    def _heads(self, config: MultiLoraConfig) -> list[TaskHead]:
+        """The heads and other new parts that a task has one of its own of; PEFT matches them by the ends of names."""
+        endings = tuple(config.modules_to_save or ())
+        return [head for name, head in self.routing.heads.items() if name.endswith(endings)]
+
+    def _check_shared(self, name: str, config: MultiLoraConfig) -> None:
+        """Write down which `A`s a task goes with, or see that they are those which it was trained with."""
+        layers = {target: self.routing.layers[target] for target in config.target_modules or ()}
+        shapes = {target: list(layer.inlay_multi_lora_a.shape) for target, layer in layers.items()}
+        if not all(layer.digest for layer in layers.values()):  # on the meta device nothing is drawn
+            config.shapes = shapes
+            return
+        checksum = checksum_of((target, layer.digest) for target, layer in layers.items())
+        if config.checksum is not None and config.checksum != checksum:
+            raise InlayError(
+                f"Task {name!r} was trained with other A's than seed {config.seed} gives here (checksum "
+                f"{config.checksum[:12]}, here {checksum[:12]}): its settings were edited, the model is another, or "
+                "this version of torch draws other numbers. Use what it was trained with."
+            )
+        config.checksum, config.shapes = checksum, shapes
+
+    def _forget(self, name: str) -> None:
+        """Take out what a task that could not be added has left."""
+        for module in self.model.modules():
+            if isinstance(module, MultiLoraLayer):
+                module.inlay_multi_lora_b.pop(name) if name in module.inlay_multi_lora_b else None
+            elif isinstance(module, ModulesToSaveWrapper) and name in module.modules_to_save:
+                module.delete_adapter(name, None if name in module.active_adapters else list(module.active_adapters))
+
+    def _go_on_with_heads(self, adapter_name: str, in_use: dict[ModulesToSaveWrapper, str]) -> None:
+        """Every task begins with a head of its own; beside another method, with the head which that has trained."""
+        others = {head: name for head, name in in_use.items() if name not in self.tasks}
+        super()._go_on_with_heads(adapter_name, others)
+
+    def _create_and_replace(self, *args: Any, **kwargs: Any) -> None:
+        super()._create_and_replace(*args, **kwargs)
+        name = plain_name(kwargs["current_key"])
+        host = self.model.get_submodule(kwargs["current_key"])
+        host = host.get_base_layer() if isinstance(host, BaseTunerLayer) else host
+        layer = getattr(host, self.child)
+        layer.routing = self.routing
+        self.routing.layers[name] = layer
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """As PEFT does, but for the layers that there are, without looking through the model for them."""
+        for layer in self.routing.layers.values() if autocast_adapter_dtype else ():
+            if adapter_name in layer.inlay_multi_lora_b:
+                piece = layer.inlay_multi_lora_b[adapter_name]
+                if piece.weight.dtype in (torch.float16, torch.bfloat16):
+                    piece.float()
+
+    def rename_task(self, old: str, new: str) -> None:
+        """Give a task another name."""
+        if old not in self.tasks:
+            raise unknown("task", old, self.tasks)
+        if new in self.peft_config:
+            raise InlayError(f"There is a task called {new!r} already.")
+        configs = {new if name == old else name: config for name, config in self.peft_config.items()}
+        self.peft_config.clear()
+        self.peft_config.update(configs)
+        for layer in self.routing.layers.values():
+            _rename(layer.inlay_multi_lora_b, old, new)
+            layer._active_adapter = _renamed(layer._active_adapter, old, new)
+            layer.merged_adapters = [new if name == old else name for name in layer.merged_adapters]
+        for head in self.routing.heads.values():
+            _rename(head.modules_to_save, old, new)
+            head._adapters = {new if name == old else name for name in head._adapters}
+            head._active_adapter = _renamed(head._active_adapter, old, new)
+        self.active_adapter = _renamed(self.active_adapters, old, new)
+
+    def counted_parameters(self) -> dict[str, int]:
+        """`shared`: the `A`s, once for all tasks; `trained`: the `B`s of all tasks. Heads are not counted."""
+        return parameters_of(self.routing)
+
+    # ---- forward passes
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        routing, names = self.routing, kwargs.get("adapter_names")
+        rows: Rows | None = None
+        if names is not None:
+            rows = Rows.of(names, self.tasks)
+            rows.copies = _copies(self.model, kwargs)
+        elif torch.compiler.is_compiling() or not routing.recomputing:
+            yield
+            return
+        elif len(self.active_adapters) == 1 and self.active_adapters[0] in self.tasks:
+            rows = Rows(self.active_adapters)
+        with routing.remembering(rows):
+            yield
+
+    def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
+        routing = self.routing
+        found = super()._unload_and_optionally_merge(*args, **kwargs)
+        for handle in routing.handles:
+            handle.remove()
+        for head in routing.heads.values():  # those that another method keeps
+            head.__class__ = ModulesToSaveWrapper
+            del head.routing
+        delattr(self.model, ROUTING)
+        return found
+
+
+LOOKED_UP = ("target_modules", "modules_to_save", "newly_initialised", "resolved")
+
+
+def _words(config: MultiLoraConfig) -> str:
+    """What a user said of where a task goes, as a key."""
+    said = (config.target_modules, config.exclude_modules, config.layers, config.modules_to_save)
+    return json.dumps([*(sorted(each) if isinstance(each, set) else each for each in said), config.newly_initialised])
+
+
+def _rename(modules: nn.ModuleDict, old: str, new: str) -> None:
+    if old in modules:
+        modules[new] = modules.pop(old)
+
+
+def _renamed(active: Any, old: str, new: str) -> Any:
+    if isinstance(active, str):
+        return new if active == old else active
+    return [new if name == old else name for name in active]
+
+
+class _Nothing:
+    pass
+
+
+def _copies(model: nn.Module, kwargs: dict[str, Any]) -> int:
+    """How many times each row is repeated when a text is continued: by beams, or by several answers."""
+    asked = (kwargs, vars(kwargs.get("generation_config") or getattr(model, "generation_config", None) or _Nothing))
+    return max((int(of.get(name) or 1) for of in asked for name in ("num_beams", "num_return_sequences")), default=1)
+
+
+def rename_task(model: Any, old: str, new: str) -> None:
+    """Give a task of a PEFT model another name."""
+    model.base_model.rename_task(old, new)
+    model.active_adapter = _renamed(model.active_adapter, old, new)

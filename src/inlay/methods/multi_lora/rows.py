@@ -1,0 +1,144 @@
+"""Which rows of a batch belong to which task, and how the layers learn of it.
+
+One `Routing` belongs to a base model. During a forward pass it holds that pass's `Rows`, or nothing where all rows
+belong to the active adapter. A layer that is recomputed in the backward pass, by gradient checkpointing, finds the rows
+of the forward pass that it belongs to: each call of the checkpointing function carries its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import InlayError, unknown
+from inlay.methods.plain import plain_modules
+
+if TYPE_CHECKING:
+    from inlay.methods.multi_lora.heads import TaskHead
+    from inlay.methods.multi_lora.layer import MultiLoraLayer
+
+BASE = "__base__"  # PEFT's name for "no adapter"
+ROUTING = "_inlay_multi_lora_routing"
+
+
+class Rows:
+    """The tasks of a batch, each once, and each row's place among them; without places all rows are the only task's.
+
+    `labels` waits here while the base model runs without them: see hooks.py.
+    """
+
+    def __init__(self, tasks: Sequence[str], places: Sequence[int] | None = None) -> None:
+        self.tasks = tuple(tasks)
+        self.count = None if places is None else len(places)
+        self.copies = 1  # of each row, where a text is continued by several beams
+        self.labels: Tensor | None = None
+        self._places = None if places is None or len(self.tasks) == 1 else torch.tensor(places)
+        self._kept: dict[tuple[Any, torch.device], Tensor] = {}
+
+    @classmethod
+    def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
+        """The rows that these names, one a row, stand for."""
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+            raise InlayError(
+                f"adapter_names={names!r}: give a list with the name of one task for each row of the batch."
+            )
+        tasks = list(dict.fromkeys(names))
+        for task in tasks:
+            if task != BASE and task not in known:
+                raise unknown("task in adapter_names", str(task), known)
+        place = {task: i for i, task in enumerate(tasks)}
+        return cls(tasks, [place[name] for name in names])
+
+    @property
+    def mixed(self) -> bool:
+        """Whether rows of several tasks are in the batch."""
+        return self._places is not None
+
+    def slots(self, device: torch.device) -> Tensor | None:
+        """Each row's place among the tasks, on a device; None: all rows belong to the only one."""
+        return None if self._places is None else self.kept("slots", device, lambda: self._places)
+
+    def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """A small tensor that many layers of this pass ask for: moved to their device once."""
+        if (key, device) not in self._kept:
+            self._kept[key, device] = make().to(device, non_blocking=True)
+        return self._kept[key, device]
+
+
+class Routing:
+    """What the layers, the heads and the tuner of one base model share."""
+
+    def __init__(self) -> None:
+        self.rows: Rows | None = None
+        self.layers: dict[str, MultiLoraLayer] = {}  # by the plain name of their host
+        self.heads: dict[str, TaskHead] = {}  # by their plain name
+        self.handles: list[Any] = []  # of the hooks on the base model
+        self.fused: set[str] | None = None  # projections of queries, keys and values together; None: not looked up
+        self.looked_up: set[str] = set()  # names among modules_to_save that were looked for in the model
+        self.selections: dict[str, dict[str, Any]] = {}  # what a config's words were found to mean in this model
+        self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
+        self._recomputes = False
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Routing:
+        """The base model's own; made where it has none."""
+        found = model.__dict__.get(ROUTING)
+        if found is None:
+            found = cls()
+            found.checkpointed = [m for _, m in plain_modules(model) if hasattr(m, "gradient_checkpointing")]
+            setattr(model, ROUTING, found)
+        return found
+
+    @contextmanager
+    def forward(self, rows: Rows | None) -> Iterator[None]:
+        """One forward pass, of these rows."""
+        before = self.rows
+        self.rows = rows
+        try:
+            yield
+        finally:
+            self.rows = before
+
+    @contextmanager
+    def remembering(self, rows: Rows | None) -> Iterator[None]:
+        """One forward pass whose checkpointed layers will find its rows again when they are recomputed."""
+        self._recomputes = self._recomputes or (rows is not None and rows.mixed)
+        layers = [module for module in self.checkpointed if module.gradient_checkpointing]
+        functions = [module._gradient_checkpointing_func for module in layers]
+        for module, function in zip(layers, functions, strict=True):
+            module._gradient_checkpointing_func = self._carrying(function)
+        try:
+            with self.forward(rows):
+                yield
+        finally:
+            for module, function in zip(layers, functions, strict=True):
+                module._gradient_checkpointing_func = function
+
+    @property
+    def recomputing(self) -> bool:
+        """Whether some layer recomputes its activations in the backward pass."""
+        return any(module.gradient_checkpointing for module in self.checkpointed)
+
+    def _carrying(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def checkpoint(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            rows = self.rows
+
+            def again(*inputs: Any, **named: Any) -> Any:
+                with self.forward(rows):
+                    return compute(*inputs, **named)
+
+            return function(again, *args, **kwargs)
+
+        return checkpoint
+
+    def refuse_lost_rows(self) -> None:
+        """An error where a layer is recomputed by means that do not carry the rows along: it would take others."""
+        if self._recomputes and self.rows is None and torch._C._current_graph_task_id() != -1:
+            raise InlayError(
+                "A layer is recomputed in the backward pass and no longer knows which rows belong to which task. Use "
+                "the model's own gradient_checkpointing_enable(), or train each batch on one task."
+            )
