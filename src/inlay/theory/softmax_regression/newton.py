@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ class Sparsified:
 
 @dataclass(frozen=True)
 class Path:
-    """x_0 .. x_T, (T + 1, d), with the seconds each had taken; `drawn` is how many rows a Hessian was made of."""
+    """x_0 .. x_T, (T + 1, d), with the processor seconds each had taken, all threads together, which do not depend on
+    what else runs; `drawn` is how many rows a Hessian was made of."""
 
     points: Tensor
     seconds: list[float]
@@ -133,7 +134,7 @@ def newton(
         raise InlayError(f"sign = {sign}: give -1, or 1 for line 8 as it is printed.")
     A = problem.A
     drawn = _Drawn(A, approximate) if approximate else None
-    start = perf_counter()
+    start = process_time()
     x, points, seconds = x0, [x0], [0.0]
     for _ in range(steps):
         here = problem.local(x)
@@ -153,7 +154,7 @@ def newton(
             )
         x = x + sign * torch.cholesky_solve(g[:, None], factor)[:, 0]
         points.append(x)
-        seconds.append(perf_counter() - start)
+        seconds.append(process_time() - start)
     return Path(torch.stack(points), seconds, drawn.rows if drawn else problem.rows)
 
 
