@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli import lab_show
+from inlay.cli import lab_icl, lab_show, lab_softmax_regression
 from inlay.cli import options as o
 from inlay.errors import InlayError
 
@@ -27,6 +27,10 @@ app = typer.Typer(
 @app.callback()
 def root() -> None:
     """Options of every experiment."""
+
+
+app.command("icl")(lab_icl.command)
+app.command("softmax-regression")(lab_softmax_regression.command)
 
 
 @app.command("activation-prompts")

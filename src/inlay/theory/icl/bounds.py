@@ -95,7 +95,7 @@ class Constants:
 def zeta_0(model: OneLayer) -> float:
     """(14), `min_k lambda_min(B_k B_k^T)` with `B_k = Zbar C_k`, at the model's present Q."""
     with torch.no_grad():
-        s = model.attention().to(torch.float64).transpose(0, 1)  # C_k^T, (K, H, N)
+        s = model.attention().to(torch.float64).permute(2, 0, 1)  # C_k^T, (K, H, N)
         values, vectors = torch.linalg.eigh(model.S.to(torch.float64))
         root = vectors * values.clamp(min=0).sqrt() @ vectors.T
         B = s @ root

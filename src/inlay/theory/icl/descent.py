@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,19 +25,30 @@ EPOCH = math.ceil(SAMPLES / BATCH)
 class Trace:
     """What was seen at the kept steps: the population loss (or a sample's), its gap to `infimum`, inference losses.
 
-    `inference` has `1/K |yhat - y*|^2` for each test set. `eta_Q` and `eta_w` are gradient descent's last step sizes.
+    `seconds` is the time since the start, `inference` has `1/K |yhat - y*|^2` for each test set, `eta_Q` and `eta_w`
+    are gradient descent's last step sizes.
     """
 
     infimum: float
     steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
     gap: list[float] = field(default_factory=list)
     inference: dict[str, list[float]] = field(default_factory=dict)
     eta_Q: float | None = None
     eta_w: float | None = None
+    began: float = field(default_factory=time.perf_counter)
 
-    def note(self, step: int, loss: float, gap: float, inference: Mapping[str, float] | None = None) -> None:
+    def note(
+        self,
+        step: int,
+        loss: float,
+        gap: float,
+        inference: Mapping[str, float] | None = None,
+        seconds: float | None = None,
+    ) -> None:
         self.steps.append(step)
+        self.seconds.append(time.perf_counter() - self.began if seconds is None else seconds)
         self.loss.append(loss)
         self.gap.append(gap)
         for name, value in (inference or {}).items():
@@ -69,7 +81,7 @@ def usable_steps(model: OneLayer) -> tuple[float, float]:
     """Step sizes (eta_Q, eta_w) for which descent at fixed Q is safe: the loss is quadratic in w, with the largest
     eigenvalue `max_k lambda_max(B_k B_k^T) / K`. `eta_Q` is the same; `descend` halves both where the loss rises."""
     with torch.no_grad():
-        s = model.attention().transpose(0, 1)  # (K, H, N)
+        s = model.attention().permute(2, 0, 1)  # C_k^T, (K, H, N)
         largest = torch.linalg.eigvalsh(s.transpose(1, 2) @ s)[:, -1].max() * torch.linalg.eigvalsh(model.S)[-1]
     eta = model.problem.K / float(largest)
     return eta, eta

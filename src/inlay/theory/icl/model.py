@@ -53,13 +53,13 @@ class OneLayer(nn.Module):
         return Moments(self.S, self.C, self.s)
 
     def attention(self) -> Tensor:
-        """`s^h_k = softmax(V^T Q_h v_k)` for all h and k, (H, K, N)."""
+        """`s^h_k = softmax(V^T Q_h v_k)` for all h and k: `C_k` (13) side by side, (H, N, K)."""
         pulled = self.tokens[: self.problem.N] @ self.Q  # V^T Q_h, (H, N, d)
-        return (self.tokens @ pulled.transpose(1, 2)).softmax(-1)
+        return (pulled.flatten(0, 1) @ self.tokens.T).view(self.heads, self.problem.N, -1).softmax(1)
 
     def coefficients(self) -> Tensor:
         """`Ahat(theta)` (35), (N, K)."""
-        return _combined(self.w, self.attention())
+        return (self.w[:, None] * self.attention()).sum(0)
 
     def forward(self, shown: Tensor) -> Tensor:
         """(8): from the labels in the prompts (B, N) to the predictions (B, K)."""
@@ -79,20 +79,15 @@ class OneLayer(nn.Module):
     def step(self, moments: Moments | None = None) -> Tensor:
         """Put the gradient of the moments' loss (default: the population's) into `.grad`; returns `Ahat(theta)`."""
         s = self.attention()
-        a = _combined(self.w, s)
-        G = (moments or self.moments).slope(a).T  # (K, N)
-        by_w = torch.einsum("hkn,kn->hk", s, G)
-        by_score = s.mul_(G - by_w[..., None]).mul_(self.w[..., None])  # in the place of s, which is not needed again
-        prompt = self.tokens[: self.problem.N]
-        self.Q.grad = (prompt.T @ (by_score.transpose(1, 2) @ self.tokens)).contiguous()
-        # einsum may lay its result out otherwise than w, and the fused Adam would read it in the wrong order.
+        a = (self.w[:, None] * s).sum(0)
+        G = (moments or self.moments).slope(a)  # (N, K)
+        by_w = (s * G).sum(1)
+        by_score = s.mul_(G - by_w[:, None]).mul_(self.w[:, None])  # in the place of s, which is not needed again
+        pushed = (by_score.flatten(0, 1) @ self.tokens).view(self.heads, self.problem.N, -1)
+        # Contiguous, because the fused Adam reads gradients in the order of memory.
+        self.Q.grad = (self.tokens[: self.problem.N].T @ pushed).contiguous()
         self.w.grad = by_w.contiguous()
         return a
-
-
-def _combined(w: Tensor, s: Tensor) -> Tensor:
-    """`sum_h w_hk s^h_k`, (N, K)."""
-    return torch.einsum("hk,hkn->nk", w, s)
 
 
 def quadratic(difference: Tensor, second: Tensor) -> Tensor:

@@ -1,0 +1,145 @@
+"""`inlay lab icl`: in-context learning with representations, computed and drawn."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import lab_show, show
+from inlay.cli import options as o
+from inlay.errors import unknown
+
+if TYPE_CHECKING:
+    from inlay.theory.findings import Finding
+    from inlay.theory.icl.descent import Trace
+
+FIGURES = {
+    "2": ("2a", "2b"),
+    "2a": ("2a",),
+    "2b": ("2b",),
+    "3": ("3",),
+    "4": ("4",),
+    "5": ("5",),
+    "theorem-1": ("theorem-1",),
+    "theorem-2": ("theorem-2",),
+    "proposition-1": ("proposition-1",),
+}
+# What `all` makes, and in which order.
+ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
+THIS, HOW = "The problem", "The training"
+
+
+def command(
+    figure: Annotated[
+        str | None, typer.Option(help=f"{', '.join(FIGURES)} or all. Left out: one training with the settings below.")
+    ] = None,
+    N: Annotated[int, typer.Option("--N", help="Examples in a prompt.", rich_help_panel=THIS)] = 30,
+    K: Annotated[int, typer.Option("--K", help="Tokens in the dictionary.", rich_help_panel=THIS)] = 200,
+    d: Annotated[int, typer.Option("--d", help="Size of a token.", rich_help_panel=THIS)] = 100,
+    m: Annotated[
+        int | None,
+        typer.Option("--m", help="Size of the representation f; 20, and 100 in figure 3.", rich_help_panel=THIS),
+    ] = None,
+    tau: Annotated[float, typer.Option("--tau", help="Noise level.", rich_help_panel=THIS)] = 0.01,
+    unit: Annotated[
+        bool,
+        typer.Option(
+            "--unit", help="Tokens of norm 1 (section 2) in place of Gaussian ones (section 4).", rich_help_panel=THIS
+        ),
+    ] = False,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="A model whose features of real pictures or texts are f, e.g. embedded:vit.", rich_help_panel=THIS
+        ),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="Whose training examples are the tokens (with --features).", rich_help_panel=THIS)
+    ] = "digits",
+    heads: Annotated[
+        str | None, typer.Option(help="Heads H, or several parted by commas in figures 4 and 5.", rich_help_panel=HOW)
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps; the figure's own, or 2000.", rich_help_panel=HOW)
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Wall-clock time of each training of four layers.", rich_help_panel=HOW)
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Prompts in a batch. One layer: left out, the closed form is used.", rich_help_panel=HOW
+        ),
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Adam's learning rate.", rich_help_panel=HOW)] = 1e-4,
+    optimiser: Annotated[
+        str, typer.Option(help="adam, or gd: gradient descent with step sizes of its own.", rich_help_panel=HOW)
+    ] = "adam",
+    seed: Annotated[int, typer.Option(help="Of the tokens, the tasks and the start.", rich_help_panel=HOW)] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=HOW)] = "cpu",
+    watch: Annotated[bool, typer.Option("--watch", help="Draw the losses in the terminal as they fall.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
+        "lab"
+    ),
+    quiet: o.Quiet = False,
+) -> None:
+    """A one-layer transformer that becomes ridge regression: the paper's figures and theorems, or a run of your own.
+
+    Figure 2a takes three minutes of one core, 3 seconds, 4 twenty minutes; 2b and 5 (four layers) run for a fixed time
+    on a CPU and as printed on cuda. --figure all also writes one page with everything, icl.html.
+
+    \b
+    inlay lab icl --figure 2
+    inlay lab icl --figure all --device cuda --out lab
+    inlay lab icl --N 30 --K 200 --d 100 --m 20 --heads 64 --tau 0.01 --steps 2000 --watch
+    inlay lab icl --features embedded:vit --task digits --N 30 --K 200 --unit --steps 4000
+    """
+    if figure is not None and figure not in (*FIGURES, "all"):
+        raise unknown("figure", figure, (*FIGURES, "all"))
+    names = () if figure is None else ALL if figure == "all" else FIGURES[figure]
+    counts = None if heads is None else lab_show.sizes(heads, "--heads", "64 or 1,5,10", least=1)
+    from inlay.report import charts, charts_icl, charts_theory, page
+    from inlay.report.terminal import LiveCurves
+    from inlay.theory.icl import lab
+    from inlay.workflow import icl
+    from inlay.workflow.explain import Bar
+
+    setting = lab.Setting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device)
+    folders = {name: out / f"icl-{'figure-' if name[0].isdigit() else ''}{name}" for name in names} or {
+        "run": out / "icl-run"
+    }
+    for folder in folders.values():
+        charts.check_folder(folder, folder.name)
+    total = sum(lab.beginnings(name, setting) for name in folders)
+    told = ["inlay", *sys.argv[1:]]
+    made: list[tuple[Finding, Path]] = []
+    live = LiveCurves("") if watch and not quiet else None
+    with Bar(total, "lab", "step", show=not quiet and not watch, lines=True) as bar, live or nullcontext():
+
+        def tick(what: str) -> None:
+            bar.begin(what)
+            bar.advance()
+
+        def look(name: str, trace: Trace) -> None:
+            if live is not None:
+                live.title = name
+                live.update({label: (trace.steps, values) for label, values in trace.curves.items()})
+
+        for name, folder in folders.items():
+            if name == "run":
+                problem = setting.problem() if features is None else icl.real_problem(features, task, setting)
+                found = lab.free(problem, setting, optimiser, tick, look)
+            else:
+                found = lab.EXPERIMENTS[name](setting, tick, look)
+            charts_theory.write(found, folder, told, charts_icl.DRAWN)
+            made.append((found, folder))
+    for found, folder in made:
+        lab_show.tell(found, folder, quiet)
+    if figure == "all":
+        page.write(out / "icl.html", "In-context learning with representations", told, made)
+        if not quiet:
+            show.say(f"all on one page: {out / 'icl.html'}")

@@ -1,0 +1,80 @@
+"""The settings of section 4's experiments, and how their numbers are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from inlay.errors import InlayError
+from inlay.theory.icl.descent import BATCH, EPOCH, RATE, Trace
+from inlay.theory.icl.problem import Problem
+
+# Who wants to see a training as it goes: its name, and what has been kept so far.
+Show = Callable[[str, Trace], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Section 4's values, for all figures but where a figure has its own. None: the figure's own.
+
+    `unit`: tokens of norm 1, as section 2 has them; section 4 draws them from N(0, I). `heads` are those compared in
+    figures 4 and 5, and the first of them is the model of a free run.
+    """
+
+    N: int = 30
+    K: int = 200
+    d: int = 100
+    m: int | None = None
+    tau: float = 0.01
+    heads: tuple[int, ...] | None = None
+    steps: int | None = None
+    seconds: float | None = None
+    batch: int | None = None
+    rate: float = RATE
+    seed: int = 0
+    unit: bool = False
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.heads is not None and (not self.heads or min(self.heads) < 1):
+            raise InlayError(f"heads = {list(self.heads)}: give whole numbers from 1 on.")
+        if self.steps is not None and self.steps < 1:
+            raise InlayError(f"steps = {self.steps}: give a whole number from 1 on.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise InlayError(f"seconds = {self.seconds}: give a number above 0.")
+        try:
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise InlayError(f"Device {self.device!r} is not there: use cpu, or cuda where there is one.") from error
+        self.problem()  # refuses what makes no sense, before any work
+
+    @property
+    def on_cpu(self) -> bool:
+        return torch.device(self.device).type == "cpu"
+
+    def problem(self, unit: bool | None = None) -> Problem:
+        m = 20 if self.m is None else self.m
+        drawn = Problem.sample(self.N, self.K, self.d, m, self.tau, self.seed, unit=self.unit if unit is None else unit)
+        return drawn.to(self.device)
+
+    @property
+    def deep_batch(self) -> int:
+        """256 as printed; 16 on a CPU, where a step with 256 prompts takes several seconds."""
+        return self.batch or (16 if self.on_cpu else BATCH)
+
+    def facts(self) -> dict[str, object]:
+        return {**vars(self), "steps in an epoch": EPOCH}
+
+
+def span(numbers: Sequence[float], form: str = ".3g") -> str:
+    low, high = format(min(numbers), form), format(max(numbers), form)
+    return low if low == high else f"{low} to {high}"
+
+
+def likeness(one: Sequence[float], other: Sequence[float]) -> float:
+    """The correlation of two curves' logarithms: 1 where they descend together."""
+    pair = torch.tensor([[math.log(max(value, 1e-30)) for value in curve] for curve in (one, other)])
+    return float(torch.corrcoef(pair.double())[0, 1])

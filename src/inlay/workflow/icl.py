@@ -1,0 +1,83 @@
+"""The in-context learning problem on real inputs: tokens from real examples, f from a frozen backbone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.records.spec import Spec
+from inlay.theory.icl.problem import Problem
+from inlay.theory.icl.setting import Setting
+from inlay.workflow.explain_models import NO_METHOD, batched, drawn, subject
+
+
+def real_problem(model: str, task: str, setting: Setting) -> Problem:
+    """K training examples of a task: what enters a backbone's first block are the tokens `v_k`, what leaves its last
+    one (the mean over places) is `f(v_k)`.
+
+    Both are taken to their first d and m principal components, of variance 1, so that the noise tau means the same as
+    with a Gaussian representation.
+    """
+    wanted = 20 if setting.m is None else setting.m
+    first, last = features(model, task, setting.K, setting.seed)
+    tokens = components(first, min(setting.d, len(first) - 1, first.shape[1]))
+    if setting.unit:
+        tokens = tokens / tokens.norm(dim=1, keepdim=True)
+    return Problem.of(tokens, components(last, wanted), setting.N, setting.tau).to(setting.device)
+
+
+def components(values: Tensor, count: int) -> Tensor:
+    """The first `count` principal components of the rows, each of mean 0 and variance 1."""
+    values = values.to(torch.float64)
+    values = values - values.mean(0)
+    if not 1 <= count < min(len(values), values.shape[1] + 1):
+        raise InlayError(
+            f"{count} components of {len(values)} examples with {values.shape[1]} features: give 1 to "
+            f"{min(len(values) - 1, values.shape[1])}."
+        )
+    left, sizes, _ = torch.linalg.svd(values, full_matrices=False)
+    if float(sizes[count - 1]) <= 1e-9 * float(sizes[0]):
+        raise InlayError(
+            f"The features of these examples have fewer than {count} independent directions: lower m (or d)."
+        )
+    return left[:, :count] * len(values) ** 0.5
+
+
+@torch.no_grad()
+def features(model: str, task: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """What enters the first block and what leaves the last one, a row each for `count` training examples."""
+    from inlay.explain.features import rows_of
+    from inlay.training.place import Place
+
+    spec = Spec(model=model, method=NO_METHOD, task=task, seed=seed, precision="float32", batch_size=50)
+    found = drawn(spec, "train", count, smallest=count)
+    one = subject(model, found, spec, None, "")
+    parts, place = one.parts, Place.of(spec)
+    seen: dict[str, list[Tensor]] = {"first": [], "last": []}
+    mask: Tensor | None = None
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        values = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        # Pictures by their places; texts, whose places hold other words in every example, by the mean.
+        how = "flat" if parts.modality == "image" else "mean"
+        seen["first"].append(rows_of(values, parts.kind, how, mask).cpu())
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        values = output if isinstance(output, Tensor) else output[0]
+        seen["last"].append(rows_of(values, parts.kind, "mean", mask).cpu())
+
+    hooks = [
+        parts.blocks[0].module.register_forward_pre_hook(before, with_kwargs=True),
+        parts.blocks[-1].module.register_forward_hook(after),
+    ]
+    try:
+        for batch in batched(one, found, "train", spec, place):
+            mask = batch.get("attention_mask")
+            one.model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.cat(seen["first"]), torch.cat(seen["last"])
