@@ -138,7 +138,7 @@ def _attach_adapter(
         raise InlayError(
             f"{method.name} cannot be put into {type(model).__name__}: {error} {alternatives(model, method.name)}"
         ) from error
-    _check_kept(adapted, config.modules_to_save or ())
+    _check_kept(adapted, config.modules_to_save or (), adapter_name)
     use_head(adapted, adapter_name)
     if getattr(model, "is_gradient_checkpointing", False) and hasattr(model, "disable_input_require_grads"):
         # PEFT makes the embeddings require gradients, which pulls the whole trunk into the graph and breaks Swin.
@@ -161,11 +161,15 @@ def _refuse_wrapping_twice(model: nn.Module, method: Method, config: Any) -> Non
             )
 
 
-def _check_kept(adapted: nn.Module, names: Sequence[str]) -> None:
-    """PEFT finds modules to save by the end of their names: `head` also takes `mlp_head`, and would train it."""
+def _check_kept(adapted: nn.Module, names: Sequence[str], adapter_name: str) -> None:
+    """PEFT finds modules to save by the end of their names: `head` also takes `mlp_head`, and would train it.
+
+    What another adapter keeps is that adapter's affair.
+    """
     for found, module in adapted.named_modules():
         wanted = any(f".{found}".endswith(f".{name}") for name in names)
-        if isinstance(module, AuxiliaryTrainingWrapper) and not wanted:
+        mine = adapter_name in getattr(module, "modules_to_save", (adapter_name,))
+        if isinstance(module, AuxiliaryTrainingWrapper) and mine and not wanted:
             raise InlayError(
                 f"PEFT would train {found} too, because its name ends like one of {', '.join(set(names))}."
             )

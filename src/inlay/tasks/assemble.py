@@ -35,9 +35,9 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
             f"augment={spec.augment!r} is for pictures, and {draft.name!r} is of kind {draft.kind!r}. Leave it out."
         )
     if spec.template is not None:
-        draft.template = spec.template
+        draft.template = draft.prompt_template = spec.template
     if draft.kind not in (kinds.IMAGES, kinds.TOKENS):
-        templates.check(draft.template or templates.default(draft.fields), draft.fields)
+        templates.check(draft.template or templates.default(draft.fields), kinds.fields_of(draft.kind, draft.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {draft.kind!r}; leave --template out.")
     parts = {split: _Part.of(rows, draft, split) for split, rows in draft.splits.items()}
@@ -246,6 +246,8 @@ def _task(parts: Mapping[str, _Part | None], draft: Draft) -> Task:
         metrics=draft.metrics,
         label_names=draft.label_names,
         template=draft.template,
+        prompt_template=draft.prompt_template,
+        words=draft.words,
         prepare=draft.prepare,
         columns=draft.columns,
         answers=draft.target is not None,

@@ -57,6 +57,8 @@ class TaskCard:
     num_labels: int | None = None
     target: str | None = None
     template: str | None = None
+    prompt_template: str | None = None
+    words: tuple[str, ...] | None = None
     prepare: str | None = None
     group: str | None = None
     lm: str | None = None
@@ -100,7 +102,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> TaskCard:
     splits = {split: hub.pop(split) for split in SPLITS if split in hub} if hub else {}
     labels = tuple(entry["labels"]) if "labels" in entry else None
     default_label = ("label", "labels", "cls") if image else ("label",)
-    plain = ("target", "template", "prepare", "group", "lm", "max_new_tokens", "installed", "local")
+    plain = ("target", "template", "prompt_template", "prepare", "group", "lm", "max_new_tokens", "installed", "local")
     return TaskCard(
         name=name,
         kind=kind,
@@ -110,6 +112,7 @@ def _card(name: str, entry: Mapping[str, Any]) -> TaskCard:
         label=_names(entry.get("label", default_label)),
         labels=labels,
         num_labels=1 if kind == kinds.REGRESSION else entry.get("classes", len(labels) if labels else None),
+        words=tuple(entry["words"]) if "words" in entry else None,
         folder=entry.get("folder", name.replace("-", "_")),
         columns={key: _names(value) for key, value in entry.get("columns", {}).items()},
         resplit=tuple(entry["resplit"]) if "resplit" in entry else None,

@@ -28,6 +28,8 @@ class Draft:
     label_names: tuple[str, ...] | None = None
     target: str | None = None
     template: str | None = None
+    prompt_template: str | None = None
+    words: tuple[str, ...] | None = None
     prepare: str | None = None
     group: str | None = None
     lm: str | None = None

@@ -106,7 +106,8 @@ def encode_texts(
 ) -> tuple[dict[str, list[list[int]]], int]:
     """The rows through the template and the tokenizer; of two segments the longer one is cut first.
 
-    A template with a mask is not cut at its end, where the mask may be: its longest field gives way instead.
+    A template with a mask or with prompts is not cut at its end, where they may be: its fields give way instead, the
+    longest first.
     """
     columns: dict[str, list[list[int]]] = {}
     cut = 0
@@ -115,7 +116,7 @@ def encode_texts(
         whole = tokenizer(firsts, seconds, verbose=False)
         long = [len(ids) > max_length for ids in whole["input_ids"]]
         if any(long):
-            if templates.uses_mask(template):
+            if templates.is_kept_whole(template):
                 batch = [
                     _shortened(row, template, tokenizer, max_length) if too_long else row
                     for row, too_long in zip(batch, long, strict=True)
@@ -140,14 +141,27 @@ def _batches(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, An
 
 
 def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
-    """The row with its longest field cut to as many words as fit."""
-    field = max(templates.fields_of(template), key=lambda name: len(str(row[name])))
-    words = str(row[field]).split()
+    """The row with every field cut to as many words as fit; to as many characters, where not even one word does."""
+    names = templates.fields_of(template)
 
-    def narrowed(count: int) -> Mapping[str, Any]:
-        return {**row, field: " ".join(words[:count])}
+    def of_words(count: int) -> Mapping[str, Any]:
+        return {**row, **{name: " ".join(str(row[name]).split()[:count]) for name in names}}
 
-    return narrowed(_most_that_fits(narrowed, len(words), template, tokenizer, max_length))
+    def of_characters(count: int) -> Mapping[str, Any]:
+        return {**row, **{name: str(row[name])[:count] for name in names}}
+
+    for narrowed, most in (
+        (of_words, max(len(str(row[name]).split()) for name in names)),
+        (of_characters, max(len(str(row[name])) for name in names)),
+    ):
+        if count := _most_that_fits(narrowed, most, template, tokenizer, max_length):
+            return narrowed(count)
+    if not _fits(of_words(0), template, tokenizer, max_length):
+        raise InlayError(
+            f"The template {template!r} alone is longer than the {max_length} tokens that fit. Make it shorter, use "
+            "fewer prompt tokens, or give a larger max_length."
+        )
+    return of_words(0)
 
 
 def _most_that_fits(
@@ -192,10 +206,12 @@ def encode_spans(
 ) -> tuple[dict[str, list[list[int]]], int]:
     """As `encode_texts`, but a text that is too long is cut around its marked span, never through it.
 
-    The window holds as much context as fits, in equal parts before and after while both last.
+    The window holds as much context as fits, in equal parts before and after while both last. A template may also name
+    `{left}` and `{right}`: what stands before and after the marked span.
     """
     fitted, cut = [], 0
     for batch in _batches(rows):
+        batch = [_with_sides(row, row["text"], row["start"], row["end"]) for row in batch]
         firsts, seconds = _render(batch, template, tokenizer)
         lengths = [len(ids) for ids in tokenizer(firsts, seconds, verbose=False)["input_ids"]]
         for row, length in zip(batch, lengths, strict=True):
@@ -207,6 +223,11 @@ def encode_spans(
     return columns, cut
 
 
+def _with_sides(row: Mapping[str, Any], text: str, start: int, end: int) -> Mapping[str, Any]:
+    """The row with this text, and what stands on both sides of its span."""
+    return {**row, "text": text, "left": text[:start].strip(), "right": text[end:].strip()}
+
+
 def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
     """The row with as many words around its span as fit; a span that is itself too long loses its middle."""
     text, start, end = row["text"], row["start"], row["end"]
@@ -216,13 +237,16 @@ def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: i
         left = min(context // 2, len(before))
         right = min(context - left, len(after))
         left = min(context - right, len(before))
-        words = [*before[len(before) - left :], text[start:end].strip(), *after[:right]]
-        return {**row, "text": " ".join(words)}
+        ahead = " ".join(before[len(before) - left :])
+        first, span = len(ahead) + bool(ahead), text[start:end].strip()
+        cut = " ".join(filter(None, (ahead, span, " ".join(after[:right]))))
+        return _with_sides(row, cut, first, first + len(span))
 
     def hollowed(count: int) -> Mapping[str, Any]:
         words = text[start:end].split()
         first = (count + 1) // 2
-        return {**row, "text": " ".join([*words[:first], *words[len(words) - (count - first) :]])}
+        cut = " ".join([*words[:first], *words[len(words) - (count - first) :]])
+        return _with_sides(row, cut, 0, len(cut))
 
     if _fits(narrowed(0), template, tokenizer, max_length):
         most = len(before) + len(after)

@@ -38,3 +38,8 @@ def modality(kind: str) -> str:
 def refuse(kind: str, needs: str) -> InlayError:
     """The error for data that cannot serve a kind of task."""
     return InlayError(f"The data cannot be used for kind {kind!r}: {needs}")
+
+
+def fields_of(kind: str, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """What a template may name: the fields, and around a marked span what stands on both sides of it."""
+    return (*fields, "left", "right") if kind == SPANS else fields

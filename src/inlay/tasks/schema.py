@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inlay.tasks.images import EncodedImages
 
 FORMAT = 1
-_TUPLES = ("fields", "label_names", "metrics")
+_TUPLES = ("fields", "label_names", "metrics", "words")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class TaskSchema:
     """The shape of a task's inputs and outputs.
 
     `columns` names the user's column for a field where the two differ; `mean` and `deviation` undo the scaling of a
-    regression's values; `answers` says that a language model completes a prompt.
+    regression's values; `answers` says that a language model completes a prompt. `prompt_template` is the template for
+    methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `words` is a
+    word for each class.
     """
 
     name: str
@@ -38,6 +40,9 @@ class TaskSchema:
     metrics: tuple[str, ...]
     label_names: tuple[str, ...] | None = None
     template: str | None = None
+    prompt_template: str | None = None
+    prompt_tokens: int = 0
+    words: tuple[str, ...] | None = None
     prepare: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     answers: bool = False
@@ -73,6 +78,14 @@ class TaskSchema:
     def full_template(self) -> str:
         """The template, or the default that the fields imply."""
         return self.template or templates.default(self.fields)
+
+    def reading(self, tokenizer: Any) -> tuple[str, Any]:
+        """The template to fill in and the tokenizer to read it with: those that know prompts, where there are any."""
+        if not self.prompt_tokens:
+            return self.full_template, tokenizer
+        from inlay.tasks.prompts import PromptTokenizer, expand
+
+        return expand(self.prompt_template or self.full_template, self.prompt_tokens), PromptTokenizer(tokenizer)
 
     def to_json(self) -> dict[str, Any]:
         """The schema as JSON-ready data."""
@@ -185,7 +198,7 @@ class TaskSchema:
             columns, words, cut = encode.encode_tokens(rows, processor, length)
             return encode.Encoded(columns, words=words, cut=cut, sizes=[len(row["tokens"]) for row in rows])
         how = encode.encode_spans if self.kind == kinds.SPANS else encode.encode_texts
-        columns, cut = how(rows, self.full_template, processor, length)
+        columns, cut = how(rows, *self.reading(processor), length)
         return encode.Encoded(columns, cut=cut)
 
     def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:

@@ -125,7 +125,6 @@ class Task:
         return wanted
 
     def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
-        template = self.template
         if self.kind in kinds.LANGUAGE_MODELS:
             return self._encode_language(split, data, tokenizer, length)
         rows = data.to_list()
@@ -135,7 +134,7 @@ class Task:
             aligned = [encoding.align_labels(each, row) for each, row in zip(words, tags, strict=True)]
             return encoding.Encoded(columns, aligned, words, cut, [len(row) for row in tags], tags)
         how = encoding.encode_spans if self.kind == kinds.SPANS else encoding.encode_texts
-        columns, cut = how(rows, template, tokenizer, length)
+        columns, cut = how(rows, *self.schema.reading(tokenizer), length)
         targets = [row["label"] for row in rows]
         if self.kind == kinds.REGRESSION:
             targets = [(value - self.schema.mean) / self.schema.deviation for value in targets]

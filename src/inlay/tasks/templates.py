@@ -1,10 +1,12 @@
 """How the fields of a row become the text that a model reads.
 
 A template is a string with the fields in braces. `{sep}` divides it into two segments, which the tokenizer joins with
-its own separator; `{mask}` is the tokenizer's mask token; `{{` and `}}` are plain braces.
+its own separator; `{mask}` is the tokenizer's mask token; `{prompt}` is a place for prompt tokens, for methods that
+have them (tasks/prompts.py), and nothing to the others; `{{` and `}}` are plain braces.
 
     "{premise}{sep}{hypothesis}"
     "{sentence} It was {mask}."
+    "{prompt} {sentence} {prompt} {mask} {prompt}"
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 
-SEPARATOR, MASK = "sep", "mask"
+SEPARATOR, MASK, PROMPT = "sep", "mask", "prompt"
+RESERVED = (SEPARATOR, MASK, PROMPT)
+MARK = "<|inlay prompt|>"  # what stands for a prompt token between a template and the tokens
 
 
 def default(fields: Sequence[str]) -> str:
@@ -24,7 +28,7 @@ def default(fields: Sequence[str]) -> str:
     return f"{{{first}}}" + ("{sep}" + " ".join(f"{{{name}}}" for name in others) if others else "")
 
 
-def _parts(template: str) -> Iterable[tuple[str, str | None]]:
+def parts(template: str) -> Iterable[tuple[str, str | None]]:
     """Literal text and the placeholder that follows it, in order."""
     try:
         for literal, name, form, conversion in string.Formatter().parse(template):
@@ -39,8 +43,8 @@ def _parts(template: str) -> Iterable[tuple[str, str | None]]:
 
 def check(template: str, fields: Sequence[str]) -> None:
     """Refuse a template that names what is not there, names nothing, or has more than two segments."""
-    names = [name for _, name in _parts(template) if name is not None]
-    allowed = (*fields, SEPARATOR, MASK)
+    names = [name for _, name in parts(template) if name is not None]
+    allowed = (*fields, *RESERVED)
     for name in names:
         if name not in allowed:
             raise unknown(f"placeholder in the template {template!r}", name, allowed)
@@ -52,18 +56,27 @@ def check(template: str, fields: Sequence[str]) -> None:
 
 def fields_of(template: str) -> list[str]:
     """The fields that the template names, in order."""
-    return [name for _, name in _parts(template) if name is not None and name not in (SEPARATOR, MASK)]
+    return [name for _, name in parts(template) if name is not None and name not in RESERVED]
 
 
 def uses_mask(template: str) -> bool:
     """Whether the template asks for the mask token."""
-    return any(name == MASK for _, name in _parts(template))
+    return any(name == MASK for _, name in parts(template))
+
+
+def is_kept_whole(template: str) -> bool:
+    """Whether a text must not be cut at its end, where something that is needed may stand: the mask, or a prompt."""
+    return MARK in template or uses_mask(template)
 
 
 def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tuple[str, str | None]:
-    """The row's text, and the second segment where the template has one."""
+    """The row's text, and the second segment where the template has one.
+
+    Where the template has a mask it is the only one: those that a field's own text spells out are left out of it.
+    """
     segments = [""]
-    for literal, name in _parts(template):
+    masked = mask is not None and uses_mask(template)
+    for literal, name in parts(template):
         segments[-1] += literal
         if name == SEPARATOR:
             segments.append("")
@@ -71,6 +84,11 @@ def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tu
             if mask is None:
                 raise InlayError(f"The template {template!r} has a {{mask}}, and this model has no mask token.")
             segments[-1] += mask
+        elif name == PROMPT:
+            pass
         elif name is not None:
-            segments[-1] += str(row[name])
+            text = str(row[name])
+            segments[-1] += text.replace(mask or "", "") if masked else text
+    if PROMPT in template:
+        segments = [segment.strip() for segment in segments]
     return segments[0], segments[1] if len(segments) > 1 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ def fit(
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
     settings, notes = _sized(spec.settings, method, task, processor)
+    settings, told = _told(settings, method, task, backbone)
+    notes += told
     model = attach.attach(
         backbone.model,
         method,
@@ -221,6 +223,18 @@ def _sized(
     side = image_side(processor)
     note = f"{method.name} is made for images of {side} x {side} pixels, as the image processor gives them"
     return {**settings, "image_size": side}, [note]
+
+
+def _told(settings: Mapping[str, Any], method: Method, task: Any, backbone: Any) -> tuple[Mapping[str, Any], list[str]]:
+    """A method whose config has `for_task` is told of the task, the tokenizer and the model, and may change how the
+    task's texts are encoded: prompts have places in them."""
+    ask = getattr(method.config_class(), "for_task", None) if method.config else None
+    if ask is None:
+        if getattr(getattr(task, "schema", None), "prompt_tokens", 0):
+            task.schema = replace(task.schema, prompt_tokens=0)
+        return settings, []
+    settings, task.schema, notes = ask({**method.settings, **settings}, task.schema, backbone.processor, backbone.model)
+    return settings, notes
 
 
 def _return_to_checkpoint(trainer: InlayTrainer, main: bool) -> int | None:

@@ -22,6 +22,7 @@ class Progress:
     stopped: bool = False  # by early stopping
     evaluation_due: bool = False  # interrupted before the evaluation that belongs to this step
     open_loss: float = 0.0  # summed since it was last logged
+    open_parts: dict[str, float] = field(default_factory=dict)  # the same of its parts, by name
     logged_step: int = 0
     speed: dict[str, list[float]] = field(default_factory=dict)
     inference: list[list[float]] = field(default_factory=list)  # examples and seconds of each evaluation

@@ -10,6 +10,8 @@
 - A loss or gradient that is not finite ends the run before it reaches the parameters, and what its forward passes did
   to the statistics of batch norms is undone.
 - The first update is not wasted on a learning rate of 0: see plan.py.
+- A method whose loss has parts is asked for them (`loss_parts` of any of the model's modules), and they are logged by
+  name beside their sum.
 """
 
 from __future__ import annotations
@@ -115,6 +117,9 @@ class InlayTrainer(Trainer):
         self._in_eval_mode = True
         self._stopping = False
         self._update_loss: Tensor | None = None
+        self._with_parts = [module for module in model.modules() if hasattr(module, "loss_parts")]
+        self._parts: dict[str, Tensor | float] = {}
+        self._parts_since = 0
         self._update_examples = 0
         self._statistics: dict[str, Tensor] = {}
         self._statistics_before: dict[str, Tensor] = {}
@@ -158,6 +163,7 @@ class InlayTrainer(Trainer):
         if self._in_eval_mode:
             self.modes.train()
             self._in_eval_mode = False
+        share: Tensor | float = 1.0
         with self.replay(self._prepare_inputs(inputs)) as inputs:
             loss = model(**inputs)["loss"]
             if num_items_in_batch is not None:
@@ -167,6 +173,9 @@ class InlayTrainer(Trainer):
                 share = items / num_items_in_batch * self.plan.world
                 loss = torch.where(items > 0, loss, 0.0) * share
             self.accelerator.backward(loss)
+        for module in self._with_parts:
+            for name, part in module.loss_parts.items():
+                self._parts[name] = self._parts.get(name, 0.0) + part * share
         detached = loss.detach()
         self._update_loss = detached if self._update_loss is None else self._update_loss + detached
         return detached
@@ -242,7 +251,12 @@ class InlayTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Put the training loss over time into the history; the summary of the end is ours to write."""
         if "loss" in logs:
-            self.note({name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs})
+            steps = max(1, self.state.global_step - self._parts_since)
+            parts = {f"{name}_loss": round(float(part) / steps, 6) for name, part in self._parts.items()}
+            self._parts, self._parts_since = {}, self.state.global_step
+            logs |= parts
+            kept = ("loss", *parts, "learning_rate", "grad_norm")
+            self.note({name: logs[name] for name in kept if name in logs})
             self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def note(self, entry: dict[str, Any]) -> None:
@@ -316,6 +330,7 @@ class InlayTrainer(Trainer):
         begin = time.perf_counter()
         self.progress.evaluation_due = evaluation_due
         self.progress.open_loss = float(self._tr_loss)
+        self.progress.open_parts = {name: float(part) for name, part in self._parts.items()}
         self.progress.logged_step = self._globalstep_last_logged
         self.progress.speed = self.speed.blocks
         self.progress.peak_memory = max(self.progress.peak_memory, self.memory.now())
@@ -391,7 +406,8 @@ class InlayTrainer(Trainer):
         self._mark = self._saved_at = time.perf_counter()
         self.journal.restart(self.progress.history)
         self._tr_loss += self.progress.open_loss
-        self._globalstep_last_logged = self.progress.logged_step
+        self._parts = dict(self.progress.open_parts)
+        self._parts_since = self._globalstep_last_logged = self.progress.logged_step
         if self.progress.evaluation_due:
             self.progress.evaluation_due = False
             self._determine_best_metric(self.evaluate())

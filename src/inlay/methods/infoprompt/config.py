@@ -85,9 +85,7 @@ class InfoPromptConfig(InlayConfig):
         default=None,
         metadata={"help": "The text with places, as in '{prompt} {sentence} {prompt} {mask}'; `inlay tune` reads it."},
     )
-    initial: str = field(
-        default="vocabulary", metadata={"help": f"How static prompts start: {', '.join(INITIAL)}."}
-    )
+    initial: str = field(default="vocabulary", metadata={"help": f"How static prompts start: {', '.join(INITIAL)}."})
     initial_words: str | None = field(default=None, metadata={"help": "The words that `initial=words` starts from."})
     initial_ids: list[int] | None = field(default=None, metadata={"help": "Filled in: the tokens of those words."})
     label_words: list[str] | None = field(

@@ -93,8 +93,8 @@ def why_not(model: nn.Module) -> str | None:
 def usual_state(config: Any, mask_token_id: int | None, *, causal: bool) -> str:
     """Where Z is read by default.
 
-    At the mask, where the checkpoint was trained to fill masks. A sentence encoder, whose checkpoint has the body alone,
-    carries little there: the mean. A model that was not loaded says nothing: at the mask, if that is known.
+    At the mask, where the checkpoint was trained to fill masks. A sentence encoder, whose checkpoint has the body
+    alone, carries little there: the mean. A model that was not loaded says nothing: at the mask, if that is known.
     """
     if causal:
         return "last"

@@ -148,7 +148,7 @@ def initial_prompts(site: Site) -> Tensor:
 
 
 def initial_theta(site: Site) -> Tensor:
-    """Class vectors from the embeddings of the classes' words, where these are as long as states; else small numbers."""
+    """Class vectors: the embeddings of the classes' words, where these are as long as states; else small numbers."""
     words, table = site.config.label_ids, site.table
     if words is None or table.is_meta or table.shape[1] != site.hidden_size:
         return like(table, torch.randn(site.labels, site.hidden_size, device="cpu") * SMALL)

@@ -36,7 +36,7 @@ class Slots:
 
     @classmethod
     def inserted(cls, where: Tensor, length: int) -> Slots:
-        """For prompts that go before the tokens `where` (B x n_p, of `length` a row; that number itself: at the end)."""
+        """For prompts that go before the tokens `where` (B x n_p) of the `length` in a row; that number: at the end."""
         rows, count = where.shape
         slots = where.sort(dim=1).values + torch.arange(count, device=where.device)
         prompt = torch.zeros(rows, length + count, dtype=torch.bool, device=where.device)
@@ -98,7 +98,7 @@ def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool
 
 
 def read(states: Tensor, real: Tensor, how: str, masks: Tensor | None = None) -> Tensor:
-    """One state a row (B x H) of B x S x H: at the mask, of the first or last real slot, or the mean of the real ones."""
+    """One state a row (B x H) of B x S x H: at the mask, of the first or last real slot, or the real ones' mean."""
     if how == "mean":
         weight = real.to(states.dtype).unsqueeze(-1)
         return (states * weight).sum(1) / weight.sum(1).clamp(min=1)

@@ -1,0 +1,93 @@
+"""What a task, its tokenizer and the model tell InfoPrompt: the template, where Z is read, the words to start from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inlay.anatomy import anatomy
+from inlay.errors import InlayError
+from inlay.methods.infoprompt.model import usual_state
+from inlay.tasks import kinds, prompts, templates
+from inlay.tasks.schema import TaskSchema
+
+
+def for_task(
+    settings: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, model: Any
+) -> tuple[dict[str, Any], TaskSchema, list[str]]:
+    """The settings with what can be told, the schema with places for prompts, and what a person should know."""
+    given = dict(settings)
+    if schema.modality != "text" or schema.writes_text:
+        return given, schema, []  # refused when the method is attached, with a reason
+    causal = anatomy(model).kind == "decoder"
+    given.setdefault("mask_token_id", getattr(tokenizer, "mask_token_id", None))
+    given.setdefault("pad_token_id", getattr(tokenizer, "pad_token_id", None))
+    given.setdefault("special_token_ids", sorted(set(tokenizer.all_special_ids)))
+    if given.get("initial_words"):
+        given |= {"initial": "words", "initial_ids": _tokens(given["initial_words"], tokenizer, "initial_words")}
+    notes = []
+    if schema.kind == kinds.TOKENS:
+        given.setdefault("state", "last" if causal else "mean")
+        if given["state"] == "mask":
+            raise InlayError("state='mask': a text to be tagged has no mask. Read the mean, first or last state.")
+        return given, schema, notes
+    if given.get("state") is None:
+        given["state"] = usual_state(model.config, given["mask_token_id"], causal=causal)
+    schema = _placed(given, schema)
+    given |= {"template": schema.prompt_template, "placeholders": True}
+    notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
+    words = _label_words(given, schema)
+    if words is not None:
+        given["label_words"] = list(words)
+        given["label_ids"] = [_tokens(word, tokenizer, "label_words") for word in words]
+        several = [word for word, ids in zip(words, given["label_ids"], strict=True) if len(ids) > 1]
+        if several:
+            notes.append(f"of several tokens, whose mean starts the class vector: {', '.join(several)}")
+    return given, schema, notes
+
+
+def _placed(given: Mapping[str, Any], schema: TaskSchema) -> TaskSchema:
+    """The schema with a template that has places for prompts and, where Z is read there, a mask."""
+    template = given.get("template") or schema.prompt_template
+    if template is None:
+        first, sign, second = schema.full_template.partition(f"{{{templates.SEPARATOR}}}")
+        template = prompts.with_places(f"{first} {{{templates.MASK}}}{sign}{second}")
+    template = prompts.with_places(template)
+    templates.check(template, kinds.fields_of(schema.kind, schema.fields))
+    if given["state"] != "mask":
+        template = prompts.without_mask(template)
+    elif not templates.uses_mask(template):
+        raise InlayError(
+            f"The template {template!r} has no {{mask}}, where Z is read. Put one in, or set state to mean, first"
+            " or last."
+        )
+    return dataclasses.replace(schema, prompt_template=template, prompt_tokens=given.get("num_prompt_tokens", 4))
+
+
+def _label_words(given: Mapping[str, Any], schema: TaskSchema) -> Sequence[str] | None:
+    """A word a class: the user's, the task's, or the labels' own names where they are words."""
+    names = schema.label_names
+    if names is None:
+        return None
+    words = given.get("label_words") or schema.words
+    if words is not None:
+        if len(words) != len(names):
+            raise InlayError(f"label_words={list(words)!r}: give {len(names)}, one for each of {', '.join(names)}.")
+        return words
+    plain = [name.replace("_", " ").replace("-", " ").strip() for name in names]
+    return plain if all(name and name.replace(" ", "").isalpha() for name in plain) else None
+
+
+def _tokens(word: str, tokenizer: Any, setting: str) -> list[int]:
+    """The tokens of a word as it stands within a text."""
+    ids = list(tokenizer(f" {word.strip()}", add_special_tokens=False, verbose=False)["input_ids"])
+    if not ids or set(ids) & {tokenizer.unk_token_id}:
+        raise InlayError(f"{setting}: {word!r} is no word that the tokenizer knows. Take another.")
+    return ids
+
+
+def _in_words(state: str) -> str:
+    return {"mean": "the mean of the tokens", "first": "the first token", "last": "the last token"}.get(
+        state, "the mask"
+    )

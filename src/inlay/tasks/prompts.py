@@ -1,0 +1,93 @@
+"""Places for prompt tokens in a text: from `{prompt}` in a template to negative ids among a text's tokens.
+
+The k-th prompt token of a text, counted from 0, is encoded as the id -1 - k. The method that trains the prompts swaps
+their vectors in; no such id ever reaches the embeddings. A place may hold several prompt tokens, or none: with n_p of
+them, the first goes to the place before the mask (without a mask: the last place), the others to the other places in
+order, and round again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.tasks.templates import MARK, MASK, PROMPT, SEPARATOR, parts
+
+
+def with_places(template: str) -> str:
+    """The template with places for prompts, where it has none: at both ends, and before and after the mask."""
+    if any(name == PROMPT for _, name in parts(template)):
+        return template
+    around = template.replace(f"{{{MASK}}}", f"{{{PROMPT}}} {{{MASK}}} {{{PROMPT}}}")
+    return f"{{{PROMPT}}} {around} {{{PROMPT}}}"
+
+
+def without_mask(template: str) -> str:
+    """The template without its mask: for models that have none, or whose class is read elsewhere."""
+    return _joined(
+        [(literal, None if name == MASK else _braced(name), name == MASK) for literal, name in parts(template)]
+    )
+
+
+def expand(template: str, count: int) -> str:
+    """The template with `count` marks in its places, as `PromptTokenizer` reads them."""
+    names = [name for _, name in parts(template)]
+    places = [i for i, name in enumerate(names) if name == PROMPT]
+    if not places:
+        raise InlayError(f"The template {template!r} has no {{{PROMPT}}}: there is no place for prompt tokens.")
+    mask = names.index(MASK) if MASK in names else len(names)
+    leading = max((place for place in places if place < mask), default=places[0])
+    order = [leading, *(place for place in places if place != leading)]
+    marks = [sum(order[i % len(order)] == place for i in range(count)) for place in range(len(names))]
+    made = []
+    for (literal, name), number in zip(parts(template), marks, strict=True):
+        stands_for = MARK * number if name == PROMPT else _braced(name)
+        made.append((literal, stands_for, name == PROMPT and not number))
+    return _joined(made)
+
+
+def _braced(name: str | None) -> str | None:
+    return None if name is None else f"{{{name}}}"
+
+
+def _joined(pieces: Sequence[tuple[str, str | None, bool]]) -> str:
+    """A template of literal texts, what follows each, and whether that was left out: then no second space stays."""
+    made = ""
+    left_out = False
+    for literal, following, dropped in pieces:
+        literal = literal.replace("{", "{{").replace("}", "}}")
+        if left_out and (not made or made.endswith((" ", f"{{{SEPARATOR}}}"))):
+            literal = literal.lstrip(" ")
+        made += literal + (following or "")
+        left_out = dropped
+    return made.rstrip(" ") if left_out else made
+
+
+class PromptTokenizer:
+    """A tokenizer that reads marks as negative ids; all else is the tokenizer's own.
+
+    The mark is one more special token of a copy: the tokenizer itself stays as it is, and no word of a text is
+    taken for a mark.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import AddedToken
+
+        self._own = tokenizer
+        self._marked = copy.deepcopy(tokenizer)
+        self._marked.add_tokens([AddedToken(MARK, lstrip=True, normalized=False, special=True)], special_tokens=True)
+        self._mark = self._marked.convert_tokens_to_ids(MARK)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        encoded = self._marked(*args, **kwargs)
+        encoded["input_ids"] = [self._numbered(row) for row in encoded["input_ids"]]
+        return encoded
+
+    def _numbered(self, ids: Sequence[int]) -> list[int]:
+        found = iter(range(-1, -len(ids) - 1, -1))
+        return [next(found) if each == self._mark else each for each in ids]
