@@ -228,3 +228,9 @@ def test_goes_on_with_the_head_that_another_adapter_trained(tmp_path: Path) -> N
     again = PeftModel.from_pretrained(tiny("vit")[0], tmp_path / "one", adapter_name="one")
     again = PeftModel.from_pretrained(again.get_base_model(), tmp_path / "two", adapter_name="two")
     assert torch.equal(logits(again, batch), logits(second, batch))
+
+
+def test_a_language_model_without_a_new_head() -> None:
+    """PEFT's model for it says None where others list the modules that it saves."""
+    adapted = attach(tiny("gpt2", "causal-lm")[0], "lora", newly_initialised=[])
+    assert adapted.modules_to_save is None

@@ -167,9 +167,11 @@ def _check_kept(adapted: nn.Module, names: Sequence[str], adapter_name: str) -> 
     What another adapter keeps is that adapter's affair.
     """
     for found, module in adapted.named_modules():
+        if not isinstance(module, AuxiliaryTrainingWrapper):
+            continue
         wanted = any(f".{found}".endswith(f".{name}") for name in names)
         mine = adapter_name in getattr(module, "modules_to_save", (adapter_name,))
-        if isinstance(module, AuxiliaryTrainingWrapper) and mine and not wanted:
+        if mine and not wanted:
             raise InlayError(
                 f"PEFT would train {found} too, because its name ends like one of {', '.join(set(names))}."
             )
