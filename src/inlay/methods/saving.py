@@ -119,6 +119,19 @@ def restore(
     return restored.eval()
 
 
+def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[PeftConfig, dict[str, Tensor]]:
+    """The settings and the tensors of an adapter that `save` wrote, checked, without a model."""
+    register()
+    method = registry.get(method) if isinstance(method, str) else method
+    place = _place(Path(folder), method, adapter_name)
+    note = _note(place, method)
+    for path in _config_file(place, method):
+        _check_hash(path, note)
+    if _json(place / CONFIG["peft"]).get("peft_type") != method.peft_type:
+        raise InlayError(f"{place} does not hold an adapter of method {method.name!r}.")
+    return PeftConfig.from_pretrained(str(place)), _tensors(place / WEIGHTS["peft"], note)
+
+
 def use_head(model: nn.Module, adapter_name: str) -> None:
     """Let an adapter's own head and other new parts be the ones in use, where several adapters have them."""
     for module in model.modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from peft.utils.peft_types import PeftType
 
@@ -39,8 +40,8 @@ class MultiLoraConfig(InlayConfig):
         default=None,
         metadata={"help": "Outputs of the task's own head; 1 is regression. None: as many as the base model has."},
     )
-    shapes: dict[str, list[int]] | None = field(
-        default=None, metadata={"help": "Filled in: the shape of A at each adapted module."}
+    places: dict[str, dict[str, Any]] | None = field(
+        default=None, metadata={"help": "Filled in: kind, shape of A and adapted channels of each adapted module."}
     )
     checksum: str | None = field(
         default=None, metadata={"help": "Filled in: what the A's hash to. Another one on loading is an error."}

@@ -19,6 +19,8 @@ from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import digest_of, draw
 from inlay.methods.tuner import HookedLayer
 
+KINDS = {"embedding": nn.Embedding, "conv2d": nn.Conv2d, "conv1d": Conv1D, "linear": nn.Linear}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -116,6 +118,15 @@ class MultiLoraLayer(HookedLayer):
             drawn = draw(shape, config.seed, config.name, config.init, lookup=lookup)
         self.digest = digest_of(drawn)
         self.inlay_multi_lora_a = drawn.to(weight.device, dtype)
+
+    def place(self) -> dict[str, Any]:
+        """What is needed to draw the layer's `A` again, and to know where a `B` belongs, without the model."""
+        return {
+            "kind": next(kind for kind, types in KINDS.items() if isinstance(self.host, types)),
+            "shape": list(self.inlay_multi_lora_a.shape),
+            "parts": [list(part) for part in self.parts],
+            "width": self.width_out,
+        }
 
     @property
     def width_out(self) -> int:

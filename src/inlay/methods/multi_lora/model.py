@@ -169,9 +169,8 @@ class MultiLoraModel(InlayTuner):
     def _check_shared(self, name: str, config: MultiLoraConfig) -> None:
         """Write down which `A`s a task goes with, or see that they are those which it was trained with."""
         layers = {target: self.routing.layers[target] for target in config.target_modules or ()}
-        shapes = {target: list(layer.inlay_multi_lora_a.shape) for target, layer in layers.items()}
+        config.places = {target: layer.place() for target, layer in layers.items()}
         if not all(layer.digest for layer in layers.values()):  # on the meta device nothing is drawn
-            config.shapes = shapes
             return
         checksum = checksum_of((target, layer.digest) for target, layer in layers.items())
         if config.checksum is not None and config.checksum != checksum:
@@ -180,7 +179,7 @@ class MultiLoraModel(InlayTuner):
                 f"{config.checksum[:12]}, here {checksum[:12]}): its settings were edited, the model is another, or "
                 "this version of torch draws other numbers. Use what it was trained with."
             )
-        config.checksum, config.shapes = checksum, shapes
+        config.checksum = checksum
 
     def _forget(self, name: str) -> None:
         """Take out what a task that could not be added has left."""

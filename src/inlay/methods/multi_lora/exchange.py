@@ -1,0 +1,190 @@
+"""A task of Multi-LoRA as a plain LoRA adapter of PEFT's, and back.
+
+A LoRA is a pair `A_i, B_i`; a task of Multi-LoRA is the pair `A, B_i` with the `A` that all tasks share. So a task
+becomes a LoRA by writing its `A` down, for servers that know LoRA only, and a LoRA whose `A`s are those of the seed
+becomes a task. Of a fused projection the s adapted parts become one LoRA of rank s r whose `B` is zero elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from peft.utils.other import get_pattern_key
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from inlay.errors import InlayError
+from inlay.methods.multi_lora.config import MultiLoraConfig
+from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
+from inlay.methods.plain import WRAPPED
+
+OURS = ".inlay_multi_lora_b.weight"
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def drawn(config: MultiLoraConfig) -> dict[str, Tensor]:
+    """The `A`s that a task was trained with, by the names of their modules, checked."""
+    places = config.places or {}
+    found = {
+        name: draw(place["shape"], config.seed, name, config.init, lookup=place["kind"] == "embedding")
+        for name, place in places.items()
+    }
+    checksum = checksum_of((name, digest_of(a)) for name, a in found.items())
+    if checksum != config.checksum:
+        raise InlayError(
+            f"The A's that seed {config.seed} gives here are not those of the adapter (checksum {checksum[:12]}, saved "
+            f"{str(config.checksum)[:12]}): its settings were edited, or this version of torch draws other numbers."
+        )
+    return found
+
+
+def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path) -> LoraConfig:
+    """Write a saved task as a LoRA into `folder`; the config that was written."""
+    shared, places = drawn(config), config.places or {}
+    ranks, alphas, made = {}, {}, {}
+    for key, tensor in tensors.items():
+        if not key.endswith(OURS):
+            made[key] = tensor  # of a head
+            continue
+        name = key.removesuffix(OURS).removeprefix(WRAPPED)
+        place = places[name]
+        parts, rank, _ = tensor.shape
+        whole = tensor.new_zeros(place["width"], parts * rank)
+        for number, (begin, end) in enumerate(place["parts"]):
+            whole[begin:end, number * rank : (number + 1) * rank] = tensor[number].T
+        a = shared[name].to(tensor.dtype)
+        stem = key.removesuffix(OURS)
+        if place["kind"] == "embedding":
+            made |= {f"{stem}.lora_embedding_A": a.T.contiguous(), f"{stem}.lora_embedding_B": whole}
+        else:
+            flat = whole[:, :, None, None] if place["kind"] == "conv2d" else whole
+            made |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": flat.contiguous()}
+        alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), name), config.lora_alpha)
+        ranks[name], alphas[name] = parts * rank, parts * alpha
+    r, alpha = _most(ranks.values()), _most(alphas.values())
+    written = LoraConfig(
+        r=r,
+        lora_alpha=alpha,
+        lora_dropout=config.lora_dropout,
+        rank_pattern={name: rank for name, rank in ranks.items() if rank != r},
+        alpha_pattern={name: each for name, each in alphas.items() if each != alpha},
+        target_modules=sorted(ranks),
+        modules_to_save=config.modules_to_save,
+        fan_in_fan_out=any(place["kind"] == "conv1d" for place in places.values()),
+        task_type=config.task_type,
+        inference_mode=True,
+        base_model_name_or_path=config.base_model_name_or_path,
+    )
+    save_file(made, folder / WEIGHTS, metadata={"format": "pt"})
+    written.save_pretrained(str(folder))
+    _sort(folder / CONFIG)
+    return written
+
+
+def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig | None = None) -> None:
+    """Add a LoRA that PEFT saved as a task of a Multi-LoRA model, if its `A`s are those that the model's tasks share.
+
+    `config` says how the model's `A`s are drawn; None: as those of the tasks which it has.
+    """
+    folder = Path(folder)
+    try:
+        lora = LoraConfig.from_pretrained(str(folder))
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, ValueError, TypeError) as error:
+        raise InlayError(f"{folder} holds no LoRA adapter of PEFT's that can be read: {error}") from error
+    if getattr(lora, "use_rslora", False) or getattr(lora, "use_dora", False):
+        raise InlayError(
+            f"{folder} is a LoRA with use_rslora or use_dora, which is another equation: it cannot be taken."
+        )
+    tuner = model.base_model
+    layers = tuner.routing.layers
+    if config is None:
+        config = next(iter(tuner.peft_config[name] for name in tuner.tasks))
+    found, alphas = {}, {}
+    for key in [key for key in tensors if ".lora_" in key]:
+        name, _, what = key.removeprefix(WRAPPED).partition(".lora_")
+        if name not in layers:
+            raise InlayError(f"{folder} adapts {name}, which the tasks of this model do not: their A is not drawn.")
+        if what.startswith(("B", "embedding_B")):
+            found[name] = _factor(layers[name], tensors[key], name, folder)
+            rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
+            alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
+            alphas[name] = alpha / rank * found[name].shape[1]
+        else:
+            a = tensors[key].T if what.startswith("embedding") else tensors[key]
+            own = layers[name].inlay_multi_lora_a
+            if a.shape != own.shape or not torch.equal(a.to(own.device, own.dtype), own):
+                raise InlayError(
+                    f"The A of {name} in {folder} is not the one that the tasks of this model share (seed "
+                    f"{config.seed}): a LoRA that was trained with its own A cannot be a task of this model."
+                )
+    heads = {key: value for key, value in tensors.items() if ".lora_" not in key}
+    own = MultiLoraConfig(
+        r=config.r,
+        rank_pattern=dict(config.rank_pattern),
+        seed=config.seed,
+        init=config.init,
+        fused=list(config.fused),
+        lora_alpha=_most(alphas.values()),
+        alpha_pattern=alphas,
+        lora_dropout=lora.lora_dropout,
+        target_modules=sorted(found),
+        modules_to_save=lora.modules_to_save,
+        num_labels=_outputs(model, heads),
+        newly_initialised=config.newly_initialised,
+        task_type=config.task_type,
+    )
+    model.add_adapter(task, own)
+    _fill(model, task, found, heads, folder)
+
+
+@torch.no_grad()
+def _fill(model: Any, task: str, factors: dict[str, Tensor], heads: dict[str, Tensor], folder: Path) -> None:
+    for name, factor in factors.items():
+        model.base_model.routing.layers[name].inlay_multi_lora_b[task].weight.copy_(factor)
+    for key, value in heads.items():
+        name = key.removeprefix(WRAPPED)
+        place = next((p for p in model.base_model.routing.heads if name.startswith(f"{p}.")), None)
+        if place is None:
+            raise InlayError(f"{folder} holds {name}, for which the model has no place: another architecture?")
+        head = model.base_model.routing.heads[place].modules_to_save[task]
+        head.get_parameter(name.removeprefix(f"{place}.")).copy_(value)
+
+
+def _factor(layer: Any, b: Tensor, name: str, folder: Path) -> Tensor:
+    """Our `B` of a LoRA's: the adapted parts of the output; what lies outside of them must be zero."""
+    flat = b.flatten(1)  # (m, s r), also of a convolution
+    parts = layer.parts
+    rank = flat.shape[1] // len(parts)
+    rest = flat.clone()
+    found = []
+    for number, (begin, end) in enumerate(parts):
+        ours = slice(number * rank, (number + 1) * rank)
+        found.append(flat[begin:end, ours].T)
+        rest[begin:end, ours] = 0
+    if rest.any():
+        raise InlayError(f"{folder} adapts all of {name}, and the tasks of this model only parts of its output.")
+    return torch.stack(found)
+
+
+def _outputs(model: Any, heads: dict[str, Tensor]) -> int | None:
+    """How many outputs the head of a LoRA has, where its last layer is a new one."""
+    last = [value for key, value in heads.items() if key.endswith(".weight") and value.ndim == 2]
+    return len(last[-1]) if last and hasattr(model.config, "num_labels") else None
+
+
+def _most(values: Any) -> Any:
+    """The value that is there most often: the others go into a pattern."""
+    listed = list(values)
+    return max(dict.fromkeys(listed), key=listed.count)
+
+
+def _sort(file: Path) -> None:
+    """PEFT writes sets in another order in every process."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["target_modules"] = sorted(config["target_modules"])
+    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

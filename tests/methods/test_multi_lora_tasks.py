@@ -1,0 +1,290 @@
+"""Tasks of Multi-LoRA one by one: what trains, added, saved, loaded, renamed, deleted, merged, exported; bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import inlay
+from inlay.errors import InlayError
+from inlay.methods.attach import restore, save
+from inlay.methods.multi_lora.exchange import from_lora, to_lora
+from inlay.methods.multi_lora.model import rename_task
+from inlay.methods.saving import read
+from zoo import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+
+
+def tasks(family: str = "bert", dtype: torch.dtype = torch.float64, **settings: Any) -> tuple[Any, dict[str, Tensor]]:
+    model, batch = tiny(family)
+    model = get_peft_model(model.to(dtype), inlay.MultiLoraConfig(**settings), adapter_name="rte")
+    model.add_adapter("sst2", inlay.MultiLoraConfig(num_labels=2, **settings))
+    stir(model)
+    batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
+    return model.eval(), {key: value for key, value in batch.items() if key != "labels"}
+
+
+@torch.no_grad()
+def stir(model: nn.Module, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.requires_grad:
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=0.3)
+
+
+@torch.no_grad()
+def logits(model: Any, batch: dict[str, Tensor], task: str | None = None) -> Tensor:
+    return model(**batch, adapter_names=None if task is None else [task] * 3).logits
+
+
+def training(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def of(names: set[str], task: str) -> set[str]:
+    return {name for name in names if f".{task}." in name}
+
+
+# ------------------------------------------------------------------------------------------------------ what trains
+
+
+def test_every_task_trains_whatever_is_active() -> None:
+    model, _ = tasks()
+    before = training(model)
+    assert of(before, "rte")
+    assert len(of(before, "rte")) == len(of(before, "sst2"))
+    assert all(".rte." in name or ".sst2." in name for name in before)
+    model.set_adapter("sst2")
+    assert training(model) == before
+    with model.disable_adapter():
+        pass
+    assert training(model) == before
+    model.add_adapter("cola", inlay.MultiLoraConfig())
+    assert training(model) == before | of(training(model), "cola")
+    assert len(of(training(model), "cola")) == len(of(before, "rte"))
+
+
+def test_inference_mode_freezes() -> None:
+    model, _ = tasks()
+    model.set_adapter("sst2", inference_mode=True)
+    assert not of(training(model), "sst2")
+    assert of(training(model), "rte")
+    model.add_adapter("cola", inlay.MultiLoraConfig(inference_mode=True))
+    assert not of(training(model), "cola")
+    model.set_adapter("sst2")
+    assert of(training(model), "sst2")
+
+
+def test_an_absent_task_does_not_move() -> None:
+    model, batch = tasks(dtype=torch.float32)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
+    for names in (["rte", "sst2", "rte"], ["rte"] * 3):
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.zero_grad()
+        model(**batch, labels=torch.tensor([0, 1, 1]), adapter_names=names).loss.backward()
+        optimizer.step()
+        moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+        assert of(moved, "rte") == of(training(model), "rte")
+        assert bool(of(moved, "sst2")) == ("sst2" in names)
+
+
+# -------------------------------------------------------------------------------------------------------- one by one
+
+
+def test_tasks_are_saved_and_loaded_one_by_one(tmp_path: Path) -> None:
+    model, batch = tasks(dtype=torch.float32)
+    wanted = {task: logits(model, batch, task) for task in ("rte", "sst2")}
+    for task in wanted:
+        save(model, "multi-lora", tmp_path, adapter_name=task)
+    kept = load_file(tmp_path / "rte" / "adapter_model.safetensors")
+    assert {key.rsplit(".", 2)[-2] for key in kept} == {"inlay_multi_lora_b", "classifier"}
+    numbers = sum(value.numel() for key, value in kept.items() if "inlay" in key)
+    assert numbers == model.base_model.counted_parameters()["trained"] // 2
+    config = json.loads((tmp_path / "sst2" / "adapter_config.json").read_text())
+    assert config["seed"] == 0
+    assert len(config["checksum"]) == 64
+    assert config["num_labels"] == 2
+    again: Any = tiny("bert")[0]
+    for task in ("sst2", "rte"):
+        again = restore(again, "multi-lora", tmp_path, adapter_name=task)
+    mixed = again(**batch, adapter_names=["sst2", "rte", "sst2"]).logits
+    torch.testing.assert_close(mixed[[0, 2], :2], wanted["sst2"][[0, 2]])
+    torch.testing.assert_close(mixed[1], wanted["rte"][1])
+    for task, each in wanted.items():
+        assert torch.equal(logits(again, batch, task), each)
+    plain = PeftModel.from_pretrained(tiny("bert")[0], str(tmp_path / "sst2"), adapter_name="sst2")
+    plain.load_adapter(str(tmp_path / "rte"), adapter_name="rte")
+    for task, each in wanted.items():
+        assert torch.equal(logits(plain, batch, task), each)
+
+
+def test_renamed_and_deleted() -> None:
+    model, batch = tasks()
+    wanted = logits(model, batch, "rte"), logits(model, batch, "sst2")
+    rename_task(model, "rte", "entailment")
+    assert model.base_model.tasks == ["entailment", "sst2"]
+    assert model.active_adapter == "entailment"
+    assert torch.equal(logits(model, batch), wanted[0])
+    assert torch.equal(logits(model, batch, "entailment"), wanted[0])
+    with pytest.raises(InlayError, match="rte"):
+        logits(model, batch, "rte")
+    with pytest.raises(InlayError, match="already"):
+        rename_task(model, "sst2", "entailment")
+    model.delete_adapter("entailment")
+    assert torch.equal(logits(model, batch, "sst2"), wanted[1])
+    with pytest.raises(InlayError, match="entailment"):
+        logits(model, batch, "entailment")
+    model.add_adapter("entailment", inlay.MultiLoraConfig())
+    assert not torch.equal(logits(model, batch, "entailment"), wanted[0])
+    assert torch.equal(logits(model, batch, "sst2"), wanted[1])
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
+def test_one_task_is_merged_and_taken_out(family: str) -> None:
+    model, batch = tasks(family)
+    wanted, other = logits(model, batch), logits(model, batch, "sst2")
+    model.merge_adapter(adapter_names=["rte"])
+    torch.testing.assert_close(logits(model, batch), wanted, atol=1e-10, rtol=1e-10)
+    with pytest.raises(InlayError, match="unmerge"):
+        logits(model, batch, "sst2")
+    model.unmerge_adapter()
+    assert torch.equal(logits(model, batch), wanted)
+    assert torch.equal(logits(model, batch, "sst2"), other)
+
+
+# ------------------------------------------------------------------------------------------------- plain LoRA and back
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bert", {"target_modules": ["query", "word_embeddings"], "rank_pattern": {"query": 3}}),
+        ("gpt2", {"target_modules": ["c_attn", "c_fc"], "alpha_pattern": {"c_fc": 5}}),
+        ("resnet", {}),
+    ],
+)
+def test_exported_as_lora_and_taken_back(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    model, batch = tasks(family, **settings)
+    save(model, "multi-lora", tmp_path / "ours", adapter_name="sst2")
+    (tmp_path / "lora").mkdir()
+    to_lora(*read("multi-lora", tmp_path / "ours", "sst2"), tmp_path / "lora")
+    base, _ = tiny(family)
+    base.num_labels = base.config.num_labels = 2
+    head = base.classifier if family != "gpt2" else base.score
+    last = head[-1] if isinstance(head, nn.Sequential) else head
+    new = nn.Linear(last.in_features, 2, bias=last.bias is not None)
+    if isinstance(head, nn.Sequential):
+        head[-1] = new
+    else:
+        setattr(base, "classifier" if family != "gpt2" else "score", new)
+    lora = PeftModel.from_pretrained(base.double(), str(tmp_path / "lora")).eval()
+    wanted = logits(model, batch, "sst2")
+    torch.testing.assert_close(lora(**batch).logits.detach(), wanted, atol=1e-10, rtol=1e-10)
+    from_lora(model, tmp_path / "lora", "again")
+    torch.testing.assert_close(logits(model, batch, "again"), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_a_lora_with_its_own_a_is_no_task(tmp_path: Path) -> None:
+    model, _ = tasks()
+    lora = get_peft_model(tiny("bert")[0], LoraConfig(r=8, target_modules=["query", "value"]))
+    lora.save_pretrained(tmp_path)
+    with pytest.raises(InlayError, match="not the one that the tasks of this model share"):
+        from_lora(model, tmp_path, "other")
+    assert model.base_model.tasks == ["rte", "sst2"]
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["rte", "rtr", "rte"], r"rtr.*rte"),
+        (["rte", "sst2"], "2 names, and the batch has 3 rows"),
+        (["rte"] * 6, "6 names, and the batch has 3 rows"),
+        ("rte", "a list"),
+        ([], "a list"),
+    ],
+)
+def test_names_that_do_not_fit_the_batch(names: Any, said: str) -> None:
+    model, batch = tasks()
+    wanted = logits(model, batch)
+    with pytest.raises(InlayError, match=said):
+        model(**batch, adapter_names=names)
+    assert torch.equal(logits(model, batch), wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seed": 7}, "seed 7"),
+        ({"r": 4}, "rank 4"),
+        ({"rank_pattern": {"query": 2}}, "rank 2"),
+        ({"init": "gaussian"}, "init 'gaussian'"),
+    ],
+)
+def test_a_task_that_asks_for_another_a(settings: dict[str, Any], said: str) -> None:
+    model, batch = tasks()
+    wanted = logits(model, batch, "rte")
+    with pytest.raises(InlayError, match=said):
+        model.add_adapter("cola", inlay.MultiLoraConfig(**settings))
+    assert model.base_model.tasks == ["rte", "sst2"]
+    assert not of({name for name, _ in model.named_parameters()}, "cola")
+    assert torch.equal(logits(model, batch, "rte"), wanted)
+
+
+@pytest.mark.parametrize("edit", [{"seed": 1}, {"checksum": "0" * 64}])
+def test_another_a_on_loading_is_an_error(edit: dict[str, Any], tmp_path: Path) -> None:
+    model, batch = tasks(dtype=torch.float32)
+    save(model, "multi-lora", tmp_path, adapter_name="rte")
+    path = tmp_path / "rte" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(InlayError, match="SHA-256"):
+        restore(tiny("bert")[0], "multi-lora", tmp_path, adapter_name="rte")
+    with pytest.raises(InlayError, match="trained with other A's"):
+        PeftModel.from_pretrained(tiny("bert")[0], str(tmp_path / "rte"))
+    with pytest.raises(InlayError, match=r"A.s|seed"):  # and the model that was there goes on
+        model.load_adapter(str(tmp_path / "rte"), adapter_name="second")
+    assert model.base_model.tasks == ["rte", "sst2"]
+    logits(model, batch, "sst2")
+
+
+def test_a_task_with_no_head() -> None:
+    model, batch = tasks()
+    for head in model.base_model.routing.heads.values():
+        del head.modules_to_save["sst2"]
+    with pytest.raises(InlayError, match="'sst2' has no head"):
+        logits(model, batch, "sst2")
+
+
+def test_a_head_that_cannot_be_made() -> None:
+    model, _ = tiny("bert")
+    config = inlay.MultiLoraConfig(num_labels=9, newly_initialised=[], modules_to_save=[])
+    with pytest.raises(InlayError, match="no new head"):
+        get_peft_model(model, config, adapter_name="rte")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"r": 0}, "r=0"),
+        ({"rank_pattern": {"query": 0}}, "query=0"),
+        ({"lora_dropout": 1.0}, "lora_dropout"),
+        ({"init": "zeros"}, "init"),
+        ({"fused": ["queries"]}, "queries"),
+        ({"fused": []}, "fused"),
+        ({"num_labels": 0}, "num_labels"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_settings_that_will_not_do(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InlayError, match=said):
+        inlay.MultiLoraConfig(**settings)
