@@ -245,6 +245,12 @@ def answered(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> f
     return schema.score_texts(texts, rows)["answer-accuracy"]
 
 
+def serve(todo: Any, done: Any) -> None:
+    """What a worker does until it is killed: one run after another."""
+    while True:
+        done.put(job(todo.get()))
+
+
 def run(args: argparse.Namespace) -> None:
     """Every line's rates on its group's first task; then, as soon as its rate is known, its other tasks and seeds."""
     from inlay.records.versions import versions
@@ -253,8 +259,11 @@ def run(args: argparse.Namespace) -> None:
     made_with = versions()
     known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
     entries = {_key(entry): entry for entry in known if "error" not in entry}
-    done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    pool = multiprocessing.get_context("spawn").Pool(args.workers)
+    context = multiprocessing.get_context("spawn")
+    todo, done = context.Queue(), context.Queue()
+    workers = [context.Process(target=serve, args=(todo, done), daemon=True) for _ in range(args.workers)]
+    for worker in workers:
+        worker.start()
     given: set[tuple[Any, ...]] = set(entries)
     pending = 0
 
@@ -264,7 +273,7 @@ def run(args: argparse.Namespace) -> None:
             if work.key not in given:
                 given.add(work.key)
                 pending += 1
-                pool.apply_async(job, (work,), callback=done.put)
+                todo.put(work)
 
     def follow(name: str, line: Line) -> None:
         """The line's other cells, once all its rates were tried."""
@@ -296,8 +305,9 @@ def run(args: argparse.Namespace) -> None:
         print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
         keep()
         follow(entry["group"], GROUPS[entry["group"]].line(entry["line"]))
-    pool.terminate()
-    keep()
+    for worker in workers:
+        worker.kill()  # a run that is asked to end would finish its step first
+    todo.cancel_join_thread()
     failed = sum("error" in entry for entry in entries.values())
     print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
 
