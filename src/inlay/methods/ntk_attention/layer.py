@@ -44,7 +44,7 @@ class Kappa(Trained):
 
     def forward(self) -> Tensor:
         rho = self.weight  # times its sign: one product for the gradient, where a choice of two would take five
-        return rho * torch.copysign(rho.new_ones(()), rho.detach())
+        return rho * torch.where(rho.detach() >= 0, 1.0, -1.0).to(rho.dtype)
 
 
 class FixedKappa(Trained):
