@@ -27,8 +27,9 @@ FIGURES = {
     "theorem-1": ("theorem-1",),
     "theorem-2": ("theorem-2",),
     "proposition-1": ("proposition-1",),
+    "language": ("language",),
 }
-# What `all` makes, and in which order.
+# What `all` makes, and in which order. `language` needs a model that is fetched, and is asked for by name.
 ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
 THIS, HOW = "The problem", "The training"
 
@@ -60,6 +61,10 @@ def command(
     task: Annotated[
         str, typer.Option(help="Whose training examples are the tokens (with --features).", rich_help_panel=THIS)
     ] = "digits",
+    model: Annotated[
+        str, typer.Option(help="Figure language: the causal language model that answers.", rich_help_panel=THIS)
+    ] = "embedded:smollm2",
+    tasks: Annotated[int, typer.Option(min=2, help="Figure language: tasks of each kind.", rich_help_panel=THIS)] = 40,
     heads: Annotated[
         str | None, typer.Option(help="Heads H, or several parted by commas in figures 4 and 5.", rich_help_panel=HOW)
     ] = None,
@@ -96,6 +101,7 @@ def command(
     inlay lab icl --figure 2
     inlay lab icl --figure all --device cuda --out lab
     inlay lab icl --N 30 --K 200 --d 100 --m 20 --heads 64 --tau 0.01 --steps 2000 --watch
+    inlay lab icl --figure language
     inlay lab icl --features embedded:vit --task digits --N 30 --K 200 --unit --steps 4000
     """
     if figure is not None and figure not in (*FIGURES, "all"):
@@ -104,7 +110,7 @@ def command(
     counts = None if heads is None else lab_show.sizes(heads, "--heads", "64 or 1,5,10", least=1)
     from inlay.report import charts, charts_icl, charts_theory, page
     from inlay.report.terminal import LiveCurves
-    from inlay.theory.icl import lab
+    from inlay.theory.icl import lab, language
     from inlay.workflow import icl
     from inlay.workflow.explain import Bar
 
@@ -130,7 +136,9 @@ def command(
                 live.update({label: (trace.steps, values) for label, values in trace.curves.items()})
 
         for name, folder in folders.items():
-            if name == "run":
+            if name == "language":
+                found = language.in_context(icl.language_model(model), model, tick, count=tasks, seed=seed)
+            elif name == "run":
                 problem = setting.problem() if features is None else icl.real_problem(features, task, setting)
                 found = lab.free(problem, setting, optimiser, tick, look)
             else:

@@ -274,6 +274,39 @@ def proposition_1(found: Finding) -> Figure:
     return figure
 
 
+def language(found: Finding) -> Figure:
+    """Errors of the model and of ridge regression, and what the model's answers are near to, as N grows."""
+    kinds = list(dict.fromkeys(column(found, "tasks")))
+    figure = charts.blank(11.0, 8.6)
+    shown = {
+        "error, model": "the model (mean of its answers)",
+        "error, ridge m tau": "ridge regression, strength m tau",
+        "error, matched ridge": "ridge regression, matched to the model",
+    }
+    away = {
+        "model from matched ridge": "ridge regression, matched strength",
+        "model from ridge m tau": "ridge regression, strength m tau",
+        "model from the mean of the labels": "mean of the labels shown",
+        "model from the nearest label": "label of the nearest x",
+    }
+    for across, kind in zip(figure.subplots(len(kinds), 2, squeeze=False), kinds, strict=True):
+        for axes, names in zip(across, (shown, away), strict=True):
+            sizes = column(found, "N", tasks=kind)
+            for index, (name, label) in enumerate(names.items()):
+                style = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 4}
+                axes.plot(sizes, column(found, name, tasks=kind), label=label, **style)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sizes, list(map(str, sizes)))
+            axes.minorticks_off()
+            axes.set_ylim(0, None)
+            _below(axes)
+        charts.dress(across[0], f"{kind}: error of the answer", "N (examples in the prompt)", "root mean square")
+        charts.dress(across[1], f"{kind}: the model's answer is so far from", "N (examples in the prompt)", "")
+    title = f"{found.facts['model']} in context, {found.facts['tasks']} tasks of each kind (y from 0 to 99)"
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
 DRAWN: dict[str, Callable[[Finding], Figure]] = {
     "icl-run": run,
     "icl-figure-2a": figure_2a,
@@ -284,4 +317,5 @@ DRAWN: dict[str, Callable[[Finding], Figure]] = {
     "icl-theorem-1": theorem_1,
     "icl-theorem-2": theorem_2,
     "icl-proposition-1": proposition_1,
+    "icl-language": language,
 }

@@ -1,7 +1,8 @@
-"""The in-context learning problem on real inputs: tokens from real examples, f from a frozen backbone."""
+"""The in-context learning lab on real things: a frozen backbone's features as f, and a language model's answers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
+from inlay.theory.icl.language import Answerer
 from inlay.theory.icl.problem import Problem
 from inlay.theory.icl.setting import Setting
 from inlay.workflow.explain_models import NO_METHOD, batched, drawn, subject
@@ -81,3 +83,36 @@ def features(model: str, task: str, count: int, seed: int) -> tuple[Tensor, Tens
         for hook in hooks:
             hook.remove()
     return torch.cat(seen["first"]), torch.cat(seen["last"])
+
+
+def language_model(name: str, batch: int = 4) -> Answerer:
+    """A causal language model's probabilities of the answers 00 to 99: the first digit's, times the second's after it."""
+    from inlay.backbones.loading import load
+    from inlay.tasks import kinds
+
+    backbone = load(name, kind=kinds.CAUSAL_LM)
+    model, tokenizer = backbone.model.eval(), backbone.processor
+    digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
+    if any(len(ids) != 1 for ids in digits):
+        raise InlayError(
+            f"{name}: its tokenizer does not write a digit as one token, and the answers are read by digits."
+        )
+    ids_of = torch.tensor([ids[0] for ids in digits])
+
+    @torch.no_grad()
+    def answer(texts: Sequence[str]) -> Tensor:
+        found = []
+        for start in range(0, len(texts), batch):
+            rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts[start : start + batch]]
+            if len({len(row) for row in rows}) > 1:
+                raise InlayError(f"{name}: its tokenizer gives prompts of equal form unequal lengths.")
+            seen = model(torch.tensor(rows), use_cache=True)
+            first = seen.logits[:, -1].softmax(-1)[:, ids_of]  # (b, 10)
+            cache = seen.past_key_values
+            cache.batch_repeat_interleave(10)
+            after = model(ids_of.repeat(len(rows))[:, None], past_key_values=cache, use_cache=True)
+            second = after.logits[:, -1].softmax(-1)[:, ids_of].view(len(rows), 10, 10)
+            found.append((first[..., None] * second).flatten(1))
+        return torch.cat(found)
+
+    return answer

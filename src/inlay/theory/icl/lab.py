@@ -8,6 +8,7 @@ from inlay.theory.findings import Finding, Tick
 from inlay.theory.icl.lab_deep import FIGURE_5_HEADS, figure_2b, figure_5
 from inlay.theory.icl.lab_theory import INSTANCES, figure_3, proposition_1, theorem_1, theorem_2
 from inlay.theory.icl.lab_training import FIGURE_4_HEADS, TOKENS, figure_2a, figure_4, free
+from inlay.theory.icl.language import KINDS, SIZES
 from inlay.theory.icl.setting import Setting, Show
 
 __all__ = ["EXPERIMENTS", "Setting", "beginnings", "free"]
@@ -32,4 +33,5 @@ def beginnings(name: str, setting: Setting) -> int:
         "5": len(setting.heads or FIGURE_5_HEADS),
         "theorem-1": len(INSTANCES) + 1,
         "theorem-2": len(INSTANCES[:3]),
+        "language": len(KINDS) * len(SIZES),
     }.get(name, 1)
