@@ -190,7 +190,7 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if mask is None:
         return None
     if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        mask = mask.to(query.dtype).log_()  # of 1 and 0: 0 and -inf
     mask = mask.to(query.dtype)
     keys = key.shape[2]
     if mask.shape[-1] == 1 < keys:
@@ -262,7 +262,10 @@ def ntk(
     """`T`, the joint log-denominator (0 where it is -inf) and the weight of the feature term."""
     from inlay.attention import epilogue
 
-    out, lse = forward_part(_BARE, query, key, value, mask, is_causal, scale)
+    if key.shape[1] == query.shape[1]:
+        out, lse = attend(query, key, value, mask, is_causal, scale)
+    else:
+        out, lse = forward_part(_BARE, query, key, value, mask, is_causal, scale)
     return epilogue.forward(_dense_last(query), out, lse, left, right, kappa, scale)
 
 

@@ -176,6 +176,32 @@ class Centred(FeatureMap):
 
 
 @dataclass(frozen=True)
+class Leaning(Centred):
+    """A map of single coordinates about a centre: `phi(q) exp(scale q . mu)` of queries, `phi(k - mu)` of keys.
+
+    The sums of `exp(scale q . k)` that Z and kappa stand for differ between queries by orders of magnitude, and a curve
+    as flat as `elu` cannot follow. About a centre that the queries attend to, `exp(scale q . mu)` follows instead.
+    """
+
+    base: Elementwise = field(default_factory=Elu)
+    name: ClassVar[str] = "leaning"
+    kernel: ClassVar[str] = "exp(scale q . mu) times the base's kernel of q and k - mu"
+
+    def check(self, features: int, head_dim: int) -> None:
+        self.base.check(features, head_dim)
+
+    def of_query(self, query: Tensor, features: int, scale: float) -> tuple[Tensor, Tensor | None]:
+        phi = self.base.of_key(query, features, scale)
+        if (lean := self.lean(query, scale)) is None:
+            return phi, None
+        # A factor of 1 that has the gradient of exp(lean).
+        return phi * (lean - lean.detach()).exp().unsqueeze(-1), lean.detach()
+
+    def of_key(self, key: Tensor, features: int, scale: float) -> Tensor:
+        return self.base.of_key(self.about_centre(key), features, scale)
+
+
+@dataclass(frozen=True)
 class Taylor(Centred):
     """All monomials up to degree p: `phi_a(z) = (z sqrt(scale))^a / sqrt(a!)` for multi-indices `|a| <= p`.
 
