@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli import lab_icl, lab_show, lab_softmax_regression
+from inlay.cli import lab_decomposable, lab_icl, lab_show, lab_softmax_regression
 from inlay.cli import options as o
 from inlay.errors import InlayError
 
@@ -30,6 +30,7 @@ def root() -> None:
 
 
 app.command("icl")(lab_icl.command)
+app.command("decomposable")(lab_decomposable.command)
 app.command("softmax-regression")(lab_softmax_regression.command)
 
 

@@ -34,6 +34,12 @@ class Finding:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def number(cell: str | int | float | None) -> float:
+    """A cell of a row that is known to hold a number."""
+    assert isinstance(cell, int | float)
+    return float(cell)
+
+
 def verdict(true: bool) -> Holds:
     return "yes" if true else "no"
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from inlay.attention import Elu, Favor, FeatureMap, Paper, Taylor
-from inlay.theory.findings import Claim, Finding, Row, Tick, exponent, verdict
+from inlay.theory.findings import Claim, Finding, Row, Tick, exponent, number, verdict
 from inlay.theory.prefix.approximation import instance, taylor_features
-from inlay.theory.prefix.setting import Setting, falls, geometric, number
+from inlay.theory.prefix.setting import Setting, falls, geometric
 
 # Where the error no longer depends on which tokens a short prefix happens to have.
 LONG = 256

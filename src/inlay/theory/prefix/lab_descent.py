@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inlay.theory.findings import Claim, Finding, Row, Tick, verdict
+from inlay.theory.findings import Claim, Finding, Row, Tick, number, verdict
 from inlay.theory.prefix.descent import Constants
 from inlay.theory.prefix.kernel import spectrum
 from inlay.theory.prefix.setting import (
@@ -18,7 +18,6 @@ from inlay.theory.prefix.setting import (
     geometric,
     kept_steps,
     listed,
-    number,
     span,
 )
 

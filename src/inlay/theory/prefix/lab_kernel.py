@@ -8,12 +8,12 @@ from statistics import median
 
 import torch
 
-from inlay.theory.findings import Claim, Finding, Row, Tick, exponent, verdict
+from inlay.theory.findings import Claim, Finding, Row, Tick, exponent, number, verdict
 from inlay.theory.prefix.descent import Constants, decomposition, usable_step
 from inlay.theory.prefix.drift import random_drift, worst_drift
 from inlay.theory.prefix.kernel import apart, printed_kernel, printed_limit, spectrum, true_limit
 from inlay.theory.prefix.network import draw, expected_start
-from inlay.theory.prefix.setting import EXAMPLES, SIZE, Setting, both_kernels, column, descents, number, span
+from inlay.theory.prefix.setting import EXAMPLES, SIZE, Setting, both_kernels, column, descents, span
 
 # |F(0) - Y|_F needs no kernel, so it is followed further, and with more draws, than anything else.
 START_WIDTHS, START_DRAWS = tuple(4**power for power in range(2, 9)), 60

@@ -10,7 +10,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.theory.findings import Row, Tick
+from inlay.theory.findings import Row, Tick, number
 from inlay.theory.prefix.descent import Descent, descend, usable_step
 from inlay.theory.prefix.kernel import printed_kernel, true_kernel
 from inlay.theory.prefix.network import Problem, draw
@@ -64,11 +64,6 @@ def descents(setting: Setting, inputs: str, tick: Tick) -> list[tuple[int, Desce
 def kept_steps(most: int) -> list[int]:
     """0 and about twenty steps a decade up to `most`."""
     return sorted({0, most, *(min(most, round(10 ** (power / 20))) for power in range(int(20 * math.log10(most)) + 1))})
-
-
-def number(cell: str | int | float | None) -> float:
-    assert isinstance(cell, int | float)
-    return float(cell)
 
 
 def column(rows: Sequence[Row], place: int) -> list[float]:

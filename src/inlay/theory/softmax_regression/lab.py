@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.theory.findings import Claim, Finding, Row, Tick, verdict
+from inlay.theory.findings import Claim, Finding, Row, Tick, number, verdict
 from inlay.theory.softmax_regression import bounds
 from inlay.theory.softmax_regression.newton import Path, Sparsified, iterations, newton, solve
 from inlay.theory.softmax_regression.problem import Problem, draw
@@ -73,7 +73,7 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
     found = Finding("lemmas-c15-c16", columns, rows, [], {"R": R, "d": LEMMA_SIZE, "points": POINTS})
 
     def all_of(name: str) -> list[float]:
-        return [float(row[columns.index(name)]) for row in rows]  # type: ignore[arg-type]
+        return [number(row[columns.index(name)]) for row in rows]
 
     weights, ours = (all_of(f"least eigenvalue / l, {whose} weights") for whose in ("printed", "our"))
     low, high = all_of("least W^2 / B~"), all_of("largest W^2 / B~")
