@@ -413,12 +413,23 @@ def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
     return lines
 
 
+def cost_table(gpu: Path, cpu: Path) -> list[str]:
+    """What benchmarks/ntk.py was to reach and reached."""
+    found = [(g["name"], g["bound"], g["value"]) for g in json.loads(gpu.read_text())["goals"]] if gpu.is_file() else []
+    for row in json.loads(cpu.read_text())["rows"] if cpu.is_file() else ():
+        name = f"two CPU cores, L {row['length']}{', causal' if row['causal'] else ''}: NTK / SDPA"
+        found.append((name, row["goal"], row["ratio_clock"]))
+    lines = ["| | goal | measured |", "| --- | ---: | ---: |"]
+    return lines + [f"| {name} | {bound:g} | {value:.2f} |" for name, bound, value in found]
+
+
 def write(args: argparse.Namespace) -> None:
     """Put the tables into the page, between its marks; the words around them are people's."""
     runs = json.loads(Path(args.results).read_text())["runs"] + beside(Path(args.beside))
     page = Path(args.page).read_text()
     parts = {group: results_table(runs, group) for group in GROUPS}
     parts |= {f"{group} differences": difference_table(runs, group) for group in GROUPS}
+    parts["costs"] = cost_table(Path(args.gpu), Path(args.cpu))
     for name, lines in parts.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         if begin not in page or end not in page:
@@ -453,6 +464,8 @@ def main() -> None:
     writing = commands.add_parser("write", help="put the tables into the page")
     writing.add_argument("--results", default=str(RESULTS / "ntk_table.json"))
     writing.add_argument("--beside", default=str(RESULTS / "vision_table.json"))
+    writing.add_argument("--gpu", default=str(RESULTS / "ntk-cuda.json"))
+    writing.add_argument("--cpu", default=str(RESULTS / "ntk_cpu.json"))
     writing.add_argument("--page", default=str(ROOT / "docs" / "ntk-attention-measured.md"))
     writing.set_defaults(do=write)
     drawing = commands.add_parser("draw", help="draw figure 3")

@@ -163,6 +163,8 @@ def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
 _BOXED = re.compile(r"\\boxed\s*\{|\\fbox\s*\{")
 _SAID = re.compile(r"(?:####|[Tt]he (?:final )?answer is:?)\s*([^\n]+)")
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+# Signs of a formula, or a letter that stands alone and is no word of English.
+_FORMULA = re.compile(r"[\\^{}()\[\]+*]|(?<![A-Za-z'])[b-zB-HJ-Z](?![A-Za-z])")
 
 
 def answer(text: str) -> str:
@@ -177,7 +179,8 @@ def answer(text: str) -> str:
     said = _SAID.findall(text)
     if said:
         numbers = _NUMBER.findall(said[-1])
-        return numbers[0] if len(numbers) == 1 else said[-1]
+        words = _NUMBER.sub("", re.sub(r"^\$?\s*[A-Za-z]\s*=", "", said[-1]))
+        return numbers[0] if len(numbers) == 1 and not _FORMULA.search(words) else said[-1]
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else text
 
