@@ -251,8 +251,9 @@ def _constants(query: Tensor, left: Tensor, right: Tensor | None) -> dict[str, A
     blocks = rows // size
     size_p = _power(size)
     rows_p = size_p * (1 << (blocks - 1).bit_length())
-    widest = max(size_p, rows_p)
-    tile = 16 if query.shape[2] <= 16 else max(16, min(64, 8192 // widest))
+    rank_p = size_p if right is None else _power(rank)
+    short = query.dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
+    tile = 16 if query.shape[2] <= 16 else max(16, min(64, (8192 if short else 4096) // rows_p))
     return {
         "SIZE": size,
         "BLOCKS": blocks,
@@ -260,12 +261,12 @@ def _constants(query: Tensor, left: Tensor, right: Tensor | None) -> dict[str, A
         "PAIR": right is not None,
         "SIZE_P": size_p,
         "ROWS_P": rows_p,
-        "RANK_P": size_p if right is None else _power(rank),
+        "RANK_P": rank_p,
         "TILE": tile,
-        "DOT": tl.bfloat16 if query.dtype == torch.bfloat16 else tl.float32,
+        "DOT": tl.bfloat16 if short else tl.float32,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "num_warps": 8 if tile * widest > 4096 else 4,
-        "num_stages": 1 if query.dtype == torch.float32 else 2,
+        "num_warps": 8 if max(tile, rank_p) * rows_p > 4096 else 4,
+        "num_stages": 2 if short else 1,
     }
 
 
