@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inlay.report import charts
 
@@ -22,7 +22,7 @@ def cost(rows: Sequence[Mapping[str, float]]) -> Figure:
     for index, length in enumerate(sorted({row["L"] for row in rows})):
         own = sorted((row for row in rows if row["L"] == length), key=lambda row: row["m"])
         m = [row["m"] for row in own]
-        style = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 4, "lw": 1.2}
+        style: dict[str, Any] = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 4, "lw": 1.2}
         axes.plot(m, [row["exact_ms"] for row in own], label=f"exact prefix, L = {length:g}", **style)
         axes.plot(m, [row["ntk_ms"] for row in own], "--", mfc="none", label=f"NTK-Attention, L = {length:g}", **style)
     last = max(rows, key=lambda row: (row["m"], row["L"]))
