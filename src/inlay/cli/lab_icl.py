@@ -114,7 +114,7 @@ def command(
     from inlay.workflow import icl
     from inlay.workflow.explain import Bar
 
-    setting = lab.Setting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device)
+    setting = lab.Setting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device, optimiser)
     folders = {name: out / f"icl-{'figure-' if name[0].isdigit() else ''}{name}" for name in names} or {
         "run": out / "icl-run"
     }
@@ -140,7 +140,7 @@ def command(
                 found = language.in_context(icl.language_model(model), model, tick, count=tasks, seed=seed)
             elif name == "run":
                 problem = setting.problem() if features is None else icl.real_problem(features, task, setting)
-                found = lab.free(problem, setting, optimiser, tick, look)
+                found = lab.free(problem, setting, tick, look)
             else:
                 found = lab.EXPERIMENTS[name](setting, tick, look)
             charts_theory.write(found, folder, told, charts_icl.DRAWN)

@@ -86,7 +86,7 @@ def features(model: str, task: str, count: int, seed: int) -> tuple[Tensor, Tens
 
 
 def language_model(name: str, batch: int = 4) -> Answerer:
-    """A causal language model's probabilities of the answers 00 to 99: the first digit's, times the second's after it."""
+    """A causal language model's probabilities of 00 to 99: the first digit's, times the second's after it."""
     from inlay.backbones.loading import load
     from inlay.tasks import kinds
 
@@ -94,9 +94,7 @@ def language_model(name: str, batch: int = 4) -> Answerer:
     model, tokenizer = backbone.model.eval(), backbone.processor
     digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
     if any(len(ids) != 1 for ids in digits):
-        raise InlayError(
-            f"{name}: its tokenizer does not write a digit as one token, and the answers are read by digits."
-        )
+        raise InlayError(f"{name}: its tokenizer does not write a digit as one token. Choose a model whose does.")
     ids_of = torch.tensor([ids[0] for ids in digits])
 
     @torch.no_grad()
@@ -105,7 +103,9 @@ def language_model(name: str, batch: int = 4) -> Answerer:
         for start in range(0, len(texts), batch):
             rows = [tokenizer.encode(text, add_special_tokens=False) for text in texts[start : start + batch]]
             if len({len(row) for row in rows}) > 1:
-                raise InlayError(f"{name}: its tokenizer gives prompts of equal form unequal lengths.")
+                raise InlayError(
+                    f"{name}: its tokenizer joins digits, and answers are read digit by digit. Choose another."
+                )
             seen = model(torch.tensor(rows), use_cache=True)
             first = seen.logits[:, -1].softmax(-1)[:, ids_of]  # (b, 10)
             cache = seen.past_key_values

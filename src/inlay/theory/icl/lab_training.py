@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import torch
 
-from inlay.errors import InlayError, unknown
 from inlay.theory.findings import Claim, Finding, Row, Tick, verdict
 from inlay.theory.icl.bounds import assumptions
 from inlay.theory.icl.descent import BATCH, EPOCH, SAMPLES, Trace, Watch, descend, held_out, train
@@ -19,7 +18,6 @@ FIGURE_4_HEADS, FIGURE_4_EPOCHS = (1, 5, 10, 20, 30, 40, 50, 150, 400), 600
 # On a CPU the nine trainings stop at 200 epochs, of both kinds of tokens: ten minutes of two cores.
 FIGURE_4_EPOCHS_ON_CPU = 200
 TOKENS = {"Gaussian": False, "norm 1": True}
-OPTIMISERS = ("adam", "gd")
 
 
 def _watching(show: Show, name: str) -> Watch:
@@ -179,25 +177,20 @@ def _figure_4_claims(ends: dict[int, Trace], rises: dict[int, float], problem: P
     return claims
 
 
-def free(problem: Problem, setting: Setting, optimiser: str, tick: Tick, show: Show) -> Finding:
+def free(problem: Problem, setting: Setting, tick: Tick, show: Show) -> Finding:
     """One training with settings of one's own, on any problem."""
-    if optimiser not in OPTIMISERS:
-        raise unknown("optimiser", optimiser, OPTIMISERS)
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
     steps = setting.steps or 2000
     name = f"N = {problem.N}, K = {problem.K}, d = {problem.d}, m = {problem.m}, tau = {problem.tau:g}, H = {heads}"
     tick(name)
-    if setting.batch is not None and optimiser == "gd":
-        raise InlayError("Gradient descent runs on the population loss: leave --batch out, or take --optimiser adam.")
-    dtype = torch.float64 if optimiser == "gd" else torch.float32
+    dtype = torch.float64 if setting.optimiser == "gd" else torch.float32
     model = OneLayer(problem, heads, seed=setting.seed, dtype=dtype)
     told = assumptions(model)
     tests, watch = held_out(problem), _watching(show, name)
-    if optimiser == "gd":
+    if setting.optimiser == "gd":
         trace = descend(model, steps, watch=watch)
-        ends = {kind: [2 * gap for gap in trace.gap] for kind in ("in-domain",)}  # 1/K E|yhat - y*|^2 is twice the gap
         rows: list[Row] = [
-            (step, step / EPOCH, trace.loss[at], trace.gap[at], ends["in-domain"][at], None, trace.seconds[at])
+            (step, step / EPOCH, trace.loss[at], trace.gap[at], None, None, trace.seconds[at])
             for at, step in enumerate(trace.steps)
         ]
     else:
@@ -222,6 +215,6 @@ def free(problem: Problem, setting: Setting, optimiser: str, tick: Tick, show: S
             verdict(trace.gap[-1] < trace.gap[0]),
         ),
     ]
-    facts = {**setting.facts(), "heads": heads, "steps": steps, "optimiser": optimiser, "infimum": trace.infimum}
+    facts = {**setting.facts(), "heads": heads, "steps": steps, "infimum": trace.infimum}
     facts |= {"m": problem.m, "d": problem.d, "K": problem.K, "name": name}
     return Finding("icl-run", COLUMNS, rows, claims, facts)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 from inlay.theory.icl.descent import BATCH, EPOCH, RATE, Trace
 from inlay.theory.icl.problem import Problem
 
+OPTIMISERS = ("adam", "gd")
 # Who wants to see a training as it goes: its name, and what has been kept so far.
 Show = Callable[[str, Trace], None]
 
@@ -37,6 +38,7 @@ class Setting:
     seed: int = 0
     unit: bool = False
     device: str = "cpu"
+    optimiser: str = "adam"
 
     def __post_init__(self) -> None:
         if self.heads is not None and (not self.heads or min(self.heads) < 1):
@@ -45,6 +47,10 @@ class Setting:
             raise InlayError(f"steps = {self.steps}: give a whole number from 1 on.")
         if self.seconds is not None and not self.seconds > 0:
             raise InlayError(f"seconds = {self.seconds}: give a number above 0.")
+        if self.optimiser not in OPTIMISERS:
+            raise unknown("optimiser", self.optimiser, OPTIMISERS)
+        if self.batch is not None and self.optimiser == "gd":
+            raise InlayError("Gradient descent runs on the population loss: leave the batch out, or take adam.")
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:

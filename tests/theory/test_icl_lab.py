@@ -1,0 +1,290 @@
+"""`inlay lab icl` as a person types it, at sizes that take seconds, with the claims that do not need large ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from inlay import cli
+from inlay.cli.lab_icl import ALL, FIGURES
+from inlay.errors import InlayError
+from inlay.report import charts_icl, terminal
+from inlay.theory import icl
+from inlay.theory.icl import deep, lab, lab_theory, language
+
+Lab = Callable[..., tuple[int, str, str]]
+TINY = ("--N", "4", "--K", "12", "--d", "6", "--m", "3")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Lab:
+    """The command in the test's folder: its exit status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lab_theory, "RANK_DRAWS", 8)
+    monkeypatch.setattr(lab_theory, "DRAWS", 3)
+    monkeypatch.setattr(lab_theory, "PROMPTS", 500)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["inlay", "lab", "icl", *arguments])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as end:
+            status = int(end.code or 0)
+        seen = capsys.readouterr()
+        return status, seen.out, seen.err
+
+    return call
+
+
+def kept(folder: Path) -> tuple[list[dict[str, str]], dict]:
+    name = folder.name
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for end in ("png", "svg", "csv", "json")}
+    with (folder / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file)), json.loads((folder / f"{name}.json").read_text())
+
+
+def test_the_command_the_experiments_and_the_pictures_know_each_other() -> None:
+    names = {name for group in FIGURES.values() for name in group}
+    assert names == {*lab.EXPERIMENTS, "language"} == {*ALL, "language"}
+    drawn = {name.removeprefix("icl-").removeprefix("figure-") for name in charts_icl.DRAWN}
+    assert drawn == {*names, "run"}
+
+
+OPTIONS = {
+    "2a": ("--heads", "5", "--steps", "30", *TINY),
+    "2b": ("--heads", "4", "--steps", "3", "--batch", "4", *TINY),
+    "3": ("--N", "4", "--m", "6", "--K", "20"),
+    "4": ("--heads", "1,5", "--steps", "20", *TINY),
+    "5": ("--heads", "2,4", "--seconds", "0.1", "--batch", "4", *TINY),
+    "theorem-1": ("--steps", "60", *TINY),
+    "theorem-2": TINY,
+    "proposition-1": TINY,
+}
+
+
+@pytest.mark.parametrize("figure", lab.EXPERIMENTS)
+def test_every_figure_draws_and_tells(run: Lab, tmp_path: Path, figure: str) -> None:
+    status, out, err = run("--figure", figure, "--out", "here", *OPTIONS[figure])
+    assert status == 0, err
+    rows, facts = kept(tmp_path / "here" / f"icl-{'figure-' if figure[0].isdigit() else ''}{figure}")
+    assert len(rows) >= 4
+    header, *lines = [line.split("\t") for line in out.splitlines()]
+    assert header == ["claim", "measured", "holds?"]
+    assert lines == [[claim["claim"], claim["measured"], claim["holds"]] for claim in facts["claims"]]
+    assert all("nan" not in claim["measured"] for claim in facts["claims"])
+    begun = re.findall(r"^\[(\d+)/(\d+)\]", err, re.MULTILINE)
+    assert begun[-1][0] == begun[-1][1]  # the bar is as long as the work
+
+
+def test_a_run_of_ones_own_by_both_optimisers(run: Lab, tmp_path: Path) -> None:
+    for optimiser, rate in (("adam", "0.01"), ("gd", "0.01")):
+        options = (*TINY, "--unit", "--heads", "6", "--steps", "60", "--rate", rate, "--optimiser", optimiser)
+        status, out, err = run(*options, "--out", optimiser, "--watch")
+        assert status == 0, err
+        rows, _ = kept(tmp_path / optimiser / "icl-run")
+        assert float(rows[-1]["gap"]) < float(rows[0]["gap"])
+        assert "the loss descends towards its infimum" in out
+        assert "gap to the infimum" in err  # --watch into a pipe: lines
+
+
+def test_all_on_one_page(run: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import inlay.cli.lab_icl as command
+
+    monkeypatch.setattr(command, "ALL", ("3", "proposition-1"))
+    status, _, err = run("--figure", "all", "--m", "6", "--K", "20", "--N", "4", "--d", "5")
+    assert status == 0, err
+    page = (tmp_path / "lab" / "icl.html").read_text()
+    for link in re.findall(r"<img src='([^']+)'", page):
+        assert (tmp_path / "lab" / link).is_file()
+    assert page.count("<img") == 2
+    assert "by construction" in page
+
+
+def test_figure_3_at_a_small_scale(run: Lab) -> None:
+    """Each verdict is the opposite where a strength is wrong."""
+    setting = lab.Setting(N=4, K=30, d=5, m=10, tau=0.5)
+    found = lab.EXPERIMENTS["3"](setting, lambda what: None, lambda name, trace: None)
+    holds = [claim.holds for claim in found.claims]
+    assert holds == ["yes", "no", "no", "yes", "no"]
+    # The closed form of the gap is the mean over prompts.
+    exact, drawn = ([float(row[place]) for row in found.rows] for place in (2, 3))
+    assert sum(drawn) == pytest.approx(sum(exact), rel=0.3)
+
+
+def test_figure_4_at_a_small_scale() -> None:
+    """Few heads stay behind, and one head the most."""
+    setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(1, 3, 6, 24), steps=400, rate=0.01)
+    found = lab.EXPERIMENTS["4"](setting, lambda what: None, lambda name, trace: None)
+    ends = {H: [row[5] for row in found.rows if row[:2] == ("norm 1", H)][-1] for H in (1, 3, 24)}
+    assert ends[24] < ends[3] < ends[1]
+    assert ends[24] < 0.05 * found.rows[0][5]  # type: ignore[operator]
+
+
+def test_figure_2a_at_a_small_scale() -> None:
+    setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(24,), steps=400, rate=0.01)
+    found = lab.EXPERIMENTS["2a"](setting, lambda what: None, lambda name, trace: None)
+    assert [claim.holds for claim in found.claims if "samples" not in claim.claim] == ["yes"] * 6
+
+
+def test_the_deep_transformer_learns_and_is_its_seed() -> None:
+    problem = icl.Problem.sample(6, 12, 4, 2, 0.01, 0)
+    one, other = (deep.DeepTransformer(problem, 2, layers=2, d_model=16, d_ff=32, seed=3) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    layers = [layer.linear1.weight for layer in one.encoder.layers]
+    assert not torch.equal(layers[0], layers[1])
+    prompts = problem.prompts(3, 0)
+    assert one(prompts.shown).shape == (3, 12)
+    # A label that is not shown changes nothing, one that is shown does.
+    changed = prompts.shown.clone()
+    changed[:, 0] += 1
+    assert not torch.allclose(one(prompts.shown), one(changed))
+    trace = deep.train_deep(one, steps=150, rate=3e-3, batch=32, samples=500, every=50, tests=icl.held_out(problem, 20))
+    assert trace.steps == [0, 50, 100, 150]
+    assert trace.loss[-1] < 0.7 * trace.loss[0]
+    assert trace.seconds == sorted(trace.seconds)
+    for broken in ({"heads": 3}, {"heads": 0}, {"layers": 0}):
+        with pytest.raises(InlayError, match=r"divide d_model|layers"):
+            deep.DeepTransformer(problem, **{"d_model": 16, **broken})
+    with pytest.raises(InlayError, match="give one of them"):
+        deep.train_deep(one)
+
+
+def solver(strength: float, width: float = 0.0) -> language.Answerer:
+    """An answerer that reads the text and does ridge regression with (1, u)."""
+
+    def answer(texts: Sequence[str]) -> torch.Tensor:
+        odds = torch.zeros(len(texts), 100)
+        for row, text in enumerate(texts):
+            pairs = [(int(x), int(y)) for x, y in re.findall(r"x=(\d\d) y=(\d\d)\n", text)]
+            asked = int(re.findall(r"x=(\d\d) y=$", text)[0])
+            f = language.linear(torch.tensor([x for x, _ in pairs] + [asked], dtype=torch.float64))
+            y = (torch.tensor([y for _, y in pairs], dtype=torch.float64) - 50) * math.sqrt(2) / 15
+            lam = torch.linalg.solve(f[:-1].T @ f[:-1] + strength * torch.eye(2, dtype=torch.float64), f[:-1].T @ y)
+            odds[row, int((50 + 15 / math.sqrt(2) * f[-1] @ lam).round().clamp(0, 99))] = 1
+        return odds
+
+    return answer
+
+
+def test_a_language_experiment_finds_ridge_regression_where_there_is_one() -> None:
+    found = language.in_context(solver(1.0), "a solver", lambda what: None, count=30)
+    linear = [row for row in found.rows if row[0] == "linear"]
+    matched, away = [row[6] for row in linear], [row[7] for row in linear]
+    assert all(0.3 < float(strength) < 3 for strength in matched[:-1])  # type: ignore[arg-type]
+    assert all(float(value) < 1 for value in away)  # type: ignore[arg-type]
+    holds = {
+        claim.claim.split(": ", 1)[1][:25]: claim.holds for claim in found.claims if claim.claim.startswith("linear")
+    }
+    assert holds["at N = 32 ridge regressio"] == "yes"
+    assert holds["the error falls as N grow"] == "yes"
+    assert charts_icl.DRAWN["icl-language"](found) is not None
+
+
+def test_a_language_experiment_finds_none_where_there_is_none() -> None:
+    def copies(texts: Sequence[str]) -> torch.Tensor:
+        return torch.nn.functional.one_hot(
+            torch.tensor([int(re.findall(r"y=(\d\d)\n", text)[-1]) for text in texts]), 100
+        ).float()
+
+    found = language.in_context(copies, "the last label", lambda what: None, count=30)
+    assert {claim.holds for claim in found.claims if "better than any simple rule" in claim.claim} <= {
+        "no",
+        "cannot tell",
+    }
+    assert {claim.holds for claim in found.claims if "the error falls" in claim.claim} <= {"no", "cannot tell"}
+
+
+def test_a_tiny_language_model_answers(tmp_path: Path) -> None:
+    """Probabilities of two digits, the same as from the model's own logits one prompt at a time."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from inlay.workflow.icl import language_model
+
+    words = {word: index for index, word in enumerate([*"0123456789xy= \n", "[UNK]"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **size)).eval()
+    model.save_pretrained(tmp_path)
+    texts = language.TextTasks.sample("linear", 3, 2, 0).texts(2)
+    odds = language_model(str(tmp_path), batch=2)(texts)
+    assert odds.shape == (3, 100)
+    ids = [words[letter] for letter in texts[2] + "7"]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].softmax(-1)
+    expected = logits[-2, words["7"]] * logits[-1, words["3"]]
+    assert float(odds[2, 73]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_features_of_a_frozen_backbone(run: Lab, tmp_path: Path) -> None:
+    """f by a real model of real pictures."""
+    options = ("--features", "embedded:vit", "--task", "digits", "--N", "5", "--K", "30", "--d", "12", "--m", "4")
+    status, _, err = run(*options, "--heads", "8", "--steps", "50", "--rate", "0.01", "--unit")
+    assert status == 0, err
+    rows, facts = kept(tmp_path / "lab" / "icl-run")
+    assert float(rows[-1]["gap"]) < float(rows[0]["gap"])
+    assert (facts["settings"]["m"], facts["settings"]["d"], facts["settings"]["K"]) == (4, 12, 30)
+
+
+def test_components_are_what_they_say() -> None:
+    from inlay.workflow.icl import components
+
+    values = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    found = components(values, 3)
+    torch.testing.assert_close(found.T @ found / 20, torch.eye(3, dtype=torch.float64))
+    with pytest.raises(InlayError, match="give 1 to 6"):
+        components(values, 7)
+    with pytest.raises(InlayError, match="independent directions"):
+        components(values[:, :1].repeat(1, 6), 2)
+
+
+def test_curves_in_the_terminal() -> None:
+    grid, left, right, low, high = terminal.cells({"a": ([0, 1, 2], [1, 0.1, 0.01]), "b": ([2], [math.nan])}, 3, 3)
+    assert grid == [[0, -1, -1], [-1, 0, -1], [-1, -1, 0]]
+    assert (left, right, low, high) == (0, 2, -2, 0)
+    text = terminal.chart({"a": ([0, 1], [1.0, 0.1])}, "title", 10, 4).plain
+    assert text.startswith("title\n")
+    assert "* a: 0.1" in text
+    assert terminal.cells({"a": ([], [])}, 2, 2)[0] == [[-1, -1], [-1, -1]]
+
+
+def test_a_trace_draws_itself() -> None:
+    trace = icl.descend(icl.OneLayer(icl.Problem.sample(3, 8, 4, 2), 4), 5)
+    figure = trace.plot()
+    assert len(figure.axes[0].lines) == 3  # two curves and the infimum
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--figure", "6"), "Known: 2, 2a"),
+        (("--N", "300"), "N = 300, K = 200"),
+        (("--m", "0"), "m = 0"),
+        (("--d", "0"), "d = 0"),
+        (("--tau", "-1"), "tau = -1"),
+        (("--heads", "0"), "from 1 on"),
+        (("--heads", "many"), "from 1 on"),
+        (("--device", "abacus"), "abacus"),
+        (("--seconds", "0"), "above 0"),
+        (("--optimiser", "newton"), "adam"),
+        (("--optimiser", "gd", "--batch", "8"), "leave the batch out"),
+    ],
+)
+def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    status, _, err = run(*options)
+    assert status == 2
+    assert words in " ".join(err.split())
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
