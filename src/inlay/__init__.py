@@ -20,6 +20,7 @@ PUBLIC = {
     "Spec": "inlay.records.spec",
     "anatomy": "inlay.anatomy",
     "compare": "inlay.workflow.compare",
+    "compress": "inlay.workflow.compress",
     "predict": "inlay.workflow.predict",
     "tune": "inlay.workflow.tune",
 }

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from peft.utils.peft_types import PeftType
 
-from inlay.attention import FEATURE_MAPS, Favor, FeatureMap, Taylor, feature_map
+from inlay.attention import FEATURE_MAPS, Elu, Favor, FeatureMap, Taylor, feature_map
+from inlay.attention.features import Elementwise, Leaning
 from inlay.errors import InlayError, unknown
 from inlay.methods.config import InlayConfig
 
-STARTS = ("zero", "prefix")
+STARTS = ("zero", "prefix", "text")
 USUAL_RANK = 16
 
 
@@ -28,14 +29,26 @@ class NTKAttentionConfig(InlayConfig):
     feature_multiplier: int = field(
         default=1, metadata={"help": "beta: there are r = beta d features. `taylor` has a number of its own."}
     )
-    feature_map: str = field(
-        default="elu", metadata={"help": f"What phi is: {', '.join(sorted(FEATURE_MAPS))} (see inlay.attention)."}
+    feature_map: str | None = field(
+        default=None,
+        metadata={
+            "help": f"What phi is: {', '.join(sorted(FEATURE_MAPS))} (see inlay.attention). None: `taylor` where a "
+            "text starts it, as that approximates exp; else `elu`."
+        },
     )
     taylor_order: int = field(default=2, metadata={"help": "The order of `taylor`: 2, 4, ..."})
     start: str = field(
         default="zero",
-        metadata={"help": "`zero`: as the base model; `prefix`: Eq. (4) of a random prefix, cut to the rank."},
+        metadata={
+            "help": "`zero`: as the base model; `prefix`: Eq. (4) of a random prefix, cut to the rank; `text`: of the "
+            "keys and values of `prompt_ids`."
+        },
     )
+    prompt_ids: list[int] | None = field(
+        default=None,
+        metadata={"help": "The token ids of the prompt that `start=text` begins from; dropped when it was read."},
+    )
+    prompt_length: int | None = field(default=None, metadata={"help": "Filled in: how many tokens that prompt had."})
     prefix_length: int = field(default=32, metadata={"help": "The length m of the prefix that `start=prefix` draws."})
     seed: int | None = field(
         default=None, metadata={"help": "What is random follows from it; None: drawn from torch's seed."}
@@ -44,10 +57,13 @@ class NTKAttentionConfig(InlayConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("INLAY_NTK_ATTENTION")
-        if self.feature_map not in FEATURE_MAPS:
-            raise unknown("feature_map", self.feature_map, FEATURE_MAPS)
         if self.start not in STARTS:
             raise unknown("start", self.start, STARTS)
+        if self.feature_map is None:
+            self.feature_map = Taylor.name if self.start == "text" else Elu.name
+        if self.feature_map not in FEATURE_MAPS:
+            raise unknown("feature_map", self.feature_map, FEATURE_MAPS)
+        self._check_prompt()
         if self.rank is not None:
             _at_least_one("rank", self.rank, f"or leave it out for {USUAL_RANK} or half the head size")
         _at_least_one("feature_multiplier", self.feature_multiplier, "1 and 2 are usual")
@@ -64,13 +80,37 @@ class NTKAttentionConfig(InlayConfig):
                     "makes them. Leave it out, or raise taylor_order."
                 )
 
+    def _check_prompt(self) -> None:
+        if self.prompt_ids is None:
+            if self.start == "text" and self.prompt_length is None:
+                raise InlayError(
+                    "start='text' begins from a prompt: give its token ids, "
+                    "prompt_ids=tokenizer(text).input_ids, or call `inlay compress`."
+                )
+            return
+        if self.start != "text":
+            raise InlayError(
+                f"prompt_ids are read where start='text', and start={self.start!r}. Leave one of them out."
+            )
+        self.prompt_ids = list(self.prompt_ids)
+        wrong = [token for token in self.prompt_ids if isinstance(token, bool) or not isinstance(token, int)]
+        if wrong or not self.prompt_ids:
+            raise InlayError(
+                f"prompt_ids must be a list of one token id or more; got {wrong[0]!r} in it."
+                if wrong
+                else "prompt_ids is empty: the prompt must have one token or more."
+            )
+
     def features(self) -> FeatureMap:
         """phi."""
         if self.feature_map == Taylor.name:
             return feature_map(Taylor.name, order=self.taylor_order)
         if self.feature_map == Favor.name:
             return feature_map(Favor.name, seed=self.seed)
-        return feature_map(self.feature_map)
+        assert self.feature_map is not None
+        found = feature_map(self.feature_map)
+        # Real keys are far from the origin, so that a prompt's features are taken about a centre; every map can.
+        return Leaning(base=found) if self.start == "text" and isinstance(found, Elementwise) else found
 
     def rows(self, head_size: int) -> int:
         """r."""

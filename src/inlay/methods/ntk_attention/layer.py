@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from inlay.attention import ntk_attention
+from inlay.attention import FeatureMap, ntk_attention
+from inlay.attention.features import Centred
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer, behind_all
 from inlay.methods.ntk_attention.start import Start
@@ -43,17 +45,22 @@ class Kappa(Trained):
     """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
 
     def forward(self) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.weight.abs()
         rho = self.weight  # times its sign: one product for the gradient, where a choice of two would take five
         return rho * torch.where(rho.detach() >= 0, 1.0, -1.0).to(rho.dtype)
 
 
-class FixedKappa(Trained):
-    """kappa as Eq. (4) gave it, saved but not trained: where features may be negative no other is sure to keep
-    `phi(q) kappa` positive."""
+class Fixed(Trained):
+    """Saved but not trained: the centre of the keys; and kappa as Eq. (4) gave it, where features may be negative and
+    no other is sure to keep `phi(q) kappa` positive."""
 
     def __init__(self, weight: Tensor) -> None:
         nn.Module.__init__(self)
         self.register_buffer("weight", weight)
+
+
+PARAMETERS = (Trained, Kappa, Fixed)
 
 
 class Prefix(nn.Module):
@@ -61,13 +68,29 @@ class Prefix(nn.Module):
 
     def __init__(self, start: Start) -> None:
         super().__init__()
-        self.features = start.features
+        self._phi = start.features
         self.z_a = Trained(start.z_a)
         self.z_b = Trained(start.z_b)
-        self.kappa = (Kappa if start.features.positive else FixedKappa)(start.kappa)
+        self.kappa = (Kappa if start.features.positive else Fixed)(start.kappa)
+        self.centre = None if start.centre is None else Fixed(start.centre)
+
+    @property
+    def features(self) -> FeatureMap:
+        """phi, about the centre as it was moved or loaded since."""
+        if self.centre is None:
+            return self._phi
+        assert isinstance(self._phi, Centred)
+        return replace(self._phi, centre=self.centre())
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.z_a(), self.z_b(), self.kappa()
+        return _value(self.z_a), _value(self.z_b), _value(self.kappa)
+
+
+def _value(module: nn.Module) -> Tensor:
+    """What a parameter's module gives; by a full call, which costs several times as much, only where someone waits for
+    it: FSDP changes the class, DeepSpeed hangs on the call."""
+    found: Tensor = module() if type(module) not in PARAMETERS or module._forward_pre_hooks else module.forward()
+    return found
 
 
 class NTKAttentionLayer(AttentionLayer):
@@ -95,14 +118,15 @@ class NTKAttentionLayer(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         implementation = behind_all(self.host.config._attn_implementation)
         self._check(implementation, kwargs)
+        names = self.running()
         bias = kwargs.get("position_bias")
         seen: dict[str, Any] = {
             "scale": kwargs.get("scaling"),
             "is_causal": implementation != "eager" and mask is None and self._is_causal(query, kwargs.get("is_causal")),
             "attn_mask": mask if bias is None else _with_bias(mask, bias),
-            "feature_map": self.inlay_ntk_prefix[self.running()[0]].features,
+            "feature_map": self.inlay_ntk_prefix[names[0]].features,
         }
-        z_a, z_b, kappa = self._prefixes()
+        z_a, z_b, kappa = self._prefixes(names)
         output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
         weights = None
         if implementation == "eager":
@@ -117,18 +141,18 @@ class NTKAttentionLayer(AttentionLayer):
         """As `sdpa` in Transformers decides where there is no mask; a single query is the last, and sees all keys."""
         return query.shape[2] > 1 and bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
 
-    def _prefixes(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor]:
         """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`."""
-        prefixes = [self.inlay_ntk_prefix[name] for name in self.running()]
+        prefixes = [self.inlay_ntk_prefix[name] for name in names]
         found = [prefix() for prefix in prefixes]
         if len(found) == 1:
             return found[0]
         alike = {(prefix.features, kappa.shape) for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)}
-        if len(alike) > 1:
+        if len(alike) > 1 or any(prefix.centre is not None for prefix in prefixes):
             raise InlayError(
-                f"The adapters {', '.join(self.running())} have different feature maps, and run one at a time: "
-                "model.set_adapter(name). To run them together, train them with one feature_map, "
-                "feature_multiplier and seed."
+                f"The adapters {', '.join(names)} have different feature maps (or each the centre of its own "
+                "prompt), and run one at a time: model.set_adapter(name). To run them together, train them with one "
+                "feature_map, feature_multiplier and seed, and no start='text' of taylor or favor."
             )
         left, right, kappas = zip(*found, strict=True)
         return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0)

@@ -12,6 +12,7 @@ from inlay.methods.attention_interface import on_interface
 from inlay.methods.capabilities import alternatives
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer
+from inlay.methods.ntk_attention.prompt import Prompt, read
 from inlay.methods.ntk_attention.start import Start, start_at
 from inlay.methods.plain import plain_name
 from inlay.methods.tuner import InlayTuner
@@ -25,12 +26,13 @@ class NTKAttentionModel(InlayTuner):
     prefix = "inlay_ntk_"
     child = "inlay_ntk"
     tuner_layer_cls = NTKAttentionLayer
+    _prompt: Prompt | None = None  # while an adapter that starts from one is put in
 
     def hosts(self, config: NTKAttentionConfig) -> list[str]:
         return list(self._places())
 
     def settings_at(self, config: NTKAttentionConfig, name: str) -> Start:
-        return start_at(config, self._places()[name])
+        return start_at(config, self._places()[name], self._prompt)
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
         if peft_config.seed is None:
@@ -38,7 +40,17 @@ class NTKAttentionModel(InlayTuner):
         for block in self._places().values():  # before any layer is made
             assert block.attention is not None
             peft_config.rank_at(block.attention.head_size)
+        if peft_config.prompt_ids is not None and not next(self.model.parameters()).is_meta:
+            # What a prompt leaves behind is in the weights. The text itself may be long, or nobody else's business.
+            self._prompt = read(self.model, peft_config.prompt_ids)
+            peft_config.prompt_length, peft_config.prompt_ids = len(peft_config.prompt_ids), None
         return super()._prepare_adapter_config(peft_config, model_config)
+
+    def inject_adapter(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().inject_adapter(*args, **kwargs)
+        finally:
+            self._prompt = None
 
     def _places(self) -> dict[str, Block]:
         """The blocks whose attention can be adapted, by the plain name of the attention module."""

@@ -1,8 +1,8 @@
-"""Where Z_A, Z_B and kappa start: nowhere, or at a random prefix (NTK-Attention, section 3.2)."""
+"""Where Z_A, Z_B and kappa start: nowhere, at a random prefix (NTK-Attention, section 3.2), or at a prompt's text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from inlay.anatomy import Attention, Block
 from inlay.attention import FeatureMap, prefix_to_features
+from inlay.attention.features import Centred
 from inlay.methods.channels import width_in, width_out
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
+from inlay.methods.ntk_attention.prompt import Prompt
 from inlay.methods.vpt.layer import like
 
 # They scale the queries themselves, and tell the attention function to scale by 1.
@@ -20,17 +22,19 @@ SCALE_QUERIES = ("opt",)
 
 @dataclass(frozen=True)
 class Start:
-    """phi and the first values of one attention: `z_a` [heads, r, s], `z_b` [heads, s, d], `kappa` [heads, r]."""
+    """phi and the first values of one attention: `z_a` [heads, r, s], `z_b` [heads, s, d], `kappa` [heads, r]; `centre`
+    [heads, d] where keys are taken about one."""
 
     features: FeatureMap
     z_a: Tensor
     z_b: Tensor
     kappa: Tensor
+    centre: Tensor | None = None
 
 
-def start_at(config: NTKAttentionConfig, block: Block) -> Start:
+def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = None) -> Start:
     """The first values at a block's attention; they follow from the config's seed and, where a prefix is drawn, from
-    the frozen projections."""
+    the frozen projections, or from the prompt that was read. A text start without one makes room for what is loaded."""
     attention = block.attention
     assert attention is not None
     assert config.seed is not None  # filled in before any layer is made
@@ -39,14 +43,19 @@ def start_at(config: NTKAttentionConfig, block: Block) -> Start:
     heads = _width(attention.query.module, attention) // size
     rows, rank = config.rows(size), config.rank_at(size)
     on_meta = next(attention.module.parameters()).is_meta
+    centre = torch.zeros(heads, size) if config.start == "text" else None
     if config.start == "prefix" and not on_meta:
         z, kappa = _prefix(config, block, attention, heads, rows, generator)
+        z_a, z_b = low_rank(z, rank)
+    elif prompt is not None:
+        z, kappa, centre = _text(config, attention, prompt.keys_and_values(block.index), heads, rows)
         z_a, z_b = low_rank(z, rank)
     else:
         # As a LoRA starts: one factor is 0, the other is not, or neither would ever receive a gradient.
         z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu")
         z_b, kappa = torch.zeros(heads, rank, size), torch.zeros(heads, rows)
-    return Start(config.features(), *(like(attention.module, value) for value in (z_a, z_b, kappa)))
+    z_a, z_b, kappa = (like(attention.module, value) for value in (z_a, z_b, kappa))
+    return Start(config.features(), z_a, z_b, kappa, None if centre is None else like(attention.module, centre))
 
 
 def low_rank(z: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -83,6 +92,20 @@ def _prefix(
         key = norms[-1].module(key)
     scale = scale_of(attention)
     return prefix_to_features(key, value, config.features(), features=rows, scale=scale, heads=heads)
+
+
+@torch.no_grad()
+def _text(
+    config: NTKAttentionConfig, attention: Attention, prompt: tuple[Tensor, Tensor], heads: int, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Eq. (4) of a prompt's keys, about their mean, and values; and that mean."""
+    key, value = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in prompt)
+    centre = key.mean(1)
+    phi = config.features()
+    assert isinstance(phi, Centred)
+    phi = replace(phi, centre=centre)
+    z, kappa = prefix_to_features(key, value, phi, features=rows, scale=scale_of(attention), heads=heads)
+    return z, kappa, centre.repeat_interleave(heads // len(centre), 0)
 
 
 def _bare(module: nn.Module) -> nn.Module:

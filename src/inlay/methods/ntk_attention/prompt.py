@@ -1,0 +1,135 @@
+"""A prompt as a model's attention sees it (NTK-Attention, Eq. (4) of real text): the keys and values of its tokens.
+
+A decoder's own cache holds them as the attention function receives them: rotated, normed, one a key head. The text that
+follows starts at position 0 without the prompt. A rotary embedding depends on distances alone, so there the prompt is
+read at positions -m..-1, and text at 0, 1, ... meets it as if it came right behind. Learned positions (GPT-2, OPT) have
+nothing below 0: the prompt is read at 0..m-1, and text behind it stands at m, m+1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache
+
+from inlay.anatomy import anatomy
+from inlay.errors import InlayError
+from inlay.methods.plain import base_of
+
+CHUNK = 1024
+"""Tokens read at once: what a layer computes for them is held, of the others only keys and values."""
+CHANGING = ("dynamic", "longrope")
+"""Rotary embeddings whose angles depend on the length of the text: they have no positions below 0."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that was read: `cache` holds its keys and values, `following` is the position of the next token, and
+    `logits` (1, vocabulary) what the model expects there, where that was asked for."""
+
+    cache: Cache
+    length: int
+    following: int
+    logits: Tensor | None = None
+
+    def keys_and_values(self, block: int) -> tuple[Tensor, Tensor]:
+        """Of one block, counted from 1: `[kv_heads, m, d]` each; of a sliding window what lies in it."""
+        layer = self.cache.layers[block - 1]
+        assert layer.keys is not None
+        assert layer.values is not None
+        return layer.keys[0], layer.values[0]
+
+
+@torch.no_grad()
+def read(model: nn.Module, ids: Sequence[int], *, logits: bool = False) -> Prompt:
+    """Let the model read a prompt, with whatever adapters run, in eval mode."""
+    base = base_of(model)
+    check(base, ids)
+    found = anatomy(base)
+    trunk: Any = found.backbone.module
+    first = -len(ids) if rotary(base) else 0
+    device = found.stem.module.weight.device if hasattr(found.stem.module, "weight") else next(base.parameters()).device
+    tokens = torch.tensor([list(ids)], device=device)
+    positions = torch.arange(first, first + len(ids), device=device)[None]
+    cache = DynamicCache(config=base.config)
+    last = None
+    with evaluating(base):
+        # The last token by itself: a head's outputs for the others would be thrown away.
+        ends = [*range(CHUNK, len(ids) - 1, CHUNK), len(ids) - 1, len(ids)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            if begin == end:
+                continue
+            run: Any = base if logits and end == len(ids) else trunk
+            last = run(
+                input_ids=tokens[:, begin:end],
+                attention_mask=torch.ones_like(tokens[:, :end]),
+                position_ids=positions[:, begin:end],
+                past_key_values=cache,
+                use_cache=True,
+            )
+    assert last is not None
+    return Prompt(cache, len(ids), first + len(ids), last.logits[:, -1] if logits else None)
+
+
+def check(model: nn.Module, ids: Sequence[int], more: int = 0) -> None:
+    """Whether a model can read a prompt and `more` tokens behind it; raises an `InlayError` that says why not."""
+    base: Any = base_of(model)
+    name = type(base).__name__
+    if anatomy(base).kind != "decoder" or anatomy(base).modality != "text":
+        raise InlayError(
+            f"{name} is no decoder, and a prompt is read by one: token after token, each seeing those before it. "
+            "Take a causal language model, such as embedded:smollm2."
+        )
+    if not len(ids):
+        raise InlayError("The prompt is empty: there is nothing to compress. Give a text of one token or more.")
+    rows = base.get_input_embeddings().weight.shape[0]
+    if not all(0 <= number < rows for number in ids):
+        wrong = next(number for number in ids if not 0 <= number < rows)
+        raise InlayError(f"The prompt has the token id {wrong}, and {name} has 0 to {rows - 1}: another tokenizer's?")
+    context = context_of(base)
+    if context is not None and len(ids) + more > context:
+        behind = f" and the {more} tokens behind it" if more else ""
+        raise InlayError(
+            f"The prompt has {len(ids):,} tokens{behind and ','}{behind} and {name} reads {context:,} at most. Shorten "
+            f"the prompt to {max(context - more, 0):,} tokens, or take a model with a longer context."
+        )
+    changing = _rope_types(base) & set(CHANGING)
+    if changing:
+        raise InlayError(
+            f"The rotary embedding of {name} ({', '.join(sorted(changing))}) changes with the length of the text: keys "
+            "of a prompt cannot be kept for texts of other lengths."
+        )
+
+
+def context_of(model: Any) -> int | None:
+    """How many tokens a model reads at most; None where it does not say."""
+    found = getattr(model.config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def rotary(model: nn.Module) -> bool:
+    """Whether positions enter by rotating queries and keys."""
+    return any("RotaryEmbedding" in type(module).__name__ for module in model.modules())
+
+
+def _rope_types(model: Any) -> set[str]:
+    found = getattr(model.config, "rope_parameters", None) or {}
+    nested = [found, *(value for value in found.values() if isinstance(value, dict))]
+    return {str(entry["rope_type"]) for entry in nested if "rope_type" in entry}
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

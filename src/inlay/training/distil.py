@@ -1,0 +1,264 @@
+"""Distil a prompt into an adapter: the model without the prompt learns to say what the model with it says.
+
+NTK-Attention (section G) makes any prompt an adapter; its closed form, Eq. (4), knows the prompt's keys and values and
+nothing of the queries to come. Here the adapter is trained on texts that may follow the prompt, most often the prompted
+model's own, to lower
+
+    KL(p(. | prompt, x_<t) || p(. | x_<t; adapter)),   averaged over the tokens t of the texts x.
+
+The prompt is read once; its keys and values are the teacher's cache for every batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from inlay.methods.attach import trained_parameters
+from inlay.methods.ntk_attention.fit import Centring, Squares, watching
+from inlay.methods.ntk_attention.layer import Prefix
+from inlay.methods.ntk_attention.prompt import Prompt, evaluating, read
+from inlay.training.place import Place
+
+CLIP = 1.0
+WARMUP = 0.06
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts padded on the right: ids and which of them are real, (rows, length) each."""
+
+    ids: Tensor
+    real: Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of texts, a token: the negative log-likelihood, and the divergence from the prompted model."""
+
+    nll: float
+    divergence: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll)
+
+
+class Relative(torch.optim.Optimizer):
+    """Adam whose step for a head is `lr` times the head's size (root mean square) at the start; 1 where that is 0.
+
+    Z and kappa of a head are sums of `exp(scale q . k)`: their sizes differ from head to head by orders of magnitude,
+    and one absolute step would be nothing to some and ruin others.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(weights, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    size = weight.square().mean(tuple(range(1, weight.dim())), keepdim=True).sqrt()
+                    state |= {"size": torch.where(size > 0, size, 1), "count": 0}
+                    state |= {"mean": torch.zeros_like(weight), "square": torch.zeros_like(weight)}
+                state["count"] += 1
+                state["mean"].lerp_(weight.grad, 1 - first)
+                state["square"].lerp_(weight.grad.square(), 1 - second)
+                mean = state["mean"] / (1 - first ** state["count"])
+                root = (state["square"] / (1 - second ** state["count"])).sqrt()
+                weight.sub_(state["size"] * mean / root.clamp(min=1e-12), alpha=group["lr"])
+
+
+class Pair:
+    """One model twice: with the prompt before every text, and without it and with the adapter.
+
+    `lead` is what the tokenizer puts before every text (a token of beginning, or nothing): the model without the prompt
+    sees it in the prompt's place, and is asked for the first token of a text only where there is such a lead.
+    """
+
+    def __init__(self, model: PeftModel, ids: Sequence[int], place: Place, lead: Sequence[int] = ()) -> None:
+        self.model, self.place, self.lead = model, place, list(lead)
+        with model.disable_adapter():
+            self.prompt: Prompt = read(model, ids, logits=True)
+
+    def prompted(self, ids: Tensor) -> Tensor:
+        """Logits with the prompt, aligned with those of `bare`."""
+        assert self.prompt.logits is not None
+        with torch.no_grad(), self.model.disable_adapter(), self.place.autocast():
+            found = self._behind(self._cache(len(ids)), ids)
+        if self.lead:
+            found = torch.cat([self.prompt.logits.expand(len(ids), 1, -1).to(found), found], 1)
+        return found
+
+    def bare(self, ids: Tensor, *, adapter: bool = True) -> Tensor:
+        """Logits without the prompt, with the adapter or without it too."""
+        lead = torch.tensor(self.lead, dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
+        off: AbstractContextManager[Any] = nullcontext() if adapter else self.model.disable_adapter()
+        with off, self.place.autocast():
+            whole = torch.cat([lead, ids], 1)
+            found: Tensor = self.model(input_ids=whole, attention_mask=torch.ones_like(whole), use_cache=False).logits
+        return found[:, max(len(self.lead) - 1, 0) :]
+
+    def positions(self, batch: Batch) -> Tensor:
+        """Which of the aligned logits stand at real tokens: those that follow a real token, or the lead."""
+        return torch.cat([batch.real[:, :1], batch.real], 1) if self.lead else batch.real
+
+    @torch.no_grad()
+    def sample(self, count: int, length: int, seed: int, tick: Callable[[], None] | None = None) -> list[list[int]]:
+        """Continuations of the prompt, drawn from the prompted model as it is (temperature 1)."""
+        assert self.prompt.logits is not None
+        generator = torch.Generator().manual_seed(seed)
+        texts: list[list[int]] = []
+        with evaluating(self.model), self.model.disable_adapter(), self.place.autocast():
+            while len(texts) < count:
+                rows = min(self.place.batch_size, count - len(texts))
+                cache, logits, drawn = self._cache(rows), self.prompt.logits.expand(rows, -1), []
+                for step in range(length):
+                    # On the CPU, so that a seed draws the same on every device.
+                    chances = logits.float().softmax(-1).cpu()
+                    drawn.append(torch.multinomial(chances, 1, generator=generator).to(self.place.device))
+                    if step + 1 < length:
+                        logits = self._behind(cache, drawn[-1], step)[:, -1]
+                    if tick is not None:
+                        tick()
+                texts += torch.cat(drawn, 1).tolist()
+        return texts
+
+    def _cache(self, rows: int) -> Any:
+        cache = copy.deepcopy(self.prompt.cache)
+        cache.batch_repeat_interleave(rows)
+        return cache
+
+    def _behind(self, cache: Any, ids: Tensor, step: int = 0) -> Tensor:
+        first = self.prompt.following + step
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device).expand(len(ids), -1)
+        # Everything may be seen: padding is on the right. Without a mask some models warn of ids that look like it.
+        mask = ids.new_ones(len(ids), self.prompt.length + step + ids.shape[1])
+        found: Tensor = self.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        ).logits
+        return found
+
+
+def batches(texts: Sequence[Sequence[int]], place: Place) -> Iterator[Batch]:
+    """Texts in their order, padded to the longest of a batch. Causal attention never looks at what is on the right."""
+    for begin in range(0, len(texts), place.batch_size):
+        rows = [torch.tensor(list(text)) for text in texts[begin : begin + place.batch_size]]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(row) for row in rows])
+        yield Batch(ids.to(place.device), (torch.arange(ids.shape[1]) < lengths[:, None]).to(place.device))
+
+
+def divergence(teacher: Tensor, student: Tensor, kept: Tensor) -> Tensor:
+    """KL(teacher || student), averaged over the positions kept."""
+    wanted, found = teacher[kept].float().log_softmax(-1), student[kept].float().log_softmax(-1)
+    return (wanted.exp() * (wanted - found)).sum(-1).clamp(min=0).mean()  # rounding may leave less than 0
+
+
+@torch.no_grad()
+def scores(pair: Pair, texts: Sequence[Sequence[int]], who: Callable[[Tensor], Tensor]) -> Scores:
+    """How well `who` (ids to logits, such as `pair.bare`) expects the texts."""
+    nll = kl = 0.0
+    tokens = places = 0
+    with evaluating(pair.model):
+        for batch in batches(texts, pair.place):
+            logits, kept = who(batch.ids), pair.positions(batch)
+            kl += float(divergence(pair.prompted(batch.ids), logits, kept)) * int(kept.sum())
+            places += int(kept.sum())
+            targets, real = (batch.ids, batch.real) if pair.lead else (batch.ids[:, 1:], batch.real[:, 1:])
+            losses = nn.functional.cross_entropy(logits[:, :-1][real].float(), targets[real], reduction="sum")
+            nll += float(losses)
+            tokens += int(real.sum())
+    return Scores(nll / tokens, kl / places, tokens)
+
+
+def can_fit(pair: Pair) -> bool:
+    """Whether the least-squares fit applies: not to features that may be negative, whose kappa is Eq. (4)'s."""
+    prefixes = [module for module in pair.model.modules() if isinstance(module, Prefix)]
+    return all(prefix.features.positive for prefix in prefixes)
+
+
+@torch.no_grad()
+def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | None = None) -> None:
+    """Begin at the least squares of the queries that these texts bring (`ntk_attention.fit`).
+
+    Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.
+    """
+    for kind in (Centring, Squares):
+        with evaluating(pair.model), watching(pair.model, kind) as watchers:
+            for batch in batches(texts, pair.place):
+                for watcher in watchers:
+                    watcher.real = batch.real
+                pair.prompted(batch.ids)
+                if tick is not None:
+                    tick()
+            for watcher in watchers:
+                watcher.settle()
+
+
+def distil(
+    pair: Pair,
+    texts: Sequence[Sequence[int]],
+    *,
+    steps: int,
+    learning_rate: float,
+    seed: int = 0,
+    tick: Callable[[float], None] | None = None,
+) -> list[float]:
+    """Train the adapter on the texts, in an order that follows from the seed; the loss of every step.
+
+    Gradients are clipped to norm 1, the rate rising over the first steps and then falling as a cosine. The model is
+    in eval mode throughout: it is a fixed function but for the adapter, which has no dropout.
+    """
+    weights = list(trained_parameters(pair.model).values())
+    optimiser = Relative(weights, lr=learning_rate)
+    warmup = math.ceil(WARMUP * steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps, warmup))
+    generator = torch.Generator().manual_seed(seed)
+    losses: list[float] = []
+    with evaluating(pair.model):
+        for batch in _forever(texts, pair.place, generator):
+            if len(losses) == steps:
+                break
+            teacher = pair.prompted(batch.ids)
+            loss = divergence(teacher, pair.bare(batch.ids), pair.positions(batch))
+            optimiser.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(weights, CLIP)
+            optimiser.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+            if not math.isfinite(losses[-1]):
+                raise InlayError(
+                    f"The divergence is {losses[-1]} at step {len(losses)} with learning_rate={learning_rate:g}. Try "
+                    f"{learning_rate / 3:.1g}."
+                )
+            if tick is not None:
+                tick(losses[-1])
+    return losses
+
+
+def _share(step: int, steps: int, warmup: int) -> float:
+    """The share of the rate after `step` updates: never 0 before the end."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
+def _forever(texts: Sequence[Sequence[int]], place: Place, generator: torch.Generator) -> Iterator[Batch]:
+    while True:
+        order = torch.randperm(len(texts), generator=generator).tolist()
+        yield from batches([texts[index] for index in order], place)

@@ -1,0 +1,310 @@
+"""Compress a prompt into an NTK-Attention adapter of fixed size (Liang et al. 2024, section G): `inlay compress`.
+
+In closed form, Eq. (4) on the prompt's keys and values; then, unless that is all that was asked for, by distillation:
+the model without the prompt learns to match the model with it on texts that may follow the prompt. It begins at a
+least-squares fit, which needs no gradients (`methods/ntk_attention/fit.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError
+from inlay.records.atomic import write_folder, write_json
+
+if TYPE_CHECKING:
+    from inlay.training.distil import Pair, Scores
+
+METHOD = "ntk-attention"
+REPORT = "compress.json"
+PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
+FITTED, DISTILLED = "least squares", "distilled"
+HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a prompt is distilled; docs/compress.md says what the defaults reach.
+
+    `texts` are drawn from the prompted model, `length` tokens each, unless the user's own are given. No `steps` leaves
+    the least-squares fit. A step changes a head by the learning rate, relative to its size.
+    """
+
+    steps: int = 300
+    learning_rate: float = 1e-2
+    batch_size: int = 8
+    texts: int = 320
+    length: int = 64
+    seed: int = 0
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 0, "batch_size": 1, "texts": 2, "length": 2}.items():
+            if getattr(self, name) < least:
+                raise InlayError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InlayError(
+                f"learning_rate={self.learning_rate:g} must be greater than 0; {Options.learning_rate:g} is usual."
+            )
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What came out: scores of held-out texts by who expects them, and what the adapter costs."""
+
+    folder: Path
+    scores: dict[str, Scores]
+    prompt_tokens: int
+    trained: int
+    saved_bytes: int
+    record: dict[str, Any]
+
+    def recovered(self, who: str) -> float | None:
+        """The share of the prompt's benefit that is there without it; None if the prompt has none."""
+        return share(self.scores, who)
+
+
+def share(scores: Mapping[str, Scores], who: str) -> float | None:
+    """`(L(no prompt) - L(who)) / (L(no prompt) - L(full prompt))` of the mean negative log-likelihoods."""
+    benefit = scores[NOTHING].nll - scores[PROMPTED].nll
+    return None if benefit <= 0 else (scores[NOTHING].nll - scores[who].nll) / benefit
+
+
+def compress(
+    model: str,
+    prompt: Path | str,
+    out: Path | str,
+    *,
+    distil: bool = True,
+    texts: Path | Sequence[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    options: Options | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> Compression:
+    """Make an adapter in `out` that stands for the prompt: a `Path` to a file with it, or the text itself.
+
+    `texts` are continuations of the prompt, or a file of them (one a line; .jsonl: the field `text`); by default the
+    prompted model writes its own. `settings` are those of `NTKAttentionConfig`. Nothing is written until all is done.
+    """
+    options = options or Options()
+    out = Path(out)
+    _check_out(out)
+    text = prompt if isinstance(prompt, str) else _read(prompt, "prompt")
+    given = None if texts is None else _texts(texts)
+    from inlay import backbones
+    from inlay.methods import attach
+    from inlay.methods.ntk_attention.prompt import check
+    from inlay.records.versions import versions
+    from inlay.tasks import kinds
+    from inlay.training.distil import Pair
+    from inlay.training.place import Place
+    from inlay.training.plan import pick_device, pick_dtype
+
+    begin = time.perf_counter()
+    backbone = backbones.load(model, kind=kinds.CAUSAL_LM, revision=revision, trust_remote_code=trust_remote_code)
+    if backbone.newly_initialised:
+        raise InlayError(
+            f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
+            "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
+        )
+    lead, ids = _split(backbone.processor, text)
+    check(backbone.model, ids, more=options.length)
+    device = pick_device()
+    place = Place(device, pick_dtype(options.precision, device), options.batch_size)
+    backbone.model.to(device)
+    tell = say or (lambda line: None)
+    tell(f"reading a prompt of {len(ids):,} tokens")
+    adapted: Any = attach.attach(
+        backbone.model,
+        METHOD,
+        settings=_settings(backbone.model, settings or {}) | {"prompt_ids": ids, "seed": options.seed},
+        newly_initialised=[],
+        task_kind=kinds.CAUSAL_LM,
+    ).eval()
+    pair = Pair(adapted, ids, place, lead)
+    rows = _encoded(backbone.processor, given, options.length) if given is not None else _drawn(pair, options, progress)
+    train, held = _parted(rows)
+    scores = _before(pair, held)
+    losses = _distilled(pair, train, held, scores, options, progress) if distil else []
+    record = {
+        "model": backbone.address,
+        "prompt_tokens": len(ids),
+        "texts": {"source": "own" if given is None else "given", "train": len(train), "held_out": len(held)},
+        "options": asdict(options),
+        "distilled": distil,
+        "scores": {
+            who: asdict(found) | {"perplexity": found.perplexity, "recovered": share(scores, who)}
+            for who, found in scores.items()
+        },
+        "losses": losses,
+        "seconds": round(time.perf_counter() - begin, 1),
+        "versions": versions(),
+    }
+
+    def fill(folder: Path) -> None:
+        attach.save(adapted, METHOD, folder, base_model_name=backbone.address, fingerprint=backbone.fingerprint)
+        write_json(folder / REPORT, record)
+
+    write_folder(out, fill)
+    weights = attach.trained_parameters(adapted).values()
+    saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    return Compression(out, scores, len(ids), sum(weight.numel() for weight in weights), saved, record)
+
+
+def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the adapter: many features and all ranks, unless told otherwise; it is one prompt, not a sweep."""
+    from inlay.anatomy import anatomy
+
+    fixed = {"prompt_ids", "prompt_length", "prefix_length", "seed"} & given.keys()
+    if fixed or given.get("start", "text") != "text":
+        raise InlayError(f"{', '.join(sorted(fixed)) or 'start'}: compress sets this itself. Leave it out.")
+    usual: dict[str, Any] = {"feature_map": "elu"}
+    attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
+    if attention is not None:  # otherwise attaching says what is wrong with the model
+        usual["rank"] = attention.head_size
+    if given.get("feature_map", "elu") != "taylor":
+        usual["feature_multiplier"] = 2
+    return usual | dict(given) | {"start": "text"}
+
+
+def _before(pair: Pair, held: list[list[int]]) -> dict[str, Scores]:
+    """What the held-out texts are worth before anything is trained."""
+    from inlay.training.distil import scores
+
+    return {
+        PROMPTED: scores(pair, held, pair.prompted),
+        NOTHING: scores(pair, held, lambda ids: pair.bare(ids, adapter=False)),
+        CLOSED: scores(pair, held, pair.bare),
+    }
+
+
+def _distilled(
+    pair: Pair,
+    train: list[list[int]],
+    held: list[list[int]],
+    scores: dict[str, Scores],
+    options: Options,
+    progress: bool,
+) -> list[float]:
+    """Fit, where the features allow it, and train; the held-out texts' scores go into `scores`."""
+    from inlay.training import distil
+
+    if distil.can_fit(pair):
+        with _bar("fitting", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
+            distil.fit(pair, train, tick)
+        scores[FITTED] = distil.scores(pair, held, pair.bare)
+    if not options.steps:
+        return []
+    with _bar("distilling", options.steps, progress) as tick:
+        losses = distil.distil(
+            pair,
+            train,
+            steps=options.steps,
+            learning_rate=options.learning_rate,
+            seed=options.seed,
+            tick=tick,
+        )
+    scores[DISTILLED] = distil.scores(pair, held, pair.bare)
+    return losses
+
+
+def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
+    rounds = math.ceil(options.texts / options.batch_size) * options.length
+    with _bar("sampling", rounds, progress) as tick:
+        return pair.sample(options.texts, options.length, options.seed, tick)
+
+
+class _bar:
+    """A progress bar where there is a terminal to see it; called with a loss, it shows it."""
+
+    def __init__(self, name: str, total: int, show: bool) -> None:
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, desc=name, leave=False, disable=not (show and sys.stderr.isatty()))
+
+    def __enter__(self) -> Callable[..., None]:
+        return self._tick
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def _tick(self, loss: float | None = None) -> None:
+        if loss is not None:
+            self.bar.set_postfix_str(f"divergence {loss:.3f}", refresh=False)
+        self.bar.update()
+
+
+def _split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before every text, and the prompt's ids with it; what it puts behind is left out."""
+    inner = tokenizer(text, add_special_tokens=False).input_ids
+    if not inner:
+        raise InlayError("The prompt is empty: there is nothing to compress. Give a text of one token or more.")
+    whole = tokenizer(text).input_ids
+    extra = len(whole) - len(inner)
+    at = next((at for at in range(extra + 1) if whole[at : at + len(inner)] == inner), 0)
+    return whole[:at], whole[:at] + inner
+
+
+def _encoded(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]:
+    """The ids of given texts, at most `length` of each; a single token has nothing to be predicted from."""
+    rows = [tokenizer(text, add_special_tokens=False).input_ids[:length] for text in texts]
+    return [row for row in rows if len(row) > 1]
+
+
+def _parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    if len(rows) < 2:
+        raise InlayError(
+            f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out."
+        )
+    held = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
+    train = [row for number, row in enumerate(rows, 1) if number % HELD_OUT] if len(rows) >= HELD_OUT else rows[:-1]
+    return train, held
+
+
+def _texts(source: Path | Sequence[str]) -> list[str]:
+    """Continuations of the prompt, from a list or a file."""
+    if not isinstance(source, Path):
+        return [source] if isinstance(source, str) else list(source)
+    lines = [line for line in _read(source, "texts").splitlines() if line.strip()]
+    if source.suffix != ".jsonl":
+        return lines
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line)["text"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InlayError(
+                f"{source}, line {number}: each line must be a JSON object with a field `text`."
+            ) from error
+        if not isinstance(found[-1], str):
+            raise InlayError(f"{source}, line {number}: the field `text` is {found[-1]!r}, and must be a text.")
+    return found
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InlayError(f"The {what} file {str(path)!r} is not text in UTF-8. Convert it first.") from error
+    except OSError as error:
+        raise InlayError(f"The {what} file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+
+
+def _check_out(out: Path) -> None:
+    """Before any work: the folder must be new or empty, and its parent one that can be written to."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise InlayError(f"{str(out)!r} exists and is not empty: nothing is overwritten. Choose another --out.")
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
+    if not os.access(parent, os.W_OK) or not parent.is_dir():
+        raise InlayError(f"No permission to write in {str(parent)!r}. Choose another --out.")
