@@ -1,0 +1,78 @@
+"""Prompt methods from a user's files to a user's files: places in the text, parts of the loss, predictions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inlay import InlayError, Spec, backbones, predict, tasks, tune
+from inlay.methods.registry import get
+from inlay.training import fit
+
+
+@pytest.mark.parametrize("method", ["infoprompt", "warp"])
+def test_a_prompt_run_predicts_what_it_was_scored_on_and_logs_its_losses(
+    method: str, review_spec: Spec, reviews: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    run = tune(review_spec.with_(method=method), tmp_path / "runs", progress=False, say=said.append)
+    schema = run.record["task"]["schema"]
+    assert schema["prompt_tokens"] == 4
+    assert schema["prompt_template"].count("{prompt}") == 4
+    assert any("Z is read at the mean" in line for line in said), "the model on disk is a bare encoder"
+    answers = predict(run.folder, reviews)
+    held_out = tasks.load(run.spec).test
+    by_text = {answer["body"]: answer["label"] for answer in answers}
+    right = [by_text[row["body"]] == str(row["label"] + 1) for row in held_out]
+    assert sum(right) / len(right) == run.metrics["test"]["accuracy"]
+    entries = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    logged = [entry for entry in entries if "loss" in entry]
+    parts = {name for entry in logged for name in entry if name.endswith("_loss")}
+    assert parts == ({"task_loss", "head_loss", "representation_loss"} if method == "infoprompt" else {"task_loss"})
+    for entry in logged:
+        whole = entry["task_loss"] + 0.05 * entry.get("head_loss", 0) + 0.1 * entry.get("representation_loss", 0)
+        assert whole == pytest.approx(entry["loss"], abs=2e-5)
+
+
+def test_accumulated_parts_are_those_of_the_whole_batch(review_spec: Spec, tmp_path: Path) -> None:
+    found = []
+    for parts in (1, 4):
+        spec = review_spec.with_(method="warp", gradient_accumulation=parts)
+        run = tune(spec, tmp_path / "runs", progress=False)
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        found.append([entry["task_loss"] for entry in lines if "task_loss" in entry])
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+def test_a_user_s_template_and_words(review_spec: Spec, tmp_path: Path) -> None:
+    settings = {"num_prompt_tokens": 2, "label_words": ["w1", "w2", "w3"], "initial_words": "w4 w5"}
+    spec = review_spec.with_(method="warp", template="{body} {prompt} w7 {prompt}", settings=settings)
+    run = tune(spec, tmp_path / "runs", progress=False)
+    config = json.loads((run.adapter / "adapter_config.json").read_text())
+    assert config["template"] == "{body} {prompt} w7 {prompt}"
+    assert len(config["label_ids"]) == 3
+    assert len(config["initial_ids"]) == 2
+    for wrong, words in (
+        ({"settings": {"label_words": ["w1"]}}, "give 3, one for each"),
+        ({"settings": {"template": "{text} {prompt}"}}, "placeholder"),
+        ({"template": "{body} {prompt}", "settings": {"state": "mask"}}, r"has no \{mask\}"),
+        ({"settings": {"initial_words": "unheard"}}, "no word that the tokenizer knows"),
+    ):
+        with pytest.raises(InlayError, match=words):
+            tune(review_spec.with_(method="warp", **wrong), tmp_path / "runs", progress=False)
+
+
+def test_one_task_object_serves_methods_with_and_without_prompts(review_spec: Spec, tmp_path: Path) -> None:
+    task = tasks.load(review_spec)
+    plain = task.schema
+    for method in ("warp", "bias"):
+        spec = review_spec.with_(method=method, max_steps=1)
+        backbone = backbones.load(
+            spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=0
+        )
+        fit(backbone, task, get(method), spec, tmp_path / method, progress=False)
+        encoded = task.encode("test", backbone.processor, 32)[0]["input_ids"]
+        assert (min(encoded) < 0) == (method == "warp")
+    assert task.schema.full_template == plain.full_template
