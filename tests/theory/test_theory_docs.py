@@ -29,7 +29,7 @@ def test_every_check_that_is_named_exists() -> None:
     assert named > 20
 
 
-@pytest.mark.parametrize("name", ["activation-prompts", "prefix"])
+@pytest.mark.parametrize("name", ["activation-prompts", "decomposable", "prefix", "softmax-regression"])
 def test_pictures_and_links_of_the_theory_pages_lead_somewhere(name: str) -> None:
     folder = ROOT / "docs" / "theory"
     page = (folder / f"{name}.md").read_text(encoding="utf-8")

@@ -103,8 +103,10 @@ def table_3(found: Finding) -> Figure:
         axes.set_xticks(range(len(sizes)), ticks, fontsize=SMALL)
         if name != "alpha":
             axes.set_yscale("log")
-        charts.dress(axes, name, "n, d", "")
-    figure.axes[0].legend(frameon=False, fontsize=SMALL)
+        title = {"M far": "M, between two draws of x"}.get(name, name)
+        charts.dress(axes, title, "n, d", "")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=SMALL, loc="outside lower center", ncols=len(labels))
     title = f"Table 3: softmax regression, means of {found.facts['samples']} draws, A and x from N(0, 1)"
     figure.suptitle(title, fontsize=11)
     return figure
