@@ -29,7 +29,14 @@ def _below(axes: Axes, columns: int = 2, offset: float = -0.16) -> None:
 
 def _epochs(axes: Axes, epoch: int) -> None:
     """Epochs below, steps above: the paper's "iteration" could be either, and fits an epoch."""
-    above = axes.secondary_xaxis("top", functions=(lambda x: x * epoch, lambda x: x / epoch))
+
+    def steps(epochs: Any) -> Any:
+        return epochs * epoch
+
+    def epochs(steps: Any) -> Any:
+        return steps / epoch
+
+    above = axes.secondary_xaxis("top", functions=(steps, epochs))
     above.set_xlabel("Adam steps", fontsize=SMALL)
     above.tick_params(labelsize=SMALL)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inlay.theory.findings import Claim, Finding, Row, Tick, verdict
+from inlay.theory.findings import Claim, Finding, Holds, Row, Tick, verdict
 from inlay.theory.icl.deep import DeepTransformer, train_deep
 from inlay.theory.icl.descent import EPOCH, Trace, held_out
 from inlay.theory.icl.lab_training import COLUMNS, FIGURE_2_EPOCHS, figure_2_claims, kept_rows
@@ -103,7 +103,8 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
     return Finding("icl-figure-5", ("H", *COLUMNS), rows, claims, facts)
 
 
-def _slower(at_common: dict[int, float]) -> str:
+def _slower(at_common: dict[int, float]) -> Holds:
+    """Whether every large H is behind every small one, where there are both."""
     large = [loss for heads, loss in at_common.items() if heads >= 32]
     small = [loss for heads, loss in at_common.items() if heads <= 8]
     return verdict(min(large) > max(small)) if large and small else "cannot tell"
