@@ -189,6 +189,8 @@ def test_exact_newton_squares_its_error_and_the_gradient_vanishes() -> None:
     assert float(problem.loss(solution)) < float(away)
     errors = newton(problem, torch.zeros_like(solution), 4).errors(solution)
     assert float(errors[2]) < float(errors[1]) ** 1.5
+    half = Problem(problem.A.float(), problem.b.float(), problem.w.float())
+    assert torch.allclose(solve(half).double(), solution, atol=1e-4)
     stopped = newton(problem, torch.zeros_like(solution), 50, until=1e-10)
     assert 2 <= stopped.steps < 10
 
@@ -257,8 +259,9 @@ def test_bad_input_is_told() -> None:
         (lambda: Problem(A.T.contiguous(), b[:3], w[:3]), "n >= d"),
         (lambda: Problem(A, nan, w), "b has 1 entries that are NaN"),
         (lambda: Problem(A, b, -w), "negative entry"),
-        (lambda: Problem(A.float(), b, w), "one floating-point type"),
-        (lambda: Problem(A.long(), b.long(), w.long()), "floating-point"),
+        (lambda: Problem(A.float(), b, w), "all in float64"),
+        (lambda: Problem(A.half(), b.half(), w.half()), "all in float64"),
+        (lambda: Problem(A.long(), b.long(), w.long()), "all in float64"),
         (lambda: replace(good, parts=("entropy",)), "cent"),
         (lambda: good.loss(b), "3 finite numbers"),
         (lambda: newton(good, nan[:3], 1), "x0 of shape"),

@@ -138,14 +138,14 @@ def newton(
     x, points, seconds = x0, [x0], [0.0]
     for _ in range(steps):
         here = problem.local(x)
-        if drawn and drawn.how.diagonal == "weights":
-            g, H = products(A, here.r)[0], drawn(problem.w.square())
-        else:
-            g, by_f, by_h = products(A, here.r, here.f, here.h)
-            cross = torch.outer(by_f, by_h)
-            H = (drawn(here.D) if drawn else gram(A, here.D)) + cross + cross.T
+        g, by_f, by_h = products(A, here.r, here.f, here.h)
         if float(g.norm()) <= until:
             break
+        if drawn and drawn.how.diagonal == "weights":
+            H = drawn(problem.w.square())
+        else:
+            cross = torch.outer(by_f, by_h)
+            H = (drawn(here.D) if drawn else gram(A, here.D)) + cross + cross.T
         factor, failed = torch.linalg.cholesky_ex(H)
         if int(failed):
             raise InlayError(
@@ -173,6 +173,6 @@ def solve(problem: Problem, x0: Tensor | None = None, steps: int = 100) -> Tenso
         else:
             break
         x, g = x + step, ahead
-    if float(g.norm()) > 1e-6 * first:
+    if float(g.norm()) > torch.finfo(x.dtype).eps ** 0.4 * first:  # 5e-7 in float64
         raise InlayError(f"{steps} Newton steps took |g| from {first:.2g} to {float(g.norm()):.2g} only: enlarge w.")
     return x

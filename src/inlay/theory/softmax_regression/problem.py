@@ -51,8 +51,8 @@ class Problem:
                 "Hessian positive definite. Give n >= d."
             )
         for name, values in (("A", self.A), ("b", self.b), ("w", self.w)):
-            if not values.is_floating_point() or values.dtype != self.A.dtype:
-                raise InlayError(f"{name} is {values.dtype}: give A, b and w in one floating-point type, float64 best.")
+            if values.dtype not in (torch.float32, torch.float64) or values.dtype != self.A.dtype:
+                raise InlayError(f"{name} is {values.dtype}: give A, b and w all in float64, or all in float32.")
             if not bool(values.isfinite().all()):
                 raise InlayError(f"{name} has {int((~values.isfinite()).sum())} entries that are NaN or infinite.")
         if bool((self.w < 0).any()):
