@@ -50,7 +50,7 @@ def command(
             help="How much a step changes, relative to each head.",
             rich_help_panel=o.TRAINING,
         ),
-    ] = 1e-2,
+    ] = 3e-3,
     precision: o.Precision = "auto",
     set_: o.Set = None,
     layers: o.Layers = None,

@@ -39,7 +39,7 @@ class Options:
     """
 
     steps: int = 300
-    learning_rate: float = 1e-2
+    learning_rate: float = 3e-3
     batch_size: int = 8
     texts: int = 320
     length: int = 64
@@ -118,7 +118,7 @@ def compress(
             f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
             "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
         )
-    lead, ids = _split(backbone.processor, text)
+    lead, ids = split(backbone.processor, text)
     check(backbone.model, ids, more=options.length)
     device = pick_device()
     place = Place(device, pick_dtype(options.precision, device), options.batch_size)
@@ -134,7 +134,7 @@ def compress(
     ).eval()
     pair = Pair(adapted, ids, place, lead)
     rows = _encoded(backbone.processor, given, options.length) if given is not None else _drawn(pair, options, progress)
-    train, held = _parted(rows)
+    train, held = parted(rows)
     scores = _before(pair, held)
     losses = _distilled(pair, train, held, scores, options, progress) if distil else []
     record = {
@@ -245,7 +245,7 @@ class _bar:
         self.bar.update()
 
 
-def _split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before every text, and the prompt's ids with it; what it puts behind is left out."""
     inner = tokenizer(text, add_special_tokens=False).input_ids
     if not inner:
@@ -262,7 +262,8 @@ def _encoded(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int
     return [row for row in rows if len(row) > 1]
 
 
-def _parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+def parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Texts to train on, and every fifth (or the last of a few) held out."""
     if len(rows) < 2:
         raise InlayError(
             f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out."

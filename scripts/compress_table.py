@@ -1,0 +1,188 @@
+"""Prompts of about 2,000 tokens compressed into adapters of SmolLM2: the numbers behind docs/compress.md.
+
+The prompts are instructions with worked examples (`e2e`: restaurants in data and in words; `gsm8k`: sums and their
+solutions), as many as fit, read from a folder of `<name>/<split>.jsonl.gz`. Continuations are the prompted model's own,
+and, for evaluation alone, real ones: further examples of the same kind, where the prompt's benefit is a real one. For
+each setting of the adapter: Eq. (4), the least-squares fit, and distillation from there.
+
+    python scripts/compress_table.py --model embedded:smollm2 --data-dir <folder>     # on a GPU, a few minutes
+    python scripts/compress_table.py --model <folder> --data-dir <folder> --tokens 300 --texts 40 --steps 10 --only 1
+
+Writes benchmarks/results/compress.json after every setting: what is done when the time is up is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "compress.json"
+INSTRUCTIONS = {
+    "e2e": "You write one or two short sentences about a restaurant. You are given its data: each field has a name "
+    "and, in square brackets, a value. Mention every field and add nothing. Examples follow.\n\n",
+    "gsm8k": "You solve word problems from primary school. Think step by step, write each calculation between << and "
+    ">> and give the result on the last line after four hash signs. Examples follow.\n\n",
+}
+FILES = {"e2e": "e2e_nlg", "gsm8k": "gsm8k"}
+FORMS = {
+    "e2e": "Data: {meaning_representation}\nText: {human_reference}\n\n",
+    "gsm8k": "Question: {question}\nAnswer: {answer}\n\n",
+}
+# Settings of the adapter, those to know first first, and the learning rate of the distillation.
+SETTINGS: list[tuple[dict[str, Any], float]] = [
+    ({"feature_map": "elu", "feature_multiplier": 2, "rank": 64}, 3e-3),
+    ({"feature_map": "elu", "feature_multiplier": 2, "rank": 64}, 1e-2),
+    ({"feature_map": "elu", "feature_multiplier": 1, "rank": 16}, 3e-3),
+    ({"feature_map": "favor", "feature_multiplier": 2, "rank": 64}, 3e-3),
+    ({"feature_map": "taylor", "taylor_order": 2, "rank": 64}, 3e-3),
+    ({"feature_map": "elu", "feature_multiplier": 4, "rank": 64}, 3e-3),
+    ({"feature_map": "elu", "feature_multiplier": 2, "rank": 16}, 3e-3),
+    ({"feature_map": "elu", "feature_multiplier": 2, "rank": 4}, 3e-3),
+    ({"feature_map": "favor", "feature_multiplier": 8, "rank": 64}, 3e-3),
+    ({"feature_map": "elu", "feature_multiplier": 2, "rank": 64}, 1e-3),
+]
+SAMPLED_AT_ONCE = 64
+
+
+def examples(kind: str, folder: Path, split: str) -> list[str]:
+    """The examples of a split, in their order, as the prompt writes them."""
+    with gzip.open(folder / FILES[kind] / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [FORMS[kind].format(**json.loads(line)) for line in file]
+
+
+def make_prompt(kind: str, folder: Path, tokenizer: Any, tokens: int) -> str:
+    """The instruction and as many examples as fit into `tokens`."""
+    text = INSTRUCTIONS[kind]
+    count = len(tokenizer(text).input_ids)
+    for example in examples(kind, folder, "train"):
+        more = len(tokenizer(example).input_ids)
+        if count + more > tokens:
+            break
+        text, count = text + example, count + more
+    return text
+
+
+def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: float) -> list[dict[str, Any]]:
+    """Every setting on one prompt; texts are drawn once."""
+    import torch
+
+    from inlay.methods import attach
+    from inlay.training import distil
+    from inlay.training.place import Place
+    from inlay.training.plan import pick_device, pick_dtype
+    from inlay.workflow.compress import CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED, parted, share, split
+
+    device = pick_device()
+    place = Place(device, pick_dtype(args.precision, device), args.batch_size)
+    backbone.model.to(device)
+    tokenizer = backbone.processor
+    lead, ids = split(tokenizer, text)
+    real = [
+        tokenizer(example, add_special_tokens=False).input_ids[: args.length * 2]
+        for example in examples(kind, Path(args.data_dir), "test")[: args.real]
+    ]
+    texts: list[list[int]] | None = None
+    found: list[dict[str, Any]] = []
+    for settings, rate in SETTINGS[: args.only]:
+        if time.monotonic() > end:
+            break
+        begin = time.perf_counter()
+        adapted: Any = attach.attach(
+            backbone.model,
+            "ntk-attention",
+            newly_initialised=[],
+            task_kind="causal-lm",
+            settings=settings | {"start": "text", "seed": 0, "prompt_ids": ids},
+        ).eval()
+        pair = distil.Pair(adapted, ids, place, lead)
+        if texts is None:
+            many = distil.Pair(adapted, ids, Place(device, place.dtype, SAMPLED_AT_ONCE), lead)
+            texts = many.sample(args.texts, args.length, 0)
+        train, held = parted(texts)
+        sets = {"own": held, "real": real}
+        scores = {
+            name: {
+                PROMPTED: distil.scores(pair, rows, pair.prompted),
+                NOTHING: distil.scores(pair, rows, lambda ids, pair=pair: pair.bare(ids, adapter=False)),
+                CLOSED: distil.scores(pair, rows, pair.bare),
+            }
+            for name, rows in sets.items()
+        }
+        if distil.can_fit(pair):
+            distil.fit(pair, train)
+            for name, rows in sets.items():
+                scores[name][FITTED] = distil.scores(pair, rows, pair.bare)
+        before = time.perf_counter()
+        losses = distil.distil(pair, train, steps=args.steps, learning_rate=rate)
+        for name, rows in sets.items():
+            scores[name][DISTILLED] = distil.scores(pair, rows, pair.bare)
+        found.append(
+            {
+                "prompt": kind,
+                "prompt_tokens": len(ids),
+                "settings": settings,
+                "learning_rate": rate,
+                "parameters": sum(weight.numel() for weight in attach.trained_parameters(adapted).values()),
+                "seconds": round(time.perf_counter() - begin, 1),
+                "seconds_distilling": round(time.perf_counter() - before, 1),
+                "losses": [round(loss, 4) for loss in losses],
+                "scores": {
+                    name: {
+                        who: asdict(value) | {"perplexity": value.perplexity, "recovered": share(rows, who)}
+                        for who, value in rows.items()
+                    }
+                    for name, rows in scores.items()
+                },
+            }
+        )
+        for name, rows in scores.items():
+            told = ", ".join(
+                f"{who} {value.perplexity:.2f} ({share(rows, who) or 0:.0%})" for who, value in rows.items()
+            )
+            print(f"{kind} {name} {settings} lr {rate:g}: {told}", flush=True)
+        adapted.unload()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded:smollm2")
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--prompts", default="e2e,gsm8k")
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--texts", type=int, default=320)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--real", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--only", type=int, default=len(SETTINGS), help="Only the first so many settings.")
+    parser.add_argument("--seconds", type=float, default=500, help="Begin no further setting after this time.")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+
+    from inlay import backbones
+    from inlay.records.versions import versions
+
+    end = time.monotonic() + args.seconds
+    backbone = backbones.load(args.model, kind="causal-lm")
+    kinds = args.prompts.split(",")
+    given = {name: value for name, value in vars(args).items() if name not in ("out", "data_dir", "model")}
+    results: list[dict[str, Any]] = []
+    for number, kind in enumerate(kinds):
+        text = make_prompt(kind, Path(args.data_dir), backbone.processor, args.tokens)
+        left = end - time.monotonic()
+        results += measure(args, kind, backbone, text, time.monotonic() + left / (len(kinds) - number))
+        report = {"model": backbone.source, "arguments": given, "versions": versions(), "results": results}
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
