@@ -18,6 +18,27 @@ DATA, TRAINING, OUTPUT = "What to learn from", "How to train", "Where it goes"
 
 Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).")]
 Task = Annotated[str | None, typer.Option(help="A named task (see `inlay tasks`).", rich_help_panel=DATA)]
+Tasks = Annotated[
+    str | None,
+    typer.Option(
+        help="Several named tasks for one run in mixed batches, as in rte,sst2 (method multi-lora).",
+        rich_help_panel=DATA,
+    ),
+]
+Sampling = Annotated[
+    str,
+    typer.Option(
+        help="How often each of several tasks has a row: proportional (to its data), temperature or uniform.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        help="With --sampling temperature: rows to the power of 1 over this; 1 is proportional, more is more even.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Data = Annotated[
     str | None,
     typer.Option(help="Your own data: a CSV, TSV, JSONL or Parquet file, or a folder of images.", rich_help_panel=DATA),
@@ -108,6 +129,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, no 
 # The options that make a spec, but for the method and the seed: name, type, default.
 SPEC: dict[str, tuple[Any, Any]] = {
     "task": (Task, None),
+    "tasks": (Tasks, None),
     "data": (Data, None),
     "text": (Text, None),
     "label": (Label, None),
@@ -133,6 +155,8 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
     "trunk_cache": (TrunkCache, "auto"),
+    "sampling": (Sampling, "proportional"),
+    "temperature": (Temperature, 1.0),
     "augment": (Augment, None),
     "layers": (Layers, None),
     "set_": (Set, None),
@@ -140,11 +164,17 @@ SPEC: dict[str, tuple[Any, Any]] = {
 }
 
 
-def takes_spec(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+JOINT = ("tasks", "sampling", "temperature")  # offered by the commands that train several tasks in one run
+
+
+def takes_spec(
+    command: Callable[..., None], without: Collection[str] = (), *, joint: bool = False
+) -> Callable[..., None]:
     """Give a command the options that make a spec; it receives them together, as its argument `fields`.
 
-    Those named in `without` are not offered, and keep their defaults.
+    Those named in `without` are not offered, and keep their defaults; those for several tasks only if it is `joint`.
     """
+    without = {*without, *(() if joint else JOINT)}
     own = inspect.signature(command, eval_str=True).parameters
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
@@ -160,6 +190,7 @@ def takes_spec(command: Callable[..., None], without: Collection[str] = ()) -> C
     def with_options(**given: Any) -> None:
         fields = {name: given.pop(name, default) for name, (_, default) in SPEC.items()}
         fields["text"] = tuple(fields["text"] or ())
+        fields["tasks"] = tuple(name.strip() for name in (fields["tasks"] or "").split(",") if name.strip())
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         try:
             command(fields=fields, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from inlay.cli import options as o
 from inlay.cli import show
 
 
-@o.takes_spec
+@partial(o.takes_spec, joint=True)
 def command(
     model: o.Model,
     method: Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")],
@@ -30,6 +31,9 @@ def command(
 
     \b
     inlay tune --model ./my-model --data reviews.csv --text body --label stars --method bias
+
+    \b
+    inlay tune --model embedded:minilm --tasks rte,sst2,mrpc,cola --method multi-lora
 
     \b
     inlay tune --model google/vit-base-patch16-224 --data photos/ --method linear-probe

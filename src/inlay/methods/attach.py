@@ -29,7 +29,7 @@ from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
 from inlay.methods.tuner import InlayTuner
 from inlay.tasks import kinds
 
-__all__ = ["attach", "restore", "save", "task_type", "trained_parameters"]
+__all__ = ["attach", "check_adapter_name", "restore", "save", "task_type", "trained_parameters"]
 
 # PEFT has no task type for images: its typed forward passes take token ids.
 _BY_KIND = {
@@ -129,7 +129,7 @@ def _attach_adapter(
     model = base_of(model)
     if not force:
         refuse_unfit(method.name, model, _PROBED.get(kind or "", "classification" if _sees(model) else None))
-    _check_adapter_name(model, adapter_name)
+    check_adapter_name(model, adapter_name)
     config = _config(model, method, settings, new, kind)
     _refuse_wrapping_twice(model, method, config)
     try:
@@ -208,7 +208,8 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
     return config
 
 
-def _check_adapter_name(model: nn.Module, adapter_name: str) -> None:
+def check_adapter_name(model: nn.Module, adapter_name: str) -> None:
+    """An error for a name that an adapter of this model cannot have."""
     existing = getattr(model, "peft_config", None) or {}
     if adapter_name in existing:
         raise InlayError(

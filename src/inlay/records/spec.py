@@ -21,8 +21,10 @@ from inlay.errors import InlayError, unknown
 class Spec:
     """One run: this model, this data, this method, these settings, this seed.
 
-    None means "the default that suits": the method's learning rate, the task's length. Exactly one of `task` (a name)
-    and `data` (a path of the user's own) is given.
+    None means "the default that suits": the method's learning rate, the task's length. Exactly one of `task` (a name),
+    `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of several tasks,
+    `sampling` says how often each has a row in a batch: as often as it has rows in its data (proportional), equally
+    (uniform), or by its rows to the power of 1 / `temperature`.
     """
 
     model: str
@@ -58,19 +60,29 @@ class Spec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     revision: str | None = None
     trust_remote_code: bool = False
+    tasks: tuple[str, ...] = ()
+    sampling: str = "proportional"
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if (self.task is None) == (self.data is None):
+        object.__setattr__(self, "tasks", tuple(self.tasks))
+        if [self.task is None, self.data is None, not self.tasks].count(False) != 1:
             raise InlayError(
-                f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
-                f"data={self.data!r}). `inlay tasks` lists the names."
+                f"Give either a task by name, several tasks, or data of your own, not both or neither (task="
+                f"{self.task!r}, tasks={list(self.tasks)!r}, data={self.data!r}). `inlay tasks` lists the names."
+            )
+        if self.sampling not in SAMPLINGS:
+            raise unknown("sampling", self.sampling, SAMPLINGS)
+        if self.temperature != 1.0 and self.sampling != "temperature":
+            raise InlayError(
+                f"temperature={self.temperature!r} says nothing to {self.sampling} sampling: leave it out."
             )
         for name in ("model", "data", "test_data", "data_dir"):
             if isinstance(getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         object.__setattr__(self, "text", (self.text,) if isinstance(self.text, str) else tuple(self.text))
         object.__setattr__(self, "settings", dict(self.settings))
-        positive = ("epochs", "batch_size", "gradient_accumulation", "clip")
+        positive = ("epochs", "batch_size", "gradient_accumulation", "clip", "temperature")
         optional = ("max_steps", "shots", "max_length", "learning_rate", "early_stopping", "evaluations")
         for name in positive + optional:
             value = getattr(self, name)
@@ -93,7 +105,7 @@ class Spec:
         if self.augment is not None and self.augment not in AUGMENTS:
             raise unknown("augment", self.augment, AUGMENTS)
         # 3 and 3.0 are the same number and must be the same run.
-        for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip"):
+        for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip", "temperature"):
             if isinstance(getattr(self, name), int):
                 object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -119,7 +131,7 @@ class Spec:
         fields = {
             name: value
             for name, value in self.to_json().items()
-            if name not in LATER or value != type(self).__dataclass_fields__[name].default
+            if name not in LATER or (value or None) != (type(self).__dataclass_fields__[name].default or None)
         } | dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -129,6 +141,7 @@ PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SCHEDULES = ("linear", "cosine", "constant")
 TRUNK_CACHES = ("auto", "on", "off")
 AUGMENTS = ("flip", "crop", "crop-flip")
+SAMPLINGS = ("proportional", "temperature", "uniform")
 # Fields that came after the first runs were made. At their defaults they mean what those did, and do not count: the
 # runs keep their identity.
-LATER = ("trunk_cache", "augment")
+LATER = ("trunk_cache", "augment", "tasks", "sampling", "temperature")

@@ -394,7 +394,7 @@ def checksum(record: Mapping[str, Any]) -> str:
 
 def name(spec: Spec, digest: str) -> str:
     """A run's name: readable, safe as a folder, and its own by the digest's first ten digits."""
-    task = spec.task or Path(spec.data or "data").stem
+    task = spec.task or "-".join(spec.tasks) or Path(spec.data or "data").stem
     model = spec.model.rstrip("/").rpartition("/")[2].removeprefix("embedded:")
     parts = [slug(task), slug(model), slug(spec.method), f"s{spec.seed}", digest[:10]]
     return "-".join(part for part in parts if part)

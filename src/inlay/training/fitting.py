@@ -106,11 +106,11 @@ def fit(
     memory = PeakMemory(model, plan.device)
     interrupts = Interrupts()
     pace = Pace()
-    main = _is_main()
+    main = is_main()
     display = Display(f"{task.name} {method.name}", show=progress and main, log=folder / "log.txt" if main else None)
     callbacks: list[TrainerCallback] = [pace, display]
     if tensorboard:
-        callbacks.append(_tensorboard(folder))
+        callbacks.append(tensorboard_callback(folder))
     validation: Validation | None = None
     if len(task.validation):
         validation = Validation(model, task, encode("validation"), collate, place)
@@ -171,7 +171,7 @@ def fit(
             )
             raise
         except NotFinite as error:
-            _take_off_autocast(trainer)
+            take_off_autocast(trainer)
             modes.close()
             if main:
                 _save(model, method, backbone, folder / "last-good")
@@ -180,7 +180,7 @@ def fit(
             step = _return_to_checkpoint(trainer, main)
             if step is None:
                 raise
-            _take_off_autocast(trainer)
+            take_off_autocast(trainer)
             modes.close()
             if main:
                 _save(model, method, backbone, folder / "last-good")
@@ -192,7 +192,7 @@ def fit(
                 kept.close()
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
-    _take_off_autocast(trainer)
+    take_off_autocast(trainer)
     modes.close()
     if main:
         _save(model, method, backbone, folder / "adapter")
@@ -205,7 +205,7 @@ def fit(
         model=model,
         metrics=metrics,
         history=trainer.progress.history,
-        portrait=_portrait(trainer, plan, peak, len(train), folder / "adapter", kept, why_not),
+        portrait=portrait_of(trainer, plan, peak, len(train), folder / "adapter", kept, why_not),
         steps=trainer.state.global_step,
         resumed_from=resumed_from,
         stopped_early=trainer.progress.stopped,
@@ -288,7 +288,7 @@ def _keep_trunk(
     return None, why_not
 
 
-def _take_off_autocast(trainer: InlayTrainer) -> None:
+def take_off_autocast(trainer: InlayTrainer) -> None:
     """Undo Accelerate's wrapping of the model's forward, which it leaves behind as an attribute even when undone."""
     model = trainer.modes.model
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
@@ -324,7 +324,7 @@ def _final_metrics(
     return found
 
 
-def _portrait(
+def portrait_of(
     trainer: InlayTrainer,
     plan: plans.Plan,
     peak: dict[str, Any],
@@ -358,13 +358,13 @@ def _save(model: nn.Module, method: Method, backbone: Any, target: Path) -> None
     write_folder(target, fill)
 
 
-def _tensorboard(folder: Path) -> TrainerCallback:
+def tensorboard_callback(folder: Path) -> TrainerCallback:
     plans.check_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
-    return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if _is_main() else None)
+    return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if is_main() else None)
 
 
-def _is_main() -> bool:
+def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from inlay.records.atomic import write_text, writing
 
@@ -33,7 +33,7 @@ class Progress:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Progress:
+    def from_json(cls, data: dict[str, Any]) -> Self:
         """From what `to_json` made."""
         return cls(**data)
 

@@ -38,6 +38,10 @@ def tune(
     from inlay import backbones, tasks
 
     say = say or (lambda line: None)
+    if spec.tasks:
+        from inlay.workflow.tune_joint import tune_joint
+
+        return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
     check_layers(spec)
     spec = settled(spec)
     check_modality(spec)
@@ -147,9 +151,14 @@ def check_modality(spec: Spec) -> None:
 
 def identity(spec: Spec, task: Task) -> str:
     """The digest by which a run is found again: what it reads counts by its contents, not by its path."""
+    return identity_of(spec, task.digest)
+
+
+def identity_of(spec: Spec, data: str) -> str:
+    """The digest of a run whose data have this digest."""
     from inlay import backbones
 
-    contents = {"data": task.digest, "test_data": "", "data_dir": ""}
+    contents = {"data": data, "test_data": "", "data_dir": ""}
     contents["revision"] = backbones.version(spec.model, spec.revision)
     if Path(spec.model).expanduser().is_dir():
         contents["model"] = ""

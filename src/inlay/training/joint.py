@@ -1,0 +1,311 @@
+"""Several tasks trained together: batches that mix them, and each task trained as it would be alone.
+
+The loss of an update is the sum over tasks of the mean over that task's own labels in it. A task that has no row in an
+update moves neither its parameters nor its optimiser's moments; gradients are clipped for each task by itself. A task
+whose loss or gradient is not finite stops before that update, and the others go on. With early stopping each task ends
+by its own metric, returns to its own best state and gives up its rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Sampler
+
+from inlay.errors import InlayError
+from inlay.methods.multi_lora.losses import NO_LABEL, row_losses, shifted, task_sums
+from inlay.records.atomic import sync_file, writing
+from inlay.training import checkpoints as files
+from inlay.training.progress import Progress
+from inlay.training.trainer import InlayTrainer, NotFinite
+
+NAMES = "adapter_names"
+BEST = "task-"
+ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
+
+
+class JointRows(Dataset[dict[str, Any]]):
+    """The training rows of several tasks, one after another; each says whose it is."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = dict(parts)
+        self.sizes = [len(part) for part in self.parts.values()]
+        self._places = [(task, i) for task, part in self.parts.items() for i in range(len(part))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        task, place = self._places[index]
+        return {NAMES: task, **self.parts[task][place]}
+
+
+class JointCollator:
+    """A batch of rows of several tasks, with the task of each."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        rows = [{key: value for key, value in item.items() if key != NAMES} for item in items]
+        if any(isinstance(row["labels"], float) for row in rows):  # values among classes
+            rows = [row | {"labels": float(row["labels"])} for row in rows]
+        common = set.intersection(*(set(row) for row in rows))
+        batch = self.collate([{key: row[key] for key in rows[0] if key in common} for row in rows])
+        return batch | {NAMES: [item[NAMES] for item in items]}
+
+
+class JointSampler(Sampler[int]):
+    """The order of an epoch, as many rows as there are in all; it follows from the seed and the epoch alone.
+
+    Each task gets its share of them, p_i ~ n_i^(1 / temperature): 1 is proportional, where every row comes once, and
+    infinity uniform. A task that gets more than it has begins anew, in another order.
+    """
+
+    def __init__(self, sizes: Sequence[int], seed: int, temperature: float = 1.0) -> None:
+        self.sizes, self.seed, self.epoch = list(sizes), seed, 0
+        self.counts = shares(sizes, temperature)
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        rows: list[int] = []
+        for start, size, count in zip(
+            itertools.accumulate([0, *self.sizes[:-1]]), self.sizes, self.counts, strict=True
+        ):
+            turns = [torch.randperm(size, generator=generator) for _ in range(math.ceil(count / size))]
+            rows += (torch.cat(turns)[:count] + start).tolist() if turns else []
+        return (rows[i] for i in torch.randperm(len(rows), generator=generator).tolist())
+
+
+def shares(sizes: Sequence[int], temperature: float) -> list[int]:
+    """How many rows of an epoch each task gets; together as many as there are rows, and at least one each."""
+    power = [size ** (1 / temperature) for size in sizes]
+    exact = [sum(sizes) * each / sum(power) for each in power]
+    counts = [max(1, math.floor(each)) for each in exact]
+    left = sum(sizes) - sum(counts)
+    for i in sorted(range(len(sizes)), key=lambda i: counts[i] - exact[i])[: max(0, left)]:
+        counts[i] += 1
+    return counts
+
+
+@dataclass
+class JointProgress(Progress):
+    """`tasks`: of each its best state (step, value, metrics, file), how many evaluations ago that was, at which step it
+    ended if it has, and why it failed if it did."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class JointTrainer(InlayTrainer):
+    """Trains several tasks. `values` are those tasks whose labels are values; `watch` gives the metric of each to
+    select by, and whether more of it is better."""
+
+    def __init__(
+        self, *, values: set[str], watch: Mapping[str, tuple[str, bool]], temperature: float, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tasks = list(watch)
+        self.values, self.watch = values, watch
+        self.progress: JointProgress = JointProgress(tasks={task: {"waited": 0} for task in self.tasks})
+        self._sampler: Any = JointSampler(self.train_dataset.sizes, self.args.seed, temperature)
+        self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
+        self._task_losses: Tensor | None = None
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self._owned = {task: [p for name, p in named if f".{task}." in name] for task in self.tasks}
+        strangers = [name for name, _ in named if not any(f".{task}." in name for task in self.tasks)]
+        if strangers:
+            raise InlayError(f"{strangers[0]} would be trained and belongs to no task: it cannot be trained jointly.")
+
+    def training(self, task: str) -> bool:
+        """Whether a task is still being trained."""
+        return self.progress.tasks[task].get("ended") is None
+
+    # ---- one update
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | None]:
+        """The micro-batches of one update; how many labels each task has in them."""
+        found = list(itertools.islice(epoch_iterator, num_batches))
+        self._task_losses = self._update_loss = None
+        self._statistics_before = {name: tensor.clone() for name, tensor in self._statistics.items()}
+        self._update_examples = sum(len(batch[NAMES]) for batch in found)
+        self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
+        for batch in found:
+            labels = batch["labels"].cpu()
+            counted = labels[:, 1:] if self._shifted else labels
+            items = torch.ones(len(labels), dtype=torch.long)
+            if not labels.is_floating_point():
+                items = counted.ne(NO_LABEL).view(len(labels), -1).sum(dim=1)
+            self._totals.index_add_(0, torch.tensor([self.tasks.index(name) for name in batch[NAMES]]), items)
+        return found, None
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """Forward and backward of one micro-batch; rows of tasks that have ended are left out."""
+        if self._in_eval_mode:
+            self.modes.train()
+            self._in_eval_mode = False
+        names = inputs[NAMES]
+        kept = [i for i, name in enumerate(names) if self.training(name)]
+        if not kept:
+            return torch.zeros((), device=self.args.device)
+        tensors = {key: value for key, value in inputs.items() if isinstance(value, Tensor)}
+        if len(kept) < len(names):
+            tensors = {key: value[kept] for key, value in tensors.items()}
+            names = [names[i] for i in kept]
+        tensors = self._prepare_inputs(tensors)
+        labels = tensors.pop("labels")
+        logits = model(**tensors, **{NAMES: names})["logits"]
+        each = self._losses(logits, labels, names)
+        self.accelerator.backward(each.sum())
+        each = each.detach()
+        self._task_losses = each if self._task_losses is None else self._task_losses + each
+        return torch.where(torch.isfinite(each), each, 0.0).sum()
+
+    def _losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
+        """Each task's part of the update's loss."""
+        device = logits.device
+        slots = torch.tensor([self.tasks.index(name) for name in names], device=device)
+        values = None
+        if self._shifted:
+            logits, labels = shifted(logits, labels)
+        elif self.values.intersection(names):
+            values = torch.tensor([name in self.values for name in names], device=device)
+        sums, _ = task_sums(*row_losses(logits, labels, values), slots, len(self.tasks))
+        return sums / self._totals.clamp(min=1).to(device)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """Clip each task's gradients by their own norm; a task whose loss or gradient is not finite ends here."""
+        pairs = [(i, p.grad) for i, task in enumerate(self.tasks) for p in self._owned[task] if p.grad is not None]
+        device = self.args.device
+        squares = torch.zeros(len(self.tasks), device=device)
+        if not pairs:
+            return squares.sum()
+        gradients = [gradient for _, gradient in pairs]
+        owners = torch.tensor([i for i, _ in pairs], device=device)
+        norms = torch.stack(torch._foreach_norm(gradients)).float()
+        norms = squares.index_add(0, owners, norms**2).sqrt()
+        losses = self._task_losses if self._task_losses is not None else squares
+        good = torch.isfinite(norms) & torch.isfinite(losses)
+        share = (self.args.max_grad_norm / (norms + ALMOST_NOTHING)).clamp(max=1.0)
+        torch._foreach_mul_(gradients, list(share.index_select(0, owners).unbind()))
+        for task, fine, loss in zip(self.tasks, good.tolist(), losses.tolist(), strict=True):
+            if not fine:
+                self._fail(
+                    task, f"the loss or its gradient is not a finite number at step {self.state.global_step + 1}"
+                )
+                for parameter in self._owned[task]:
+                    parameter.grad = None
+            elif self._totals[self.tasks.index(task)]:
+                for name, value in ((task, loss), (f"{task} steps", 1.0)):
+                    self._parts[name] = self._parts.get(name, 0.0) + value
+        return torch.where(good, norms, 0.0).norm()
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return grad_norm
+
+    def _fail(self, task: str, why: str) -> None:
+        """End a task that cannot go on; the others do. The parameters are those from before."""
+        self.progress.tasks[task] |= {"ended": self.state.global_step, "failed": why}
+        if all("failed" in self.progress.tasks[each] for each in self.tasks):
+            raise NotFinite(
+                f"Of every task {why}, at a learning rate of {self._get_learning_rate():.3g}. Try a lower one, for "
+                f"example {self.plan.lower_rate}."
+            )
+        self._end_if_all_have()
+
+    def _end_if_all_have(self) -> None:
+        if not any(self.training(task) for task in self.tasks):
+            self.progress.stopped = self.control.should_training_stop = True
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The training loss over time, and each task's, over the updates that it had rows in."""
+        if "loss" in logs:
+            parts = {
+                f"{task}_loss": round(float(self._parts[task]) / float(self._parts[f"{task} steps"]), 6)
+                for task in self.tasks
+                if task in self._parts
+            }
+            self._parts, self._parts_since = {}, self.state.global_step
+            logs |= parts
+            self.note({name: logs[name] for name in ("loss", *parts, "learning_rate", "grad_norm") if name in logs})
+            self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    # ---- each task's best
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Keep each task's best state; end a task that has not beaten it for as many evaluations as the patience."""
+        better = False
+        for task, (metric, greater) in self.watch.items():
+            entry, value = self.progress.tasks[task], metrics.get(f"eval_{task}/{metric}")
+            if self.patience is None or value is None or not self.training(task):
+                continue
+            best = entry.get("best")
+            if best is None or (value > best["value"] if greater else value < best["value"]):
+                better = True
+                own = {n: v for n, v in metrics.items() if n.startswith(f"eval_{task}/")}
+                entry["waited"] = 0
+                entry["best"] = {
+                    "step": self.state.global_step,
+                    "value": value,
+                    "metrics": {name.partition("/")[2]: each for name, each in own.items()},
+                    "file": self._write_best_of(task),
+                }
+                continue
+            entry["waited"] += 1
+            if entry["waited"] >= self.patience:
+                entry["ended"] = self.state.global_step
+                self._load_best_of(task)
+        self._end_if_all_have()
+        return better
+
+    def _tensors_of(self, task: str) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.modes.trained_tensors().items() if f".{task}." in name}
+
+    def _write_best_of(self, task: str) -> str:
+        target = self.store.folder / f"{BEST}{task}-{self.state.global_step:08d}.safetensors"
+        temporary = target.with_name(f".tmp-{target.name}")
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            files.save_tensors(self._tensors_of(task), temporary)
+            sync_file(temporary)
+            temporary.replace(target)
+        return target.name
+
+    def _load_best_of(self, task: str) -> None:
+        best = self.progress.tasks[task].get("best")
+        if best is not None:
+            path = self.store.folder / best["file"]
+            files.copy_into(self._tensors_of(task), files.load_tensors(path), path)
+
+    def load_best(self) -> None:
+        """Go back to the best state of every task."""
+        for task in self.tasks:
+            self._load_best_of(task)
+
+    def save(self, *, evaluation_due: bool = False) -> None:
+        """Write a checkpoint of this moment; best states that neither it nor the run needs any more are removed."""
+        super().save(evaluation_due=evaluation_due)
+        needed = {entry["best"]["file"] for entry in self.progress.tasks.values() if "best" in entry}
+        for path in self.store.folder.glob(f"{BEST}*"):
+            if path.name not in needed:
+                path.unlink(missing_ok=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        path = Path(resume_from_checkpoint) / files.TRAINED
+        self.store.check_base(path.parent)
+        files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
+        self.progress = JointProgress.from_json(files.load_json(path.with_name("progress.json")))
+        self.speed.blocks = self.progress.speed

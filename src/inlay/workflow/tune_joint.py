@@ -1,0 +1,115 @@
+"""Make one run of several tasks: spec -> backbone + tasks -> method -> joint training -> portrait -> record."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.spec import Spec
+from inlay.records.store import Run, Store
+from inlay.records.versions import versions
+from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, identity_of
+
+if TYPE_CHECKING:
+    from inlay.tasks import Task
+
+
+def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool, say: Say) -> Run:
+    """Adapt the model to all of the spec's tasks at once; see `inlay.workflow.tune.tune`."""
+    from inlay import backbones
+    from inlay import tasks as room
+    from inlay.training.joint_fitting import AVERAGE, adapter_names, check_together, fit_joint
+
+    check_method(spec)
+    check_layers(spec)
+    spec = spec.with_(
+        tasks=tuple(dict.fromkeys(room.canonical(name) for name in spec.tasks)),
+        learning_rate=default_rate(spec) if spec.learning_rate is None else spec.learning_rate,
+    )
+    for name in spec.tasks:
+        check_modality(_of_one(spec, name))
+    named = adapter_names(spec.tasks)
+    tasks: dict[str, Task] = {named[name]: room.load(_of_one(spec, name)) for name in spec.tasks}
+    check_together(tasks)
+    contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
+    digest = identity_of(spec, hashlib.sha256(contents.encode()).hexdigest())
+    with Store(out).open(spec, digest) as run:
+        if run.status == "finished":
+            say(f"already done: {run.id}")
+            return run
+        for name, task in tasks.items():
+            for line in (f"data: {task.source}", *task.notes):
+                say(f"{name}: {line}")
+        told = {name: len(task.notes) for name, task in tasks.items()}
+        first = next(iter(tasks.values()))
+        backbone = backbones.load(
+            spec.model,
+            kind=first.kind,
+            num_labels=first.num_labels,
+            label_names=first.label_names,
+            revision=spec.revision,
+            trust_remote_code=spec.trust_remote_code,
+            seed=spec.seed,
+        )
+        for line in (f"model: {backbone.source}", *backbone.notes):
+            say(line)
+        outcome = fit_joint(
+            backbone, tasks, registry.get(spec.method), spec, run.folder, progress=progress, tensorboard=tensorboard
+        )
+        for name, task in tasks.items():
+            for line in task.notes[told[name] :]:
+                say(f"{name}: {line}")
+        for line in outcome.notes:
+            say(line)
+        run.finish(
+            {
+                "metrics": outcome.metrics,
+                "metric": AVERAGE,
+                "portrait": outcome.portrait,
+                "steps": outcome.steps,
+                "best_step": None,
+                "stopped_early": outcome.stopped_early,
+                "examples": _examples(tasks),
+                "tasks": {
+                    name: {
+                        "schema": task.to_json(),
+                        "source": task.source,
+                        "digest": task.digest,
+                        "notes": task.notes,
+                        "metric": task.metrics[0],
+                    }
+                    for name, task in tasks.items()
+                },
+                "notes": outcome.notes,
+                "backbone": {
+                    "name": backbone.name,
+                    "source": backbone.source,
+                    "fingerprint": backbone.fingerprint,
+                    "newly_initialised": list(backbone.newly_initialised),
+                    "notes": backbone.notes,
+                },
+                "versions": versions(),
+            }
+        )
+        return run
+
+
+def check_method(spec: Spec) -> None:
+    """Only a method that mixes tasks in one batch can be trained on several at once."""
+    if spec.method != "multi-lora":
+        raise InlayError(
+            f"--tasks trains several tasks in mixed batches, which the method {spec.method!r} cannot. Use multi-lora, "
+            "or one run a task: --task."
+        )
+
+
+def _of_one(spec: Spec, name: str) -> Spec:
+    return spec.with_(task=name, tasks=(), sampling="proportional", temperature=1.0)
+
+
+def _examples(tasks: dict[str, Any]) -> dict[str, int]:
+    splits = ("train", "validation", "test")
+    return {split: sum(len(task.split(split)) for task in tasks.values()) for split in splits}
