@@ -301,6 +301,11 @@ def _dense_last(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _without_gradient(*args: Any) -> Tensor:
+    found: Tensor = (torch.ops.inlay.ntk if torch.compiler.is_compiling() else ntk)(*args)[0]
+    return found
+
+
 class _Ntk(torch.autograd.Function):
     """NTK-Attention with `elu`; Z and kappa in their own types."""
 
@@ -390,17 +395,9 @@ class Cuda(Fused):
     def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
         if state is None or call.prefix is not None or not isinstance(features, Elu) or not _on_chip(call.query, state):
             return super().joined(call, features, state)
-        found: Tensor = _Ntk.apply(
-            call.query,
-            call.key,
-            call.value,
-            call.mask,
-            call.is_causal,
-            call.scale,
-            state.left,
-            state.right,
-            state.kappa,
-        )
+        keys = call.query, call.key, call.value, call.mask, call.is_causal, call.scale
+        run = _Ntk.apply if torch.is_grad_enabled() else _without_gradient
+        found: Tensor = run(*keys, state.left, state.right, state.kappa)
         return found
 
 

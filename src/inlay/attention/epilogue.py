@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -247,24 +248,29 @@ def _power(n: int) -> int:
 
 
 def _constants(query: Tensor, left: Tensor, right: Tensor | None) -> dict[str, Any]:
-    size, rows, rank = query.shape[-1], left.shape[1], left.shape[2]
+    _, rows, rank = left.shape
+    return _tiles(query.dtype, query.shape[-1], rows, rank, right is not None, query.shape[2] <= 16)
+
+
+@cache
+def _tiles(dtype: torch.dtype, size: int, rows: int, rank: int, pair: bool, few: bool) -> dict[str, Any]:
     blocks = rows // size
     size_p = _power(size)
     rows_p = size_p * (1 << (blocks - 1).bit_length())
-    rank_p = size_p if right is None else _power(rank)
-    short = query.dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
-    tile = 16 if query.shape[2] <= 16 else max(16, min(64, (8192 if short else 4096) // rows_p))
+    rank_p = _power(rank) if pair else size_p
+    short = dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
+    tile = 16 if few else max(16, min(64, (8192 if short else 4096) // rows_p))
     return {
         "SIZE": size,
         "BLOCKS": blocks,
         "RANK": rank,
-        "PAIR": right is not None,
+        "PAIR": pair,
         "SIZE_P": size_p,
         "ROWS_P": rows_p,
         "RANK_P": rank_p,
         "TILE": tile,
         "DOT": tl.bfloat16 if short else tl.float32,
-        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
         "num_warps": 8 if max(tile, rank_p) * rows_p > 4096 else 4,
         "num_stages": 2 if short else 1,
     }
