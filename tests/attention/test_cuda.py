@@ -252,6 +252,10 @@ def check_identity(dtype: torch.dtype, causal: bool) -> None:
     zero = torch.zeros_like(small["right"]), torch.zeros_like(small["kappa"])
     found = ntk_attention(**mine, Z=(small["left"], zero[0]), kappa=zero[1], is_causal=causal, backend="cuda")
     assert torch.equal(found, attention_with_lse(**mine, is_causal=causal, backend="cuda")[0])
+    with torch.no_grad():
+        assert torch.equal(
+            found, ntk_attention(**mine, Z=(small["left"], zero[0]), kappa=zero[1], is_causal=causal, backend="cuda")
+        )
     theirs = torch.nn.functional.scaled_dot_product_attention(*mine.values(), is_causal=causal)
     close("torch's own", found, theirs.double(), 1e-2)
 
