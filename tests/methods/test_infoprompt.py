@@ -269,6 +269,9 @@ def test_losses_are_part_of_the_loss_in_training_and_absent_in_evaluation(family
     torch.testing.assert_close(out.loss, parts["task"] + 0.05 * parts["head"] + 0.1 * parts["representation"])
     torch.testing.assert_close(parts["task"], torch.nn.functional.cross_entropy(out.logits, batch["labels"]))
     assert model(**{k: v for k, v in batch.items() if k != "labels"}).loss is None
+    torch.manual_seed(0)
+    share = model(**batch, num_items_in_batch=torch.tensor(12)).loss
+    torch.testing.assert_close(share, out.loss / 4, msg="as a Trainer that accumulates expects it")
     as_tuple = model(**batch, return_dict=False)
     assert isinstance(as_tuple, tuple)
     assert as_tuple[1].shape == out.logits.shape

@@ -14,10 +14,10 @@ from inlay.methods.config import InlayConfig
 if TYPE_CHECKING:
     from inlay.tasks.schema import TaskSchema
 
-ENCODERS = ("per-token", "shared-bottleneck", "static")
-STATES = ("mask", "mean", "first", "last")
-ACTIVATIONS = ("none", "gelu")
-INITIAL = ("vocabulary", "uniform", "words")
+ENCODERS: tuple[str, ...] = ("per-token", "shared-bottleneck", "static")
+STATES: tuple[str, ...] = ("mask", "mean", "first", "last")
+ACTIVATIONS: tuple[str, ...] = ("none", "gelu")
+INITIAL: tuple[str, ...] = ("vocabulary", "uniform", "words")
 PEFTS_HEADS = ("classifier", "score")
 OWN_HEAD = "inlay_infoprompt_theta"
 

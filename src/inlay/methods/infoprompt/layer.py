@@ -8,7 +8,7 @@ are noted. Between these hooks one `Pass` is open; nothing of it is left when th
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from inlay.methods.infoprompt.slots import Slots, ends, mask_at, read, usual_pla
 from inlay.methods.tuner import ChildLayer
 from inlay.training import information
 
+IGNORED = -100
 TENSORS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
@@ -35,15 +36,14 @@ class Pass:
     slots: Slots
     prompts: Tensor
     real: Tensor  # B x S: the slots of tokens that are not padding
-    usable: Tensor  # B x S: those that may be negatives
-    masks: Tensor | None
+    usable: Tensor | None  # B x S: those that may be negatives
+    masks: Tensor | None  # B: the slots of the masks
     labels: Tensor | None
+    items: Any  # over how many labels a Trainer wants the mean, where it is not this batch's alone
     as_tuple: bool
-    without: Tensor | None = None  # Z', the state of the text without prompts
-    entered: bool = False
+    without: Tensor | None  # Z', the state of the text without prompts
     embedded: Tensor | None = None
     states: Tensor | None = None
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
 
 class InfoPromptLayer(ChildLayer):
@@ -101,115 +101,63 @@ class InfoPromptLayer(ChildLayer):
         pieces: Pieces = self.inlay_infoprompt_pieces[names[0]]
         site = pieces.site.it
         kwargs = dict(zip(self._arguments, args, strict=False)) | kwargs
-        batch = self._texts(kwargs, root)
+        batch = _texts(kwargs, root)
+        _check_places(site, batch["input_ids"])
         count = site.config.num_prompt_tokens
-        slots = self._placed(site, batch, count)
+        slots = None
         if site.config.placeholders:
+            slots = Slots.of(batch["input_ids"] < 0, count)
             batch = {name: slots.without(value) for name, value in batch.items()}
-        real = self._real(site, batch)
-        masks = None if site.config.mask_token_id is None else mask_at(batch["input_ids"], site.config.mask_token_id)
+        real, masks = _real(site, batch), _masks(site, batch)
         _check_masks(site, batch["input_ids"], masks)
-        if not site.config.placeholders:
+        if slots is None:
             where = usual_places(real, masks if site.state == "mask" else None, count, causal=site.causal)
-            slots = Slots.inserted(where, batch["input_ids"].shape[1])
-        context = self._context(pieces, batch, real, masks) if site.config.informed else None
-        rows = len(real)
-        weight = pieces.theta.weight
-        prompts = pieces.prompts(None if context is None else context[:, 0].to(weight.dtype), rows)
-        usable = real & ~torch.isin(batch["input_ids"], self._special(site, batch["input_ids"].device))
+            slots = Slots.inserted(where, real.shape[1])
+        context = self._context(pieces, batch, real) if site.config.informed else None
+        with exactly(real.device):
+            prompts = pieces.prompts(None if context is None else context[:, 0].to(pieces.dtype), len(real))
         self._pass = Pass(
             pieces=pieces,
             slots=slots,
             prompts=prompts,
-            real=slots.spread(real, torch.zeros((), dtype=torch.bool, device=real.device)),
-            usable=slots.spread(usable, torch.zeros((), dtype=torch.bool, device=real.device)),
-            masks=None if masks is None else _slot_of(slots, masks),
+            real=slots.spread(real, real.new_zeros(())),
+            usable=self._usable(pieces, slots, batch["input_ids"], real),
+            masks=None if masks is None else slots.of_tokens(masks),
             labels=kwargs.pop("labels", None),
+            items=kwargs.pop("num_items_in_batch", None),
             as_tuple=kwargs.get("return_dict") is False,
             without=None if context is None else context[:, 1],
         )
-        return (), kwargs | self._roomy(batch, slots, real) | {"return_dict": True}
+        return (), kwargs | _roomy(batch, slots, real) | {"return_dict": True}
 
-    def _texts(self, kwargs: dict[str, Any], root: nn.Module) -> Batch:
-        """The tensors of B x L that describe the texts."""
-        if kwargs.get("input_ids") is None:
-            raise InlayError(
-                f"{type(root).__name__} with prompts in the text reads input_ids, not inputs_embeds: their places are "
-                "found by the tokens."
-            )
-        found = {name: kwargs[name] for name in TENSORS if kwargs.get(name) is not None}
-        for name, value in found.items():
-            if value.ndim != 2:
-                raise InlayError(f"{name} has shape {tuple(value.shape)}: give a row a text, B x L.")
-        rows = len(found["input_ids"])
-        return {name: value.expand(rows, -1) for name, value in found.items()}
-
-    def _placed(self, site: Site, batch: Batch, count: int) -> Slots:
-        """Where the ids themselves say that prompts go."""
-        ids = batch["input_ids"]
-        if torch.compiler.is_compiling() or ids.device.type != "cpu":
-            return Slots.of(ids < 0, count)
-        found = (ids < 0).sum(1)
-        wanted = count if site.config.placeholders else 0
-        if (found != wanted).any():
-            row = int((found != wanted).nonzero()[0])
-            hint = "encode texts with `inlay.tasks.prompts`" if wanted else "set placeholders=True"
-            raise InlayError(
-                f"Row {row} of the batch has {int(found[row])} places for prompts (negative ids) and should have "
-                f"{wanted}: {hint}."
-            )
-        return Slots.of(ids < 0, wanted or count)
-
-    def _real(self, site: Site, batch: Batch) -> Tensor:
-        if "attention_mask" in batch:
-            return batch["attention_mask"].bool()
-        if site.config.pad_token_id is not None:
-            return batch["input_ids"] != site.config.pad_token_id
-        return torch.ones_like(batch["input_ids"], dtype=torch.bool)
-
-    def _special(self, site: Site, device: torch.device) -> Tensor:
-        return torch.tensor(site.config.special_token_ids or [-1], device=device)
-
-    def _roomy(self, batch: Batch, slots: Slots, real: Tensor) -> Batch:
-        """The same tensors with room for the prompts."""
-        first = batch["input_ids"].gather(1, ends(real)[0].unsqueeze(1))
-        made = {"input_ids": slots.spread(batch["input_ids"], first)}  # any token that is not padding will do there
-        if "attention_mask" in batch:
-            made["attention_mask"] = slots.spread(batch["attention_mask"], torch.ones_like(first))
-        if "token_type_ids" in batch:
-            made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
-        if "position_ids" in batch:
-            made["position_ids"] = slots.positions(batch["position_ids"])
-        return made
+    def _usable(self, pieces: Pieces, slots: Slots, ids: Tensor, real: Tensor) -> Tensor | None:
+        """The slots of tokens that the head loss may draw: real ones that are not special. None: it draws none."""
+        if not self.training or pieces.w1 is None:
+            return None
+        special = torch.tensor(pieces.site.it.config.special_token_ids or [-1], device=ids.device)
+        return slots.spread(real & ~torch.isin(ids, special), real.new_zeros(()))
 
     # ---- Phi(X)
 
-    def _context(self, pieces: Pieces, batch: Batch, real: Tensor, masks: Tensor | None) -> Tensor:
+    def _context(self, pieces: Pieces, batch: Batch, real: Tensor) -> Tensor:
         """`Phi(X)`, of which prompts are made, and `Z'`, as Z is read but without prompts: B x 2 x H."""
         site = pieces.site.it
-        if torch.compiler.is_compiling():
-            return self._encoded(site, batch, real, masks)
-        given = batch | ({} if masks is None else {"mask": masks.unsqueeze(1).expand_as(real)}) | {"real": real}
 
         def compute(rows: Batch) -> Tensor:
-            found = rows.pop("mask", None)
-            kept = rows.pop("real")
-            if found is None:
-                return self._encoded(site, rows, kept, None)
-            at = mask_at(rows["input_ids"], site.config.mask_token_id)  # type: ignore[arg-type]
-            return self._encoded(site, rows, kept, at)
+            return self._encoded(site, rows)
 
-        now = circumstances(self.host, self)
+        now = None if torch.compiler.is_compiling() else circumstances(self.host, self)
         if now is None:
-            return compute(given)
+            return compute(batch)
         if site.config.cache:
-            return pieces.cache.get(given, real, compute, now)
-        return torch.stack(one_by_one(given, real, list(range(len(real))), compute))
+            return pieces.cache.get(batch, real, compute, now)
+        return torch.stack(one_by_one(batch, real, list(range(len(real))), compute))
 
     @torch.no_grad()
-    def _encoded(self, site: Site, batch: Batch, real: Tensor, masks: Tensor | None) -> Tensor:
+    def _encoded(self, site: Site, batch: Batch) -> Tensor:
         extra = {"use_cache": False} if "use_cache" in self._takes else {}
         states = self.host(**batch, **extra)[0]
+        real, masks = _real(site, batch), _masks(site, batch)
         return torch.stack([read(states, real, how, masks) for how in (site.phi, site.state)], dim=1)
 
     # ---- while it runs
@@ -217,15 +165,14 @@ class InfoPromptLayer(ChildLayer):
     def enter(self, embeddings: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         """The prompts in their slots; the tokens' own embeddings are noted."""
         now = self._pass
-        if now is None or now.entered:
+        if now is None or now.embedded is not None:
             return None
-        now.entered = True
         now.embedded = output.detach()
         return now.slots.put(now.prompts, output)
 
     def note_states(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The encoder's last states."""
-        if self._pass is not None and self._pass.entered:
+        if self._pass is not None:
             self._pass.states = output[0]
 
     # ---- after it has run
@@ -236,57 +183,60 @@ class InfoPromptLayer(ChildLayer):
         if now is None:
             return None
         assert now.states is not None
-        site = now.pieces.site.it
-        real = now.real | now.slots.prompt if site.state == "last" else now.real
-        theta = now.pieces.theta()
-        z = read(now.states, real, site.state, now.masks).to(theta.dtype)
-        seen = z
-        mean = deviation = None
-        if self.training and now.pieces.critic is not None:
-            mean, deviation = information.gaussian(*now.pieces.critic(z))
-            if site.config.predict_from_sample:
-                seen = information.sample(mean, deviation)
-        if root.__class__.__name__.endswith("ForTokenClassification"):
-            seen = now.slots.without(now.states).to(theta.dtype)
-        logits = seen @ theta.T
-        loss = None
-        if now.labels is not None:
-            loss = task_loss(logits, now.labels, root.config)
-            if self.training:
-                loss = self._informed(now, loss, theta, mean, deviation)
+        with exactly(now.states.device):
+            loss, logits = self._concluded(now, root.config)
         made = type(output)(**(dict(output) | {"loss": loss, "logits": logits.to(now.states.dtype)}))
         return made.to_tuple() if now.as_tuple and isinstance(made, ModelOutput) else made
 
-    def _informed(
-        self, now: Pass, loss: Tensor, theta: Tensor, mean: Tensor | None, deviation: Tensor | None
-    ) -> Tensor:
-        """The task's loss and what the information losses add to it."""
+    def _concluded(self, now: Pass, config: Any) -> tuple[Tensor | None, Tensor]:
+        site, theta = now.pieces.site.it, now.pieces.theta()
+        assert now.states is not None
+        states = now.states.to(theta.dtype)
+        real = now.real | now.slots.prompt if site.state == "last" else now.real
+        z = seen = read(states, real, site.state, now.masks)
+        spread = None
+        if self.training and now.pieces.critic is not None:
+            spread = information.gaussian(*now.pieces.critic(z))
+            if site.config.predict_from_sample:
+                seen = information.sample(*spread)
+        logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
+        if now.labels is None:
+            return None, logits
+        loss = task_loss(logits, now.labels, config)
+        if self.training:
+            loss = self._informed(now, loss, theta, spread)
+        if now.items is not None:
+            loss = loss * ((now.labels != IGNORED).sum() / now.items)
+        return loss, logits
+
+    def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The task's loss and what the information losses add to it; `spread` is the distribution of Z."""
         config = now.pieces.site.it.config
+        prompts = now.prompts.to(theta.dtype)
         self.loss_parts = {"task": loss.detach()}
         if now.pieces.w1 is not None:
             assert now.embedded is not None
-            tokens, valid = information.sample_context(
-                now.embedded.to(theta.dtype), now.usable, config.num_negatives - 1
-            )
-            head = -information.head_nce(now.prompts, theta, tokens, valid, now.pieces.w1()).mean()
+            assert now.usable is not None
+            embedded = now.embedded.to(theta.dtype)
+            tokens, valid = information.sample_context(embedded, now.usable, config.num_negatives - 1)
+            head = -information.head_nce(prompts, theta, tokens, valid, now.pieces.w1()).mean()
             self.loss_parts["head"] = head.detach()
             loss = loss + config.gamma * head
-        if now.pieces.critic is not None:
-            assert mean is not None
-            assert deviation is not None
-            assert now.without is not None
+        if spread is not None:
             critic = now.pieces.critic
+            assert critic is not None
+            assert now.without is not None
             others = information.gaussian(*critic(now.without.to(theta.dtype)))
             representation = -information.representation_nce(
-                now.prompts.detach() if config.detach_prompts else now.prompts,
-                information.sample(mean, deviation),
+                prompts.detach() if config.detach_prompts else prompts,
+                information.sample(*spread),
                 information.sample(*others, config.num_negatives - 1),
                 critic.w2(),
             ).mean()
             self.loss_parts["representation"] = representation.detach()
             loss = loss + config.beta * representation
             if config.kl_weight:
-                kl = information.standard_kl(mean, deviation).mean()
+                kl = information.standard_kl(*spread).mean()
                 self.loss_parts["kl"] = kl.detach()
                 loss = loss + config.kl_weight * kl
         return loss
@@ -301,15 +251,73 @@ def task_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
     return cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
-def _slot_of(slots: Slots, places: Tensor) -> Tensor:
-    """The slots of one token a row."""
-    return slots.tokens.gather(1, places.clamp(max=slots.tokens.shape[1] - 1).unsqueeze(1)).squeeze(1)
+def exactly(device: torch.device) -> torch.autocast:
+    """What is trained computes in its own precision, whatever autocast does to the rest."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def _texts(kwargs: dict[str, Any], root: nn.Module) -> Batch:
+    """The tensors of B x L that describe the texts."""
+    if kwargs.get("input_ids") is None:
+        raise InlayError(
+            f"{type(root).__name__} with prompts in the text reads input_ids, not inputs_embeds: places are "
+            "found by the tokens."
+        )
+    found = {name: kwargs[name] for name in TENSORS if kwargs.get(name) is not None}
+    for name, value in found.items():
+        if value.ndim != 2:
+            raise InlayError(f"{name} has shape {tuple(value.shape)}: give a row a text, B x L.")
+    rows = len(found["input_ids"])
+    return {name: value.expand(rows, -1) for name, value in found.items()}
+
+
+def _roomy(batch: Batch, slots: Slots, real: Tensor) -> Batch:
+    """The same tensors with room for the prompts."""
+    first = batch["input_ids"].gather(1, ends(real)[0].unsqueeze(1))
+    made = {"input_ids": slots.spread(batch["input_ids"], first)}  # any token that is not padding will do there
+    if "attention_mask" in batch:
+        made["attention_mask"] = slots.spread(batch["attention_mask"], torch.ones_like(first))
+    if "token_type_ids" in batch:
+        made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
+    if "position_ids" in batch:
+        made["position_ids"] = slots.positions(batch["position_ids"])
+    return made
+
+
+def _real(site: Site, batch: Batch) -> Tensor:
+    """Which tokens are not padding, B x L."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    if site.config.pad_token_id is not None:
+        return batch["input_ids"] != site.config.pad_token_id
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool)
+
+
+def _masks(site: Site, batch: Batch) -> Tensor | None:
+    """Each text's mask, where a state is read there."""
+    if "mask" not in (site.state, site.phi) or site.config.mask_token_id is None:
+        return None
+    return mask_at(batch["input_ids"], site.config.mask_token_id)
+
+
+def _check_places(site: Site, ids: Tensor) -> None:
+    """Looked at on a CPU alone: elsewhere it would make the device wait."""
+    if torch.compiler.is_compiling() or ids.device.type != "cpu":
+        return
+    wanted = site.config.num_prompt_tokens if site.config.placeholders else 0
+    wrong = ((ids < 0).sum(1) != wanted).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        hint = "encode texts with inlay.tasks.prompts" if wanted else "or set placeholders=True"
+        raise InlayError(
+            f"Row {row} of the batch has {int((ids[row] < 0).sum())} places for prompts (negative ids) and should have "
+            f"{wanted}: {hint}."
+        )
 
 
 def _check_masks(site: Site, ids: Tensor, masks: Tensor | None) -> None:
-    if site.state != "mask" or torch.compiler.is_compiling() or ids.device.type != "cpu":
+    if masks is None or torch.compiler.is_compiling() or ids.device.type != "cpu":
         return
-    assert masks is not None
     lacking = (masks >= ids.shape[1]).nonzero()
     if len(lacking):
         raise InlayError(

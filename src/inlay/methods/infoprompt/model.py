@@ -66,6 +66,7 @@ class InfoPromptModel(InlayTuner):
             causal=parts.kind == "decoder",
             state=config.state,
             phi=config.phi,
+            per_token=type(base).__name__.endswith(CLASSIFIERS[1]),
             scale=_scale(parts),
         )
 

@@ -28,12 +28,13 @@ class Site:
     causal: bool
     state: str
     phi: str
+    per_token: bool  # whether every token has a class
     scale: float  # of what Phi(X) holds
 
     @property
     def table(self) -> Tensor:
         """The word embeddings, V x D."""
-        return self.embeddings.weight  # type: ignore[return-value]
+        return self.embeddings.weight
 
 
 class Trained(nn.Module):
@@ -113,6 +114,11 @@ class Pieces(nn.Module):
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = Trained(like(site.table, eye)) if config.gamma else None
         self.critic = RepresentationCritic(site) if config.beta else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision in which it computes."""
+        return self.theta.weight.dtype
 
 
 class _Hidden:

@@ -60,6 +60,10 @@ class Slots:
         index = self.tokens.reshape(*self.tokens.shape, *(1,) * (states.ndim - 2))
         return states.gather(1, index.expand(-1, -1, *states.shape[2:]))
 
+    def of_tokens(self, places: Tensor) -> Tensor:
+        """The slots of one token a row (B)."""
+        return self.tokens.gather(1, places.clamp(max=self.tokens.shape[1] - 1).unsqueeze(1)).squeeze(1)
+
     def put(self, prompts: Tensor, embedded: Tensor) -> Tensor:
         """B x S x D of embedded slots with the prompts (B x n_p x D) in theirs."""
         index = self.rank.unsqueeze(-1).expand(-1, -1, prompts.shape[-1])

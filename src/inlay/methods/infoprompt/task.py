@@ -26,7 +26,7 @@ def for_task(
     given.setdefault("special_token_ids", sorted(set(tokenizer.all_special_ids)))
     if given.get("initial_words"):
         given |= {"initial": "words", "initial_ids": _tokens(given["initial_words"], tokenizer, "initial_words")}
-    notes = []
+    notes: list[str] = []
     if schema.kind == kinds.TOKENS:
         given.setdefault("state", "last" if causal else "mean")
         if given["state"] == "mask":
