@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import inlay.attention.cuda as backend_cuda
-from inlay.attention import attention_with_lse, feature_map, ntk_attention, prefix_attention
+from inlay.attention import attention_with_lse, cuda_kernels, feature_map, ntk_attention, prefix_attention
 from inlay.attention.join import finite, mix, weigh
 from inlay.errors import InlayError
 
@@ -501,13 +500,13 @@ if pytest is not None:
     @pytest.mark.parametrize("size", [64, 36])
     def test_each_kernel_takes_what_it_is_handed(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Arguments and shapes, by the kernels' own description for tensors without data."""
-        monkeypatch.setattr(backend_cuda, "_kind", lambda *call: kind)
+        monkeypatch.setattr(cuda_kernels, "_kind", lambda *call: kind)
         q, g = (torch.empty(2, 33, 4, size, device="meta", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
         mask = torch.empty(2, 1, 1, 33, device="meta", dtype=torch.bool) if kind == "efficient" else None
-        out, lse = backend_cuda.attend(q, q, q, mask, False, 0.1)
+        out, lse = cuda_kernels.attend(q, q, q, mask, False, 0.1)
         assert out.shape == q.shape
         assert lse.shape == q.shape[:3]
-        grads = backend_cuda.attend_backward(g, q, q, q, out, lse, mask, False, 0.1)
+        grads = cuda_kernels.attend_backward(g, q, q, q, out, lse, mask, False, 0.1)
         assert [x.shape for x in grads] == [q.shape] * 3
 
     @pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 7, 33), (1, 4, 7, 48), (2, 1, 1, 48), (2, 4, 7, 1)])
@@ -517,7 +516,7 @@ if pytest is not None:
         q, k = torch.empty(2, 4, 7, 8, dtype=torch.bfloat16), torch.empty(2, 4, keys, 8, dtype=torch.bfloat16)
         torch.manual_seed(0)
         mask = torch.rand(shape) > 0.5 if kind == torch.bool else torch.randn(shape).to(kind)
-        added = backend_cuda._added(mask, q, k)
+        added = cuda_kernels._added(mask, q, k)
         assert added is not None
         assert added.dtype == q.dtype
         assert added.shape == (2, 4, 7, keys)
@@ -529,7 +528,7 @@ if pytest is not None:
     def test_strides_as_torch_would_choose_them() -> None:
         packed = torch.empty(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)[0]
         for x in (torch.empty(2, 4, 5, 8), torch.empty(2, 5, 4, 8).transpose(1, 2), packed):
-            assert tuple(backend_cuda._strides_like(x)) == torch.empty_like(x).stride()
+            assert tuple(cuda_kernels._strides_like(x)) == torch.empty_like(x).stride()
 
     def test_ordinary_memory_is_refused() -> None:
         q = torch.randn(1, 1, 2, 8)

@@ -10,7 +10,8 @@ backends.py    which backend computes a call
 plain.py       the definition, with the scores in full
 fused.py       what fused kernels share: gradients, grouped heads, shared prefixes
 cpu.py         torch's fused CPU kernel
-cuda.py        torch's fused CUDA kernels
+cuda.py        the CUDA backend, and its operators for torch.compile
+cuda_kernels.py  torch's fused CUDA kernels
 epilogue.py    the feature term of `elu` beside them, in Triton
 """
 

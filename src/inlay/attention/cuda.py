@@ -1,21 +1,9 @@
 """The CUDA backend: torch's own fused kernels, called below autograd, and for `elu` one fused epilogue each way.
 
-Three kernels, chosen as `scaled_dot_product_attention` chooses: cuDNN's on Hopper and Blackwell; flash attention
-elsewhere, and for a single query, since cuDNN builds a plan for every length it meets; the memory-efficient one for
-masks, float32, and causal attention to more or fewer keys than queries (flash would line up the last of both, cuDNN is
-not asked). Facts about them that their interfaces do not show, each relied on here:
-
-- None reads its random state without dropout, and an undefined `cum_seq` is what says that tensors are dense.
-- cuDNN keeps the backward plan by the strides of q, k and v alone: output and gradient must lie as the forward pass
-  laid the output. It takes the log-sum-exp as `[batch, heads, length, 1]`.
-- The memory-efficient one pads the rows of its log-sum-exp to a multiple of 32, takes its output back only as it laid
-  it (length before heads), and a bias only in the query's type with rows that start at multiples of 16.
-- Head sizes must be multiples of 8: others are filled up with zeros.
-
-NTK-Attention with `elu` runs one of them and then epilogue.py's kernel, which turns its output and log-sum-exp into
-`T` and the joint log-denominator in one pass; backward, the same with the gradients. Other feature maps, and `elu` with
-very many features, take the general way of fused.py. For torch.compile both passes are operators of their own: in them
-the choice of kernel is not traced. They always lay out length before heads, as models do.
+NTK-Attention with `elu` runs one of the kernels of cuda_kernels.py and then epilogue.py's, which turns output and
+log-sum-exp into `T` and the joint log-denominator in one pass; backward, the same with the gradients. Other feature
+maps, and `elu` with very many features, take the general way of fused.py. For torch.compile both passes are operators
+of their own: in them the choice of kernel is not traced. They always lay out length before heads, as models do.
 """
 
 from __future__ import annotations
@@ -26,185 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import pad
 
 from inlay.attention.call import Call
+from inlay.attention.cuda_kernels import attend, attend_backward, capability, is_flash, strided
 from inlay.attention.features import Elu, FeatureMap
 from inlay.attention.fused import Fused, Kernel, backward_part, forward_part
 from inlay.attention.term import State
 
-aten = torch.ops.aten
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
 """Compute capability of the first GPUs with bfloat16 matrix products."""
-CUDNN_SIZE, FLASH_SIZE = 128, 256
-CUDNN_VERSION = 90900
-"""From here on torch prefers cuDNN's attention on GPUs that have it written for them."""
-
-_CAPABILITY: dict[torch.device, tuple[int, int]] = {}
-
-
-def _capability(device: torch.device) -> tuple[int, int]:
-    if device not in _CAPABILITY:
-        _CAPABILITY[device] = torch.cuda.get_device_capability(device)
-    return _CAPABILITY[device]
 
 
 def _too_old(device: torch.device) -> bool:
-    return not torch.compiler.is_compiling() and _capability(device) < OLDEST  # asking the device cannot be traced
-
-
-def _is_flash(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
-    """Whether flash attention, or cuDNN's, can do it."""
-    fits = not is_causal or query.shape[2] == key.shape[2]
-    return mask is None and query.dtype.itemsize == 2 and fits and query.shape[-1] <= FLASH_SIZE
-
-
-def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> str:
-    if not _is_flash(query, key, mask, is_causal):
-        return "efficient"
-    prefers = (
-        query.shape[-1] <= CUDNN_SIZE
-        and min(query.shape[2], key.shape[2]) > 1
-        and _capability(query.device) in ((9, 0), (10, 0))
-        and torch.backends.cuda.cudnn_sdp_enabled()
-        and (torch.backends.cudnn.version() or 0) >= CUDNN_VERSION
-        and not torch.are_deterministic_algorithms_enabled()
-    )
-    return "cudnn" if prefers else "flash"
-
-
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp as the kernel leaves them: where nothing is seen the second is not finite, and the first
-    may be anything."""
-    kind = _kind(query, key, mask, is_causal)
-    size = query.shape[-1]
-    query, key, value = (_dense(x) for x in (query, key, value))
-    if kind == "cudnn":
-        out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
-            query, key, value, None, True, 0.0, is_causal, False, scale=scale
-        )
-        lse = lse.view(query.shape[:3])
-    elif kind == "flash":
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)
-    else:
-        added = _added(mask, query, key)
-        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
-            query, key, value, added, True, 0.0, is_causal, scale=scale
-        )
-        lse = lse[..., : query.shape[2]]
-    return out[..., :size], lse
-
-
-def attend_backward(
-    g_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value as fused.py defines them; `lse` is finite."""
-    kind = _kind(query, key, mask, is_causal)
-    size, length, keys = query.shape[-1], query.shape[2], key.shape[2]
-    g_out, query, key, value, out = (_dense(x) for x in (g_out, query, key, value, out))
-    if kind == "cudnn":
-        strides = _strides_like(query)
-        out, g_out = (_strided(x, strides) for x in (out, g_out))
-        stats = lse.contiguous().unsqueeze(-1)
-        found = aten._scaled_dot_product_cudnn_attention_backward(
-            g_out, query, key, value, out, stats, lse, lse, None, None, None, length, keys, 0.0, is_causal, scale=scale
-        )
-    elif kind == "flash":
-        found = aten._scaled_dot_product_flash_attention_backward(
-            g_out,
-            query,
-            key,
-            value,
-            out,
-            lse.contiguous(),
-            None,
-            None,
-            length,
-            keys,
-            0.0,
-            is_causal,
-            lse,
-            lse,
-            scale=scale,
-        )
-    else:
-        lse = pad(lse, (0, -length % 32), value=torch.inf) if length % 32 else lse.contiguous()
-        out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        found = aten._scaled_dot_product_efficient_attention_backward(
-            g_out,
-            query,
-            key,
-            value,
-            _added(mask, query, key),
-            out,
-            lse,
-            lse,
-            lse,
-            0.0,
-            [True, True, True, False],
-            is_causal,
-            scale=scale,
-        )
-    g_query, g_key, g_value = found[:3]
-    return g_query[..., :size], g_key[..., :size], g_value[..., :size]
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Without gaps in the last dimension, whose size is a multiple of 8."""
-    if x.shape[-1] % 8:
-        return pad(x, (0, -x.shape[-1] % 8))
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _strides_like(x: Tensor) -> list[int]:
-    """Those of a tensor without gaps whose dimensions lie in the order of x's."""
-    strides, step = [0] * x.dim(), 1
-    for dim in sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)):
-        strides[dim] = step
-        step *= x.shape[dim]
-    return strides
-
-
-def _strided(x: Tensor, strides: list[int]) -> Tensor:
-    if list(x.stride()) == strides:
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
-
-
-def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The mask as something to add to the scores, as the memory-efficient kernel takes it.
-
-    A bias of another type is rounded to the query's, as torch's own attention rounds it under autocast.
-    """
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool:
-        mask = mask.to(query.dtype).log_()  # of 1 and 0: 0 and -inf
-    mask = mask.to(query.dtype)
-    keys = key.shape[2]
-    if mask.shape[-1] == 1 < keys:
-        mask = mask.expand(*mask.shape[:3], keys)
-    if keys % 16:
-        mask = pad(mask, (0, -keys % 16))[..., :keys]
-    elif mask.stride(-1) != 1 or any(stride % 16 for stride in mask.stride()[:-1]):
-        mask = mask.contiguous()
-    return mask.expand(*query.shape[:3], keys)
+    return not torch.compiler.is_compiling() and capability(device) < OLDEST  # asking the device cannot be traced
 
 
 class CudaKernel(Kernel):
     def shares_keys(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
-        return _is_flash(query, key, mask, is_causal)
+        return is_flash(query, key, mask, is_causal)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
@@ -289,7 +117,7 @@ def ntk_backward(
     """Gradients of query, key and value, and of left, right and kappa; None for those not asked for."""
     from inlay.attention import epilogue
 
-    g_out = _strided(g_out, list(found.stride()))
+    g_out = strided(g_out, list(found.stride()))
     g_query = g_key = g_value = None
     if of_inputs:
         g_query, g_key, g_value = backward_part(_BARE, g_out, query, key, value, found, total, mask, is_causal, scale)
