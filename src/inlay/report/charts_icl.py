@@ -131,18 +131,13 @@ def figure_3(found: Finding) -> Figure:
     def means(name: str) -> list[float]:
         return [sum(values) / len(values) for N in sizes if (values := column(found, name, N=N))]
 
-    shown = [N for N in sizes if m != N]
     gaps = dict(zip(sizes, means("gap"), strict=True))
+    for side in ([N for N in sizes if m > N], [N for N in sizes if m < N]):
+        label = "mean over draws; 0 at N = m, by construction" if side and side[0] < m else None
+        left.plot(side, [gaps[N] for N in side], color=charts.COLOURS[0], label=label)
     left.plot(column(found, "N"), column(found, "gap"), "o", color=charts.COLOURS[0], alpha=0.25, ms=3)
-    left.plot(
-        shown,
-        [gaps[N] for N in shown],
-        "-",
-        color=charts.COLOURS[0],
-        label="mean over draws (0 at N = m, by construction)",
-    )
     left.set_yscale("log")
-    left.set_ylim(min(gaps[N] for N in shown) / 5, None)
+    left.set_ylim(min(gap for N, gap in gaps.items() if m != N) / 5, None)
     charts.dress(left, "As printed: 1/K |y* - y_best|^2", "N (examples in the prompt)", "gap")
     for index, (name, label) in enumerate((("y*", "y*, strength m tau"), ("y_best", "y_best, strength N tau"))):
         right.plot(
@@ -153,6 +148,9 @@ def figure_3(found: Finding) -> Figure:
             ms=4,
             label=label,
         )
+    errors = [means(f"excess error, {name}") for name in ("y_best", "y*")]
+    worse = [best - star for best, star in zip(*errors, strict=True)]
+    right.plot(*_positive(sizes, worse), ":", color=charts.GREY, label="y_best's error less y*'s")
     right.set_yscale("log")
     charts.dress(
         right,
@@ -238,7 +236,9 @@ def theorem_1(found: Finding) -> Figure:
         axes.set_yscale("log")
         charts.dress(axes, name, "step", "gap to the infimum")
         _below(axes)
-    figure.suptitle("Theorem 1 at its own step sizes (15)-(17): unit-norm tokens, m = N, tau = 1", fontsize=11)
+    figure.suptitle(
+        "Theorem 1 at its own step sizes (15), (16), with L of (61): unit-norm tokens, m = N, tau = 1", fontsize=11
+    )
     return figure
 
 
