@@ -132,8 +132,8 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
         claims.append(
             Claim(
                 f"(18): the gap is below (1 - eta_w zeta_0 / (2K))^t of its start; {name}",
-                f"above it, beyond rounding (1e-25), at {len(over)} of {steps + 1} steps; at the end {trace.gap[-1]:.2g}, the bound "
-                f"{float(bound[-1]):.2g}; assumptions {'all hold' if not held else 'broken: ' + ', '.join(held)}",
+                f"above it, beyond rounding (1e-25), at {len(over)} of {steps + 1} steps; at the end "
+                f"{trace.gap[-1]:.2g}, the bound {float(bound[-1]):.2g}; assumptions {'all hold' if not held else 'broken: ' + ', '.join(held)}",
                 verdict(not over),
             )
         )
