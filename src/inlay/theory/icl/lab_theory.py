@@ -133,7 +133,8 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
             Claim(
                 f"(18): the gap is below (1 - eta_w zeta_0 / (2K))^t of its start; {name}",
                 f"above it, beyond rounding (1e-25), at {len(over)} of {steps + 1} steps; at the end "
-                f"{trace.gap[-1]:.2g}, the bound {float(bound[-1]):.2g}; assumptions {'all hold' if not held else 'broken: ' + ', '.join(held)}",
+                f"{trace.gap[-1]:.2g}, the bound {float(bound[-1]):.2g}; assumptions "
+                + ("all hold" if not held else f"broken: {', '.join(held)}"),
                 verdict(not over),
             )
         )
