@@ -1,0 +1,171 @@
+"""`inlay compress` and its verb: what is written, what it says, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+import zoo
+from checkpoints import write_tokenizer
+from inlay.cli.app import app
+from inlay.errors import InlayError
+from inlay.workflow.compress import Options, compress, parted, split
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+PROMPT = " ".join(f"w{number}" for number in range(12))
+QUICK = Options(steps=3, texts=10, length=6, batch_size=4, learning_rate=1e-2)
+
+
+def checkpoint(folder: Path, family: str = "llama", task: Any = "causal-lm") -> Path:
+    zoo.tiny(family, task)[0].save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> Path:
+    return checkpoint(tmp_path / "decoder")
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["compress", *map(str, words)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_adapter_loads_with_peft_and_generates_without_the_prompt(family: str, tmp_path: Path) -> None:
+    folder, out = checkpoint(tmp_path / family, family), tmp_path / "adapter"
+    found = compress(str(folder), PROMPT, out, options=QUICK, progress=False)
+    assert list(found.scores) == ["full prompt", "no prompt", "closed form", "least squares", "distilled"]
+    assert found.recovered("full prompt") in (1, None)
+    assert found.scores["full prompt"].divergence == pytest.approx(0, abs=1e-6)
+    assert not {".bin", ".pt", ".pkl"} & {file.suffix for file in out.iterdir()}
+    assert {file.name for file in tmp_path.iterdir()} == {family, "adapter"}  # no leftovers
+    record = json.loads((out / "compress.json").read_text())
+    assert record["scores"]["distilled"]["nll"] == found.scores["distilled"].nll
+    assert len(record["losses"]) == 3
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = PeftModel.from_pretrained(model, str(out)).eval()
+    ids = AutoTokenizer.from_pretrained(folder)("w3 w5 w7", return_tensors="pt").input_ids
+    assert model.generate(input_ids=ids, max_new_tokens=4, do_sample=False, pad_token_id=1).shape[1] > ids.shape[1]
+    again = compress(str(folder), PROMPT, tmp_path / "again", options=QUICK, progress=False)
+    assert again.scores == found.scores
+    tensors, same = (load_file(place / "adapter_model.safetensors") for place in (out, tmp_path / "again"))
+    assert all(torch.equal(tensor, same[name]) for name, tensor in tensors.items())
+
+
+def test_the_command_prints_a_table(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    quick = ("--steps", "0", "--count", "10", "--length", "6")
+    done = run("--model", decoder, "--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "a", *quick)
+    assert done.exit_code == 0, done.output
+    assert "least squares" in done.output
+    assert "distilled" not in done.output
+    done = run("--model", decoder, "--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "b", *quick, "--no-distil")
+    assert done.exit_code == 0, done.output
+    assert "closed form" in done.output
+    assert "least squares" not in done.output
+
+
+@pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl"])
+def test_texts_of_ones_own(name: str, decoder: Path, tmp_path: Path) -> None:
+    texts = [f"w{number} w{number + 1} w{number + 2}" for number in range(10)]
+    lines = texts if name.endswith("txt") else [json.dumps({"text": text}) for text in texts]
+    (tmp_path / name).write_text("\n\n".join(lines))
+    found = compress(str(decoder), PROMPT, tmp_path / "a", texts=tmp_path / name, options=QUICK, progress=False)
+    assert found.record["texts"] == {"source": "given", "train": 8, "held_out": 2}
+    same = compress(str(decoder), PROMPT, tmp_path / "b", texts=texts, options=QUICK, progress=False)
+    assert same.scores == found.scores
+
+
+def test_settings_reach_the_adapter(decoder: Path, tmp_path: Path) -> None:
+    settings = {"feature_map": "taylor", "taylor_order": 4, "layers": [2]}
+    compress(str(decoder), PROMPT, tmp_path / "a", settings=settings, distil=False, options=QUICK, progress=False)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert (config["feature_map"], config["taylor_order"], config["rank"]) == ("taylor", 4, 4)
+    assert config["target_modules"] == ["model.layers.1.self_attn"]
+    assert config["prompt_length"] == 12
+
+
+def test_the_lead_is_what_the_tokenizer_puts_before_a_text() -> None:
+    class Framing:
+        """As tokenizers do that add a token of beginning and one of end."""
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+            ids = [int(word) for word in text.split()]
+            return type("Encoding", (), {"input_ids": [0, *ids, 2] if add_special_tokens else ids})
+
+    assert split(Framing(), "5 6") == ([0], [0, 5, 6])
+
+
+def test_texts_are_parted() -> None:
+    rows = [[number, number] for number in range(10)]
+    train, held = parted(rows)
+    assert held == [[4, 4], [9, 9]]
+    assert len(train) == 8
+    assert parted(rows[:3]) == (rows[:2], rows[2:3])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"prompt": Path("nowhere.txt")}, r"prompt file 'nowhere.txt' cannot be read: No such file"),
+        ({"prompt": " \n "}, r"prompt is empty"),
+        ({"prompt": " ".join(["w3"] * 38)}, r"38 tokens, and the 6 tokens behind it.*40 at most.*34 tokens"),
+        ({"texts": ["w1"]}, r"0 texts of two tokens or more"),
+        ({"settings": {"feature_map": "sigmoid"}}, r"Unknown feature_map 'sigmoid'.*elu"),
+        ({"settings": {"rank": 5}}, r"rank=5 is larger than the model's head size, 4"),
+        ({"settings": {"start": "zero"}}, r"start: compress sets this itself"),
+        ({"settings": {"prompt_ids": [3]}}, r"prompt_ids: compress sets this itself"),
+    ],
+)
+def test_mistakes_are_said(options: dict[str, Any], words: str, decoder: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"prompt": PROMPT} | options
+    with pytest.raises(InlayError, match=words):
+        compress(str(decoder), out=tmp_path / "a", options=QUICK, progress=False, **given)
+    assert not (tmp_path / "a").exists()
+
+
+def test_texts_that_are_no_texts(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": "w1 w2"}\n{"words": "w1"}\n')
+    with pytest.raises(InlayError, match=r"line 2.*field `text`"):
+        compress(str(decoder), PROMPT, tmp_path / "a", texts=tmp_path / "t.jsonl", options=QUICK)
+    (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InlayError, match=r"not text in UTF-8"):
+        compress(str(decoder), tmp_path / "p.txt", tmp_path / "a", options=QUICK)
+
+
+def test_an_encoder_and_a_full_folder_are_refused(text_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match=r"reads in both directions"):
+        compress(str(text_model), PROMPT, tmp_path / "a", options=QUICK)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    done = run("--model", "nowhere", "--prompt", tmp_path / "p.txt", "--out", tmp_path / "full")
+    assert done.exit_code != 0
+    assert "not empty" in str(done.exception)
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", -1), ("texts", 1), ("length", 1), ("batch_size", 0), ("learning_rate", 0.0)]
+)
+def test_numbers_out_of_range(field: str, value: float) -> None:
+    with pytest.raises(InlayError, match=f"{field}="):
+        Options(**{field: value})  # type: ignore[arg-type]
+
+
+def test_an_adapter_with_nan_is_refused(decoder: Path, tmp_path: Path) -> None:
+    compress(str(decoder), PROMPT, tmp_path / "a", distil=False, options=QUICK, progress=False)
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).view(-1)[0] = torch.nan
+    save_file(tensors, file)
+    with pytest.raises(InlayError, match=r"not finite"):
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(decoder), str(tmp_path / "a"))
