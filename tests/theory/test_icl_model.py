@@ -132,6 +132,28 @@ def test_lemma_4() -> None:
     assert float(torch.autograd.functional.jacobian(objective, best).abs().max()) < 1e-12
 
 
+def test_memory_and_time_of_a_step() -> None:
+    """No tensor above `H max(d^2, K N)` numbers, and `4 H N d (d + K)` operations but for the small `S Ahat`."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Largest(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, Tensor):
+                self.seen = max(self.seen, found.numel())
+            return found
+
+    N, K, d, H = 6, 40, 12, 30
+    model = started(icl.Problem.sample(N, K, d, 5), H)
+    with Largest() as largest, FlopCounterMode(display=False) as counted:
+        model.step()
+    assert largest.seen == H * max(d * d, K * N)
+    assert counted.get_total_flops() == 4 * H * N * d * (d + K) + 2 * N * N * K
+
+
 def test_one_dtype_lower_is_the_same() -> None:
     problem = icl.Problem.sample(5, 20, 8, 4, 0.01, 0)
     pair = [icl.OneLayer(problem, 6, dtype=dtype) for dtype in (torch.float64, torch.float32)]
