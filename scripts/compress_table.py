@@ -140,10 +140,8 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
                 },
             }
         )
-        for name, rows in scores.items():
-            told = ", ".join(
-                f"{who} {value.perplexity:.2f} ({share(rows, who) or 0:.0%})" for who, value in rows.items()
-            )
+        for name, by in scores.items():
+            told = ", ".join(f"{who} {value.perplexity:.2f} ({share(by, who) or 0:.0%})" for who, value in by.items())
             print(f"{kind} {name} {settings} lr {rate:g}: {told}", flush=True)
         adapted.unload()
         if device.type == "cuda":

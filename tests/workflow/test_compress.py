@@ -35,7 +35,7 @@ def decoder(tmp_path: Path) -> Path:
     return checkpoint(tmp_path / "decoder")
 
 
-def run(*words: str) -> Any:
+def run(*words: str | Path) -> Any:
     return CliRunner().invoke(app, ["compress", *map(str, words)])
 
 

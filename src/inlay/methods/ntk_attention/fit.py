@@ -133,9 +133,19 @@ def look(
     log_prompt, log_text = of_prompt.logsumexp(-1), of_text.logsumexp(-1)
     weights = of_prompt.softmax(-1).nan_to_num()  # a sliding window may have left the prompt behind
     kept = torch.ones(len(query), length, dtype=torch.bool, device=query.device) if real is None else real
-    parts = (query, log_prompt, torch.logaddexp(log_prompt, log_text), weights @ key[:, :, :before])
-    flat = [x.transpose(0, 1)[:, kept] for x in (*parts, weights @ value[:, :, :before])]
-    return Seen(*flat, scale)
+
+    def flat(x: Tensor) -> Tensor:
+        """(heads, real tokens, ...)."""
+        return x.transpose(0, 1)[:, kept]
+
+    return Seen(
+        query=flat(query),
+        log_prompt=flat(log_prompt),
+        log_whole=flat(torch.logaddexp(log_prompt, log_text)),
+        key=flat(weights @ key[:, :, :before]),
+        value=flat(weights @ value[:, :, :before]),
+        scale=scale,
+    )
 
 
 def hidden(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
