@@ -12,20 +12,42 @@ from inlay.cli import show
 
 
 def command(
-    run: Annotated[str, typer.Option(help="A run's folder, or its name under --out (see `inlay runs list`).")],
-    input: Annotated[Path, typer.Option(help="New data: a file like the one it was trained on, or images.")],
+    requests: Annotated[
+        Path | None, typer.Argument(help="With --adapter: JSON lines, each with its task and that task's fields.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="A run's folder, or its name under --out (see `inlay runs list`).")
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A folder of several tasks, as `inlay tune --tasks` makes them.")
+    ] = None,
+    input: Annotated[
+        Path | None, typer.Option(help="With --run: new data, a file like the one it was trained on, or images.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON lines. Default: standard output.")] = None,
     model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
     out: o.Out = Path("runs"),
 ) -> None:
-    """Predict with a run: JSON lines, one a row, in the order of the input.
+    """Predict with a run, or with several tasks at once: JSON lines, one a row, in the order of the input.
 
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl
+
+    \b
+    inlay predict --adapter runs/<id>/adapter requests.jsonl
     """
+    from inlay.errors import InlayError
     from inlay.workflow.predict import lines, predict
 
-    answers = predict(run, input, output, model=model, out=out)
+    data = requests or input
+    if (run is None) == (adapter is None) or data is None or (requests is not None and input is not None):
+        raise InlayError("Give --run and --input, or --adapter and a file of requests; see `inlay predict --help`.")
+    if adapter is not None:
+        from inlay.workflow.answer import answer
+
+        answers = answer(adapter, data, output, model=model)
+    else:
+        answers = predict(str(run), data, output, model=model, out=out)
     if output is None:
         for line in lines(answers):
             typer.echo(line, nl=False)

@@ -45,4 +45,5 @@ def command(
     run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=None if quiet else show.say)
     show.run_result(run)
     if not quiet:
-        show.say(f"\nPredict with it: inlay predict --run {run.folder} --input new-data --output predictions.jsonl")
+        how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"
+        show.say(f"\nPredict with it: inlay predict {how} --output predictions.jsonl")

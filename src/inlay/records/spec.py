@@ -68,8 +68,8 @@ class Spec:
         object.__setattr__(self, "tasks", tuple(self.tasks))
         if [self.task is None, self.data is None, not self.tasks].count(False) != 1:
             raise InlayError(
-                f"Give either a task by name, several tasks, or data of your own, not both or neither (task="
-                f"{self.task!r}, tasks={list(self.tasks)!r}, data={self.data!r}). `inlay tasks` lists the names."
+                f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
+                f"data={self.data!r}); or several tasks (tasks={list(self.tasks)!r}). `inlay tasks` lists the names."
             )
         if self.sampling not in SAMPLINGS:
             raise unknown("sampling", self.sampling, SAMPLINGS)

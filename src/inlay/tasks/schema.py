@@ -153,6 +153,10 @@ class TaskSchema:
             )
         return column
 
+    def row(self, values: Mapping[str, Any], source: str, number: int) -> dict[str, Any]:
+        """One row to predict from its fields; `source` and `number` say where it stood if it cannot be read."""
+        return self._input(values, list(values), Path(source), number)
+
     def _input(self, row: Mapping[str, Any], columns: Sequence[str], path: Path, number: int) -> dict[str, Any]:
         """One row to predict, normalised as in training."""
         if self.prepare:

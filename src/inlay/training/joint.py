@@ -55,7 +55,7 @@ class JointCollator:
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows = [{key: value for key, value in item.items() if key != NAMES} for item in items]
-        if any(isinstance(row["labels"], float) for row in rows):  # values among classes
+        if any(isinstance(row.get("labels"), float) for row in rows):  # values among classes
             rows = [row | {"labels": float(row["labels"])} for row in rows]
         common = set.intersection(*(set(row) for row in rows))
         batch = self.collate([{key: row[key] for key in rows[0] if key in common} for row in rows])

@@ -32,6 +32,11 @@ def predict(
     """
     run = run if isinstance(run, Run) else Store(out).get(str(run))
     run.verify()
+    if run.spec.tasks:
+        raise InlayError(
+            f"The run {run.id} has several tasks: name the one of each row in a file of JSON lines, and give "
+            f"--adapter {run.adapter} and that file."
+        )
     if output is not None:
         check_writable(Path(output))
     from inlay import backbones

@@ -1,0 +1,197 @@
+"""Let the tasks of one adapter folder answer requests, rows of different tasks in one pass.
+
+The folder is what `inlay tune --tasks` leaves: an adapter for each task, and `tasks.json` with what predicting needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError, unknown
+from inlay.methods import registry
+from inlay.records.atomic import write_text
+from inlay.records.store import read_json
+from inlay.workflow.predict import check_writable, joined, lines
+
+if TYPE_CHECKING:
+    from inlay.tasks import TaskSchema
+
+TASK = "task"  # the field of a request that names its task
+
+
+@dataclass(frozen=True)
+class Request:
+    """A row to answer, as it came and as its task reads it."""
+
+    task: str
+    given: dict[str, Any]
+    row: dict[str, Any]
+
+
+class Tasks:
+    """Several tasks on one base model, ready to answer."""
+
+    def __init__(self, folder: Path | str, *, model: str | None = None, only: Sequence[str] | None = None) -> None:
+        from inlay import backbones
+        from inlay.methods import attach
+        from inlay.tasks import TaskSchema
+
+        self.folder = located(Path(folder))
+        facts = _facts(self.folder)
+        found = {name: TaskSchema.from_json(schema) for name, schema in facts["tasks"].items()}
+        for name in only or ():
+            if name not in found:
+                raise unknown("task", name, found)
+        self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
+        self.spec = _spec(facts, next(iter(found)))
+        first = next(iter(found.values()))
+        backbone = backbones.load(
+            model or facts["model"],
+            kind=first.kind,
+            num_labels=first.num_labels,
+            label_names=first.label_names,
+            revision=facts["revision"],
+            trust_remote_code=facts["trust_remote_code"],
+        )
+        self.processor = backbone.processor
+        adapted: Any = backbone.model
+        method = registry.get(facts["method"])
+        for name in self.schemas:
+            adapted = attach.restore(adapted, method, self.folder, adapter_name=name, fingerprint=backbone.fingerprint)
+        self.model = adapted
+
+    def request(self, given: Any, number: int = 1, source: str = "requests") -> Request:
+        """A request as its task reads it; an error that names the request where it cannot be read."""
+        if not isinstance(given, Mapping):
+            raise InlayError(f"{source}, line {number}: give an object with a {TASK!r} and the task's fields.")
+        task = given.get(TASK)
+        if task not in self.schemas:
+            raise unknown(f"task in {source}, line {number}", str(task), self.schemas)
+        return Request(str(task), dict(given), self.schemas[str(task)].row(given, source, number))
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """An answer to each request, in order: its own fields and what its task says of it."""
+        places: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            places.setdefault(request.task, []).append(i)
+        rows = {task: [requests[i].row for i in own] for task, own in places.items()}
+        writes = any(self.schemas[task].writes_text for task in places)
+        found: list[dict[str, Any]] = [{} for _ in requests]
+        for task, answers in (self._written(rows) if writes else self._mixed(rows)).items():
+            for i, answer in zip(places[task], answers, strict=True):
+                found[i] = joined(requests[i].given, answer)
+        return found
+
+    def _written(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
+        """Texts, task by task: each has a length of its own to write."""
+        from inlay.training.evaluation import predict
+
+        found = {}
+        for task, own in rows.items():
+            self.model.set_adapter(task, inference_mode=True)
+            texts, encoded = predict(self.model, self.schemas[task], own, self.processor, self.spec)
+            found[task] = self.schemas[task].decode(texts, encoded)
+        return found
+
+    def _mixed(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
+        """Classes and values, rows of all tasks together, those of about the same length side by side."""
+        import torch
+
+        from inlay.training.joint import NAMES, JointCollator
+        from inlay.training.place import Place
+
+        place = Place.of(self.spec)
+        self.model.to(place.device).eval()
+        collate = JointCollator(next(iter(self.schemas.values())).collator(self.processor, self.model))
+        encoded = {
+            task: self.schemas[task].encode_inputs(own, self.processor, self.spec.max_length)
+            for task, own in rows.items()
+        }
+        queue = [(task, i, encoded[task][i]) for task, own in rows.items() for i in range(len(own))]
+        queue.sort(key=lambda entry: len(entry[2].get("input_ids", ())))
+        outputs: dict[str, list[Any]] = {task: [None] * len(own) for task, own in rows.items()}
+        for begin in range(0, len(queue), place.batch_size):
+            part = queue[begin : begin + place.batch_size]
+            batch = collate([{NAMES: task, **item} for task, _, item in part])
+            moved = {name: each if name == NAMES else each.to(place.device) for name, each in batch.items()}
+            with torch.no_grad(), place.autocast():
+                logits = self.model(**moved)["logits"].float().cpu().numpy()
+            for (task, i, item), row in zip(part, logits, strict=True):
+                own = row[..., : self.schemas[task].num_labels]
+                outputs[task][i] = own[: len(item["input_ids"])] if own.ndim > 1 else own
+        return {task: self.schemas[task].decode(_stack(own), encoded[task]) for task, own in outputs.items()}
+
+
+def answer(
+    adapter: Path | str, requests: Path | str, output: Path | str | None = None, *, model: str | None = None
+) -> list[dict[str, Any]]:
+    """The answers of an adapter folder's tasks to the requests of a file of JSON lines, each of which names its task.
+
+    With `output` they are also written there, as JSON lines, all or nothing. `model` names the base model where it has
+    moved since; it must hold the same weights.
+    """
+    if output is not None:
+        check_writable(Path(output))
+    given = list(_read(Path(requests)))
+    if not given:
+        raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
+    asked = [each.get(TASK) for _, each in given if isinstance(each, Mapping)]
+    known = _facts(located(Path(adapter)))["tasks"]
+    tasks = Tasks(adapter, model=model, only=[name for name in known if name in asked] or None)
+    answers = tasks.answer([tasks.request(each, number, Path(requests).name) for number, each in given])
+    if output is not None:
+        write_text(Path(output), "".join(lines(answers)))
+    return answers
+
+
+def located(folder: Path) -> Path:
+    """The folder with the adapters: itself, or that of a run."""
+    found = next((place for place in (folder, folder / "adapter") if (place / "tasks.json").is_file()), None)
+    if found is None:
+        raise InlayError(
+            f"{folder} holds no adapters of several tasks (it has no tasks.json). `inlay tune --tasks ...` makes them; "
+            "for a run of one task give --run."
+        )
+    return found
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    facts = read_json(folder / "tasks.json")
+    for key in ("method", "model", "revision", "trust_remote_code", "tasks", "max_length", "precision", "batch_size"):
+        if key not in facts:
+            raise InlayError(f"{folder / 'tasks.json'} lacks {key!r}: it was edited or is damaged. Train it again.")
+    return facts
+
+
+def _spec(facts: Mapping[str, Any], task: str) -> Any:
+    from inlay.records.spec import Spec
+
+    named = ("model", "method", "max_length", "precision", "batch_size", "revision", "trust_remote_code")
+    return Spec(task=task, **{name: facts[name] for name in named})
+
+
+def _read(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InlayError(f"Cannot read {path}: {error}. Give a file of JSON lines.") from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except ValueError as error:
+                raise InlayError(f"{path.name}, line {number} is not JSON: {error}.") from None
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """Rows of unequal length, where tokens are labelled, filled up at the end."""
+    import numpy as np
+
+    longest = max(len(row) for row in rows)
+    if rows[0].ndim < 2:
+        return np.stack(rows)
+    return np.stack([np.pad(row, ((0, longest - len(row)), (0, 0))) for row in rows])

@@ -1,0 +1,252 @@
+"""Several tasks in one run: how batches mix them, and that each is trained as it would be alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toys
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import ToyTask, text_rows
+
+from inlay import InlayError, Spec
+from inlay.methods import registry
+from inlay.methods.attach import restore, trained_parameters
+from inlay.training.interrupts import Interrupted
+from inlay.training.joint import NAMES, JointCollator, JointRows, JointSampler, JointTrainer, shares
+from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint
+from inlay.training.trainer import NotFinite
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+METHOD = registry.get("multi-lora")
+
+
+@dataclass
+class Part(ToyTask):
+    """A toy task with as many classes as it says."""
+
+    num_labels: int = 3
+    schema: dict[str, Any] = field(default_factory=dict)
+
+    def split(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.schema
+
+
+def part(seed: int, classes: int = 3, train: int = 48) -> Part:
+    splits = {
+        s: text_rows(n, 10 * seed + i, classes) for i, (s, n) in enumerate([("train", train), ("validation", 24)])
+    }
+    return Part(num_labels=classes, test=text_rows(24, 10 * seed + 5, classes), **splits)
+
+
+def values(seed: int, train: int = 48) -> Part:
+    task = part(seed, train=train)
+    for split in (task.train, task.validation, task.test):
+        for row in split:
+            row["labels"] = float(row["labels"]) - 1
+    task.kind, task.metrics, task.num_labels = "regression", ("mse",), 1
+    return task
+
+
+def three() -> dict[str, Part]:
+    return {"rte": part(1), "five": part(2, classes=5, train=24), "stsb": values(3)}
+
+
+def spec(**changes: Any) -> Spec:
+    given = {"epochs": 4.0, "batch_size": 12, "learning_rate": 0.02, "evaluations": 2, "settings": {"r": 4}}
+    return Spec(model="toy", method="multi-lora", tasks=("rte", "five", "stsb"), **{**given, **changes})
+
+
+def backbone() -> Any:
+    """In float64: what is added up in another order is still the same to many digits."""
+    made = toys.backbone(dropout=0.0)
+    made.model.double()
+    return made
+
+
+def run(folder: Path, tasks: dict[str, Part] | None = None, **changes: Any) -> Any:
+    return fit_joint(backbone(), tasks or three(), METHOD, spec(**changes), folder, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------- the batches
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    temperature=st.sampled_from([1.0, 2.0, 5.0, math.inf]),
+    seed=st.integers(0, 9),
+)
+def test_an_epoch_of_several_tasks(sizes: list[int], temperature: float, seed: int) -> None:
+    sampler = JointSampler(sizes, seed, temperature)
+    order = list(sampler)
+    assert order == list(JointSampler(sizes, seed, temperature))
+    owner = [i for i, size in enumerate(sizes) for _ in range(size)]
+    drawn = Counter(owner[row] for row in order)
+    assert [drawn[i] for i in range(len(sizes))] == shares(sizes, temperature)
+    assert len(order) >= sum(sizes)
+    if temperature == 1.0:
+        assert sorted(order) == list(range(sum(sizes)))
+    for task, size in enumerate(sizes):  # no row twice before every row of its task has come
+        own = Counter(row for row in order if owner[row] == task)
+        assert max(own.values()) <= math.ceil(drawn[task] / size)
+    if temperature == math.inf:
+        assert max(drawn.values()) - min(drawn.values()) <= 1
+    sampler.epoch = 1
+    if len(set(order)) > 8:
+        assert list(sampler) != order
+
+
+def test_a_batch_says_whose_rows_it_has() -> None:
+    tasks = three()
+    rows = JointRows({name: task.train for name, task in tasks.items()})
+    assert len(rows) == 120
+    batch = JointCollator(toys.collate)([rows[0], rows[50], rows[119]])
+    assert batch[NAMES] == ["rte", "five", "stsb"]
+    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].tolist() == [
+        float(tasks[n].train[i]["labels"]) for n, i in (("rte", 0), ("five", 2), ("stsb", 47))
+    ]
+
+
+def test_tasks_that_cannot_be_mixed() -> None:
+    with pytest.raises(InlayError, match="at least two"):
+        check_together({"rte": part(1)})
+    with pytest.raises(InlayError, match="cannot be mixed"):
+        check_together({"rte": part(1), "lm": toys.lm_task()})
+
+
+# ------------------------------------------------------------------------------------------------------ the training
+
+
+def test_three_tasks_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
+    tasks = three()
+    outcome = run(tmp_path, tasks, epochs=10.0)
+    test = outcome.metrics["test"]
+    assert test["rte/accuracy"] > 0.6
+    assert test["five/accuracy"] > 0.4
+    assert test["stsb/mse"] < 0.6
+    assert test["average"] == pytest.approx((test["rte/accuracy"] + test["five/accuracy"] + test["stsb/mse"]) / 3)
+    assert outcome.portrait["parameters"]["shared"] > 0
+    assert {"rte_loss", "five_loss", "stsb_loss"} <= set(outcome.history[0])
+    again: Any = backbone().model
+    for name in tasks:
+        again = restore(again, METHOD, tmp_path / "adapter", adapter_name=name, fingerprint="f" * 64)
+    batch = toys.collate([{k: v for k, v in t.test[0].items() if k != "labels"} for t in tasks.values()])
+    with torch.no_grad():
+        found = again(**batch, adapter_names=list(tasks)).logits
+        assert torch.equal(found, outcome.model(**batch, adapter_names=list(tasks)).logits)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_each_task_is_trained_as_it_would_be_alone(accumulation: int, tmp_path: Path) -> None:
+    """By hand: the same rows in the same order, task by task, each with an AdamW and a clipping of its own."""
+    tasks, given = three(), spec(weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
+    outcome = fit_joint(backbone(), tasks, METHOD, given, tmp_path, progress=False)
+    rows = JointRows({name: task.train for name, task in tasks.items()})
+    sampler = JointSampler(rows.sizes, 0)
+    order = []
+    for epoch in range(2):
+        sampler.epoch = epoch
+        order += [list(sampler)[i : i + 12] for i in range(0, len(rows), 12)]
+    torch.manual_seed(0)
+    total, warmup = len(order), math.ceil(0.06 * len(order))
+    for task in tasks:
+        model = attach_tasks(backbone(), tasks, METHOD, {"r": 4}).eval()
+        wanted = {name: p for name, p in trained_parameters(model).items() if f".{task}." in name}
+        biases = [p for name, p in wanted.items() if name.endswith("bias")]  # the Trainer does not let them decay
+        rest = [p for name, p in wanted.items() if not name.endswith("bias")]
+        optimizer = torch.optim.AdamW([{"params": rest}, {"params": biases, "weight_decay": 0.0}], weight_decay=0.1)
+        for step, chosen in enumerate(order):
+            mine = [rows[i] for i in chosen if rows[i][NAMES] == task]
+            share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.02 * share
+            if mine:
+                batch = JointCollator(toys.collate)(mine)
+                model(**batch).loss.backward()
+                torch.nn.utils.clip_grad_norm_(wanted.values(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        found = dict(outcome.model.named_parameters())
+        for name, parameter in wanted.items():
+            torch.testing.assert_close(found[name], parameter, atol=1e-8, rtol=1e-6)
+
+
+def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
+    good = run(tmp_path / "good", early_stopping=None)
+    tasks = three()
+    for row in tasks["stsb"].train:
+        row["labels"] = math.nan
+    outcome = run(tmp_path / "bad", tasks)
+    assert any("stsb failed" in note for note in outcome.notes)
+    assert all("rte" not in note for note in outcome.notes)
+    wanted = trained_parameters(good.model)
+    for name, parameter in trained_parameters(outcome.model).items():
+        assert torch.isfinite(parameter).all()
+        if ".stsb." not in name:
+            torch.testing.assert_close(parameter, wanted[name], atol=1e-8, rtol=1e-6)
+    assert outcome.metrics["test"]["rte/accuracy"] == good.metrics["test"]["rte/accuracy"]
+    assert all(math.isfinite(entry["loss"]) for entry in outcome.history if "loss" in entry)
+
+
+def test_when_every_task_fails_the_run_does(tmp_path: Path) -> None:
+    tasks = {"one": values(1), "two": values(2)}
+    for task in tasks.values():
+        for row in task.train:
+            row["labels"] = math.inf
+    with pytest.raises(NotFinite, match="last-good"):
+        run(tmp_path, tasks)
+    assert (tmp_path / "last-good" / "two" / "adapter_config.json").is_file()
+
+
+def test_each_task_stops_by_its_own_metric(tmp_path: Path) -> None:
+    tasks = three()
+    for row in tasks["five"].validation:  # nothing to be learnt of it: the first evaluation is about the best
+        row["labels"] = 4
+        row["input_ids"] = [0, 5, 2]
+        row["attention_mask"] = [1, 1, 1]
+    outcome = run(tmp_path, tasks, epochs=12.0, evaluations=12, early_stopping=2)
+    ended = {name: note for note in outcome.notes for name in tasks if note.startswith(f"{name} stopped")}
+    assert "five" in ended
+    best = int(ended["five"].rsplit(" ", 1)[1])
+    values_of = [e["validation"]["five/accuracy"] for e in outcome.history if "validation" in e]
+    assert outcome.metrics["validation"]["five/accuracy"] == max(values_of[: 12 * best // (12 * 10) + 1])
+    assert not list((tmp_path / "checkpoints").glob("task-five-*"))[1:]
+
+
+def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", early_stopping=3, evaluations=4)
+
+    class Cut(JointTrainer):
+        """Stops once, in the middle."""
+
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if self.state.global_step == 17:
+                self.interrupts.wanted = True
+            return super().training_step(*args, **kwargs)
+
+    from inlay.training import joint_fitting
+
+    original = joint_fitting.JointTrainer
+    joint_fitting.JointTrainer = Cut  # type: ignore[misc]
+    try:
+        with pytest.raises(Interrupted):
+            run(tmp_path / "cut", early_stopping=3, evaluations=4)
+    finally:
+        joint_fitting.JointTrainer = original  # type: ignore[misc]
+    resumed = run(tmp_path / "cut", early_stopping=3, evaluations=4)
+    assert resumed.resumed_from == 18
+    assert resumed.metrics == whole.metrics
+    assert resumed.history == whole.history
+    wanted = trained_parameters(whole.model)
+    for name, parameter in trained_parameters(resumed.model).items():
+        assert torch.equal(parameter, wanted[name]), name

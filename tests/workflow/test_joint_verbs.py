@@ -1,0 +1,180 @@
+"""Several tasks from the command line: tune --tasks, predict --adapter, export."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import BertForSequenceClassification
+from typer.testing import CliRunner
+
+from inlay import InlayError, Spec, predict, tune
+from inlay.cli.app import app
+from inlay.records.store import Run
+from inlay.workflow.answer import Tasks, answer
+from inlay.workflow.export import export
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and three tasks in the layout of a data folder: two classes, three, and a value."""
+    import zoo
+    from checkpoints import write_tokenizer
+
+    place = tmp_path_factory.mktemp("joint")
+    zoo.tiny("bert", "base")[0].save_pretrained(place / "model")
+    write_tokenizer(place / "model")
+    rng = random.Random(0)
+    for name, fields, labels in (
+        ("cola", ("sentence",), ["unacceptable", "acceptable"]),
+        ("cb", ("premise", "hypothesis"), ["entailment", "contradiction", "neutral"]),
+        ("stsb", ("sentence1", "sentence2"), None),
+    ):
+        (place / "data" / name).mkdir(parents=True)
+        for split, count in (("train", 24), ("test", 9)):
+            rows = []
+            for i in range(count):
+                kind = i % (len(labels) if labels else 5)
+                words = {field: " ".join(f"w{rng.randrange(6, 20)}" for _ in range(4)) for field in fields}
+                rows.append(words | {"label": labels[kind] if labels else float(kind)})
+            text = "".join(json.dumps(row) + "\n" for row in rows)
+            (place / "data" / name / f"{split}.jsonl").write_text(text)
+    return place
+
+
+def spec(folder: Path, **changes: Any) -> Spec:
+    given = {"max_steps": 4, "batch_size": 8, "evaluations": 1, "learning_rate": 0.05}
+    return Spec(
+        model=str(folder / "model"),
+        method="multi-lora",
+        tasks=("cola", "cb", "stsb"),
+        data_dir=str(folder / "data"),
+        **{**given, **changes},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    return tune(spec(folder), folder / "runs", progress=False)
+
+
+def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
+    assert set(run.record["tasks"]) == {"cola", "cb", "stsb"}
+    assert {"cola/matthews", "cb/accuracy", "stsb/pearson", "average"} <= set(run.metrics["test"])
+    assert run.record["examples"]["train"] > 50
+    kept = sorted(path.name for path in run.adapter.iterdir() if path.is_dir())
+    assert kept == ["cb", "cola", "stsb"]
+    again = tune(spec(folder), folder / "runs", progress=False)
+    assert again.id == run.id
+    assert Spec.from_json(run.spec.to_json()) == run.spec
+
+
+def test_requests_of_different_tasks(run: Run, folder: Path, tmp_path: Path) -> None:
+    requests = [
+        {"task": "cola", "sentence": "w6 w7", "id": 1},
+        {"task": "stsb", "sentence1": "w6", "sentence2": "w7 w8 w9"},
+        {"task": "cb", "premise": "w9", "hypothesis": "w10"},
+        {"task": "cola", "sentence": "w8"},
+    ]
+    file = tmp_path / "requests.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in requests))
+    found = answer(run.adapter, file, tmp_path / "out.jsonl")
+    assert [each["task"] for each in found] == ["cola", "stsb", "cb", "cola"]
+    assert found[0]["id"] == 1
+    assert found[0]["label"] in ("acceptable", "unacceptable")
+    assert found[2]["label"] in ("entailment", "contradiction", "neutral")
+    assert "value" in found[1]
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == found
+    # What a row is mixed with does not change its answer.
+    tasks = Tasks(run.folder)
+    for given, whole in zip(requests, found, strict=True):
+        (alone,) = tasks.answer([tasks.request(given)])
+        assert alone.keys() == whole.keys()
+        for key, value in alone.items():
+            assert value == pytest.approx(whole[key], abs=1e-5) if isinstance(value, float) else value == whole[key]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"task": "rte", "sentence1": "w6"}', "rte"),
+        ('{"sentence": "w6"}', "None"),
+        ('{"task": "cola"}', "sentence"),
+        ("[1]", "line 1"),
+        ("{", "line 1 is not JSON"),
+        ("", "no lines"),
+    ],
+)
+def test_requests_that_cannot_be_answered(line: str, said: str, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(InlayError, match=said):
+        answer(run.adapter, file)
+
+
+def test_a_task_is_exported_without_the_model(run: Run, folder: Path, tmp_path: Path) -> None:
+    export(run.adapter, "cb", tmp_path / "lora")
+    base = BertForSequenceClassification.from_pretrained(folder / "model", num_labels=3)
+    lora = PeftModel.from_pretrained(base, str(tmp_path / "lora")).eval()
+    tasks = Tasks(run.folder)
+    ids = torch.tensor([[0, 9, 10, 11, 2]])
+    with torch.no_grad():
+        wanted = tasks.model(input_ids=ids, adapter_names=["cb"]).logits
+        torch.testing.assert_close(lora(input_ids=ids).logits, wanted)
+    with pytest.raises(InlayError, match="cbb"):
+        export(run.adapter, "cbb", tmp_path / "other")
+    with pytest.raises(InlayError, match="there already"):
+        export(run.adapter, "cb", tmp_path / "lora")
+    with pytest.raises(InlayError, match="form"):
+        export(run.adapter, "cb", tmp_path / "other", to="gguf")
+
+
+def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl").write_text('{"task": "cola", "sentence": "w6"}\n')
+    done = CliRunner().invoke(app, ["predict", "--adapter", str(run.folder), str(tmp_path / "requests.jsonl")])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["task"] == "cola"
+    arguments = ["export", "--adapter", str(run.folder), "--task", "cola", "--output", str(tmp_path / "lora")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert (tmp_path / "lora" / "adapter_config.json").is_file()
+    given = ["--model", str(folder / "model"), "--data-dir", str(folder / "data"), "--tasks", "cola, cb,stsb"]
+    more = [
+        "--max-steps",
+        "4",
+        "--batch-size",
+        "8",
+        "--evaluations",
+        "1",
+        "--lr",
+        "0.05",
+        "--out",
+        str(folder / "runs"),
+    ]
+    found = CliRunner().invoke(app, ["tune", "--method", "multi-lora", *given, *more])
+    assert found.exit_code == 0, found.output
+    assert run.id in found.stdout  # found, not repeated
+
+
+def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="multi-lora"):
+        tune(spec(folder).with_(method="lora"), tmp_path)
+    with pytest.raises(InlayError, match="at least two"):
+        tune(spec(folder).with_(tasks=("cola",)), tmp_path)
+    with pytest.raises(InlayError, match="sampling"):
+        spec(folder, sampling="random")
+    with pytest.raises(InlayError, match="temperature"):
+        spec(folder, temperature=3.0)
+    with pytest.raises(InlayError, match="several tasks"):
+        Spec(model="m", method="multi-lora", task="rte", tasks=("cola", "cb"))
+
+
+def test_a_run_of_several_tasks_says_how_to_predict(run: Run, folder: Path) -> None:
+    with pytest.raises(InlayError, match="--adapter"):
+        predict(run, folder / "data" / "cola" / "test.jsonl")
