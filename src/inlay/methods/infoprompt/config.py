@@ -127,6 +127,9 @@ class InfoPromptConfig(InlayConfig):
             raise InlayError("initial='words' needs the words' tokens: give initial_ids (or initial_words to tune).")
         if self.predict_from_sample and not self.beta:
             raise InlayError("predict_from_sample=True needs the representation loss: give a beta above 0.")
+        # The class vectors are the head: one that loading left uninitialised is not read.
+        new = self.newly_initialised or ()
+        self.modules_to_save = [name for name in self.modules_to_save or () if name not in new]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, OwnHead(value or ()) if name == "modules_to_save" else value)

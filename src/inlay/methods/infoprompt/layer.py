@@ -139,14 +139,18 @@ class InfoPromptLayer(ChildLayer):
 
     # ---- Phi(X)
 
+    @torch.compiler.disable
     def _context(self, pieces: Pieces, batch: Batch, real: Tensor) -> Tensor:
-        """`Phi(X)`, of which prompts are made, and `Z'`, as Z is read but without prompts: B x 2 x H."""
+        """`Phi(X)`, of which prompts are made, and `Z'`, as Z is read but without prompts: B x 2 x H.
+
+        Never compiled: what is kept is looked up in a dictionary, and on a CPU must be the same every time.
+        """
         site = pieces.site.it
 
         def compute(rows: Batch) -> Tensor:
             return self._encoded(site, rows)
 
-        now = None if torch.compiler.is_compiling() else circumstances(self.host, self)
+        now = circumstances(self.host, self)
         if now is None:
             return compute(batch)
         if site.config.cache:

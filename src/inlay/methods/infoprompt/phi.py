@@ -82,7 +82,7 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
     `own` hangs on the encoder and takes no part.
     """
     mine = set(own.modules())
-    versions, weight = 0, None
+    versions, pointers, weight = 0, 0, None
     for module in encoder.modules():
         if module in mine:
             continue
@@ -94,8 +94,9 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
             if parameter.requires_grad:
                 return None
             versions += 0 if parameter.is_inference() else parameter._version
+            pointers += parameter.data_ptr()
             weight = parameter if weight is None else weight
     assert weight is not None
     kind = weight.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return versions, weight.data_ptr(), weight.dtype, weight.device, autocast
+    return versions, pointers, weight.dtype, weight.device, autocast
