@@ -80,7 +80,7 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
     from inlay.training import distil
     from inlay.training.place import Place
     from inlay.training.plan import pick_device, pick_dtype
-    from inlay.workflow.compress import CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED, parted, share, split
+    from inlay.workflow.compress import CHECKED, CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED, parted, share, split
 
     device = pick_device()
     place = Place(device, pick_dtype(args.precision, device), args.batch_size)
@@ -123,7 +123,9 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
             for name, rows in sets.items():
                 scores[name][FITTED] = distil.scores(pair, rows, pair.bare)
         before = time.perf_counter()
-        losses = distil.distil(pair, train, steps=args.steps, learning_rate=rate)
+        learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
+        check = train[CHECKED - 1 :: CHECKED]
+        losses = distil.distil(pair, learn, steps=args.steps, learning_rate=rate, check=check)
         for name, rows in sets.items():
             scores[name][DISTILLED] = distil.scores(pair, rows, pair.bare)
         found.append(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
@@ -25,7 +25,7 @@ from inlay.errors import InlayError
 from inlay.methods.ntk_attention import prompt as prompts
 from inlay.methods.ntk_attention.fit import Centring, Squares, look, solve, watching
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
-from inlay.methods.ntk_attention.prompt import read, rotary
+from inlay.methods.ntk_attention.prompt import read, rotary, trained_prefix
 from inlay.methods.ntk_attention.start import scale_of
 from zoo import tiny
 
@@ -171,6 +171,37 @@ def test_the_gradient_of_leaning_is_that_of_finite_differences() -> None:
         moved[index] = step
         up, down = (whole(query + sign * moved.view_as(query)).sum() for sign in (1, -1))
         assert float(gradient.flatten()[index]) == pytest.approx(float(up - down) / (2 * step), rel=1e-5, abs=1e-6)
+
+
+def prefix_tuned(family: str) -> Any:
+    """A tiny model with PEFT's prefix tuning, its prefix drawn at random."""
+    model = tiny(family, "causal-lm")[0].double()
+    torch.manual_seed(0)
+    return get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)).double().eval()
+
+
+@pytest.mark.parametrize(("family", "order"), [("llama", 8), ("gpt2", 6)])
+def test_a_trained_prefix_in_closed_form_is_prefix_tuning(family: str, order: int) -> None:
+    tuned = prefix_tuned(family)
+    with torch.no_grad():
+        wanted = tuned(input_ids=TEXT).logits
+    prefix = trained_prefix(tuned)
+    assert (prefix.length, prefix.following) == (5, 0 if family == "llama" else 5)
+    config = inlay.NTKAttentionConfig(
+        start="text", prompt_length=5, feature_map="taylor", taylor_order=order, rank=4 if family == "llama" else 8
+    )
+    model = get_peft_model(tuned.get_base_model(), config).eval()
+    model.base_model.start_from(prefix)
+    places = {} if family == "llama" else {"position_ids": torch.arange(5, 9).expand(2, -1)}
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=TEXT, **places).logits, wanted, atol=1e-4, rtol=1e-4)
+        with model.disable_adapter():
+            assert (model(input_ids=TEXT, **places).logits - wanted).abs().max() > 1e-2
+
+
+def test_a_prefix_of_a_model_that_rotates_otherwise_is_refused() -> None:
+    with pytest.raises(InlayError, match=r"Gemma3ForCausalLM rotates its keys in a way"):
+        trained_prefix(prefix_tuned("gemma"))
 
 
 # What is saved.

@@ -145,6 +145,18 @@ def test_it_learns_and_the_model_stays(kind: str) -> None:
     )
 
 
+def test_it_ends_where_it_was_best_for_texts_to_check() -> None:
+    pair = make_pair()
+    texts = pair.sample(12, 6, 0)
+    before = {name: weight.detach().clone() for name, weight in trained_parameters(pair.model).items()}
+    start = scores(pair, texts[8:], pair.bare).divergence
+    distil(pair, texts[:8], steps=3, learning_rate=30.0, check=texts[8:])  # nothing good can come of that rate
+    assert scores(pair, texts[8:], pair.bare).divergence == start
+    assert all(torch.equal(weight, before[name]) for name, weight in trained_parameters(pair.model).items())
+    distil(pair, texts[:8], steps=3, learning_rate=30.0)
+    assert scores(pair, texts[8:], pair.bare).divergence > start
+
+
 def test_the_fit_beats_the_closed_form_where_features_are_few() -> None:
     pair = make_pair(feature_multiplier=1)
     texts = pair.sample(48, 6, 0)

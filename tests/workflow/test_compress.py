@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, PrefixTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -83,6 +83,28 @@ def test_texts_of_ones_own(name: str, decoder: Path, tmp_path: Path) -> None:
     assert found.record["texts"] == {"source": "given", "train": 8, "held_out": 2}
     same = compress(str(decoder), PROMPT, tmp_path / "b", texts=texts, options=QUICK, progress=False)
     assert same.scores == found.scores
+
+
+def test_a_trained_prefix_becomes_an_adapter(decoder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(decoder)
+    get_peft_model(base, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)).save_pretrained(
+        tmp_path / "p"
+    )
+    texts = [f"w{number} w{number + 1} w{number + 2}" for number in range(10)]
+    options: dict[str, Any] = {"options": QUICK, "progress": False}
+    found = compress(str(decoder), None, tmp_path / "a", prefix_adapter=tmp_path / "p", texts=texts, **options)
+    assert found.prompt_tokens == 5
+    assert found.scores["closed form"].divergence < found.scores["no prompt"].divergence
+    assert PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(decoder), str(tmp_path / "a"))
+    for given, words in (
+        ({"prefix_adapter": tmp_path / "a", "texts": texts}, r"type INLAY_NTK_ATTENTION, not PREFIX_TUNING"),
+        ({"prefix_adapter": tmp_path / "nowhere", "texts": texts}, r"prefix in .*nowhere.* cannot be loaded"),
+        ({"prefix_adapter": tmp_path / "p"}, r"give texts"),
+        ({}, r"one of the two"),
+    ):
+        with pytest.raises(InlayError, match=words):
+            compress(str(decoder), None, tmp_path / "b", **given, **options)
 
 
 def test_settings_reach_the_adapter(decoder: Path, tmp_path: Path) -> None:

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 def command(
     model: o.Model,
-    prompt: Annotated[Path, typer.Option(help="A text file with the prompt.")],
     out: Annotated[Path, typer.Option(help="A new folder for the adapter.", rich_help_panel=o.OUTPUT)],
+    prompt: Annotated[Path | None, typer.Option(help="A text file with the prompt.")] = None,
+    prefix_adapter: Annotated[
+        Path | None,
+        typer.Option(help="In place of a prompt: an adapter that PEFT's prefix tuning trained. Needs --texts."),
+    ] = None,
     distil: Annotated[
         bool,
         typer.Option(
@@ -82,6 +86,7 @@ def command(
             model,
             prompt,
             out,
+            prefix_adapter=prefix_adapter,
             distil=distil,
             texts=texts,
             settings=o.settings(set_, layers),

@@ -31,6 +31,7 @@ from inlay.training.place import Place
 
 CLIP = 1.0
 WARMUP = 0.06
+CHECKS = 10
 
 
 @dataclass(frozen=True)
@@ -86,20 +87,23 @@ class Pair:
     """One model twice: with the prompt before every text, and without it and with the adapter.
 
     `lead` is what the tokenizer puts before every text (a token of beginning, or nothing): the model without the prompt
-    sees it in the prompt's place, and is asked for the first token of a text only where there is such a lead.
+    sees it in the prompt's place, and is asked for the first token of a text only where there is such a lead. The
+    prompt is its ids, or a trained prefix, which has no last token: nothing can be drawn behind it, with no lead.
     """
 
-    def __init__(self, model: PeftModel, ids: Sequence[int], place: Place, lead: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: PeftModel, prompt: Sequence[int] | Prompt, place: Place, lead: Sequence[int] = ()
+    ) -> None:
         self.model, self.place, self.lead = model, place, list(lead)
         with model.disable_adapter():
-            self.prompt: Prompt = read(model, ids, logits=True)
+            self.prompt = prompt if isinstance(prompt, Prompt) else read(model, prompt, logits=True)
 
     def prompted(self, ids: Tensor) -> Tensor:
         """Logits with the prompt, aligned with those of `bare`."""
-        assert self.prompt.logits is not None
         with torch.no_grad(), self.model.disable_adapter(), self.place.autocast():
             found = self._behind(self._cache(len(ids)), ids)
         if self.lead:
+            assert self.prompt.logits is not None
             found = torch.cat([self.prompt.logits.expand(len(ids), 1, -1).to(found), found], 1)
         return found
 
@@ -216,12 +220,14 @@ def distil(
     steps: int,
     learning_rate: float,
     seed: int = 0,
+    check: Sequence[Sequence[int]] = (),
     tick: Callable[[float], None] | None = None,
 ) -> list[float]:
     """Train the adapter on the texts, in an order that follows from the seed; the loss of every step.
 
     Gradients are clipped to norm 1, the rate rising over the first steps and then falling as a cosine. The model is
-    in eval mode throughout: it is a fixed function but for the adapter, which has no dropout.
+    in eval mode throughout: it is a fixed function but for the adapter, which has no dropout. With texts to `check` on,
+    they are scored at the start and ten times on the way, and the adapter is left as it was when it was best for them.
     """
     weights = list(trained_parameters(pair.model).values())
     optimiser = Relative(weights, lr=learning_rate)
@@ -229,6 +235,7 @@ def distil(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps, warmup))
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
+    best = Best(pair, weights, check)
     with evaluating(pair.model):
         for batch in _forever(texts, pair.place, generator):
             if len(losses) == steps:
@@ -246,9 +253,33 @@ def distil(
                     f"The divergence is {losses[-1]} at step {len(losses)} with learning_rate={learning_rate:g}. Try "
                     f"{learning_rate / 3:.1g}."
                 )
+            if len(losses) % math.ceil(steps / CHECKS) == 0 or len(losses) == steps:
+                best.look()
             if tick is not None:
                 tick(losses[-1])
+    best.restore()
     return losses
+
+
+class Best:
+    """The adapter as it was when it came nearest to the prompted model on texts that it is not trained on."""
+
+    def __init__(self, pair: Pair, weights: Sequence[Tensor], texts: Sequence[Sequence[int]]) -> None:
+        self.pair, self.weights, self.texts = pair, weights, texts
+        self.least = math.inf
+        self.kept: list[Tensor] = []
+        self.look()
+
+    def look(self) -> None:
+        """Score the adapter, and keep it if it is the best so far."""
+        if self.texts and (found := scores(self.pair, self.texts, self.pair.bare).divergence) < self.least:
+            self.least, self.kept = found, [weight.detach().clone() for weight in self.weights]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Go back to the best."""
+        for weight, kept in zip(self.weights, self.kept, strict=False):
+            weight.copy_(kept)
 
 
 def _share(step: int, steps: int, warmup: int) -> float:

@@ -14,19 +14,22 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, first_line
 from inlay.records.atomic import write_folder, write_json
 
 if TYPE_CHECKING:
+    from inlay.methods.ntk_attention.prompt import Prompt
     from inlay.training.distil import Pair, Scores
 
 METHOD = "ntk-attention"
 REPORT = "compress.json"
 PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
+CHECKED = 8  # every eighth of the others chooses when training was at its best
 HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
 
 
@@ -80,9 +83,10 @@ def share(scores: Mapping[str, Scores], who: str) -> float | None:
 
 def compress(
     model: str,
-    prompt: Path | str,
+    prompt: Path | str | None,
     out: Path | str,
     *,
+    prefix_adapter: Path | str | None = None,
     distil: bool = True,
     texts: Path | Sequence[str] | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -96,11 +100,19 @@ def compress(
 
     `texts` are continuations of the prompt, or a file of them (one a line; .jsonl: the field `text`); by default the
     prompted model writes its own. `settings` are those of `NTKAttentionConfig`. Nothing is written until all is done.
+    In place of a prompt, `prefix_adapter` is the folder of an adapter that PEFT's prefix tuning trained; texts are then
+    needed, as a prefix has no words to go on from.
     """
     options = options or Options()
     out = Path(out)
     _check_out(out)
-    text = prompt if isinstance(prompt, str) else _read(prompt, "prompt")
+    if (prompt is None) == (prefix_adapter is None):
+        raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
+    if prefix_adapter is not None and texts is None:
+        raise InlayError(
+            "A trained prefix has no words to go on from: give texts (--texts) like those it was trained on."
+        )
+    text = prompt if prompt is None or isinstance(prompt, str) else _read(prompt, "prompt")
     given = None if texts is None else _texts(texts)
     from inlay import backbones
     from inlay.methods import attach
@@ -118,28 +130,35 @@ def compress(
             f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
             "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
         )
-    lead, ids = split(backbone.processor, text)
-    check(backbone.model, ids, more=options.length)
     device = pick_device()
     place = Place(device, pick_dtype(options.precision, device), options.batch_size)
     backbone.model.to(device)
+    chosen = _settings(backbone.model, settings or {}) | {"seed": options.seed}
+    put = partial(attach.attach, backbone.model, METHOD, newly_initialised=[], task_kind=kinds.CAUSAL_LM)
     tell = say or (lambda line: None)
-    tell(f"reading a prompt of {len(ids):,} tokens")
-    adapted: Any = attach.attach(
-        backbone.model,
-        METHOD,
-        settings=_settings(backbone.model, settings or {}) | {"prompt_ids": ids, "seed": options.seed},
-        newly_initialised=[],
-        task_kind=kinds.CAUSAL_LM,
-    ).eval()
-    pair = Pair(adapted, ids, place, lead)
-    rows = _encoded(backbone.processor, given, options.length) if given is not None else _drawn(pair, options, progress)
+    adapted: Any
+    if text is not None:
+        lead, ids = split(backbone.processor, text)
+        check(backbone.model, ids, more=options.length)
+        tell(f"reading a prompt of {len(ids):,} tokens")
+        adapted = put(settings=chosen | {"prompt_ids": ids}).eval()
+        pair = Pair(adapted, ids, place, lead)
+    else:
+        prefix = _prefix(backbone.model, Path(str(prefix_adapter)))
+        check(backbone.model, [0] * prefix.length, more=options.length)
+        adapted = put(settings=chosen | {"prompt_length": prefix.length}).eval()
+        adapted.base_model.start_from(prefix)
+        pair = Pair(adapted, prefix, place)
+    if given is None:
+        rows = _drawn(pair, options, progress)
+    else:
+        rows = _encoded(backbone.processor, given, options.length, whole=text is None)
     train, held = parted(rows)
     scores = _before(pair, held)
     losses = _distilled(pair, train, held, scores, options, progress) if distil else []
     record = {
         "model": backbone.address,
-        "prompt_tokens": len(ids),
+        "prompt_tokens": pair.prompt.length,
         "texts": {"source": "own" if given is None else "given", "train": len(train), "held_out": len(held)},
         "options": asdict(options),
         "distilled": distil,
@@ -159,7 +178,7 @@ def compress(
     write_folder(out, fill)
     weights = attach.trained_parameters(adapted).values()
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return Compression(out, scores, len(ids), sum(weight.numel() for weight in weights), saved, record)
+    return Compression(out, scores, pair.prompt.length, sum(weight.numel() for weight in weights), saved, record)
 
 
 def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,13 +225,16 @@ def _distilled(
         scores[FITTED] = distil.scores(pair, held, pair.bare)
     if not options.steps:
         return []
+    check = train[CHECKED - 1 :: CHECKED]  # to choose the best state by; the held-out texts choose nothing
+    learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
     with _bar("distilling", options.steps, progress) as tick:
         losses = distil.distil(
             pair,
-            train,
+            learn,
             steps=options.steps,
             learning_rate=options.learning_rate,
             seed=options.seed,
+            check=check,
             tick=tick,
         )
     scores[DISTILLED] = distil.scores(pair, held, pair.bare)
@@ -256,9 +278,10 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     return whole[:at], whole[:at] + inner
 
 
-def _encoded(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]:
-    """The ids of given texts, at most `length` of each; a single token has nothing to be predicted from."""
-    rows = [tokenizer(text, add_special_tokens=False).input_ids[:length] for text in texts]
+def _encoded(tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool) -> list[list[int]]:
+    """The ids of given texts, at most `length` of each; a single token has nothing to be predicted from. Behind a
+    prompt a text has no token of beginning; behind a trained prefix it is `whole`."""
+    rows = [tokenizer(text, add_special_tokens=whole).input_ids[:length] for text in texts]
     return [row for row in rows if len(row) > 1]
 
 
@@ -271,6 +294,23 @@ def parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     held = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
     train = [row for number, row in enumerate(rows, 1) if number % HELD_OUT] if len(rows) >= HELD_OUT else rows[:-1]
     return train, held
+
+
+def _prefix(model: Any, folder: Path) -> Prompt:
+    """The prefix that PEFT's prefix tuning left in a folder."""
+    from peft import PeftConfig, PeftModel, PeftType
+
+    from inlay.methods.ntk_attention.prompt import trained_prefix
+
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        if config.peft_type != PeftType.PREFIX_TUNING:
+            raise InlayError(f"{str(folder)!r} holds an adapter of type {config.peft_type.value}, not PREFIX_TUNING.")
+        return trained_prefix(PeftModel.from_pretrained(model, str(folder)))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise InlayError(
+            f"The prefix in {str(folder)!r} cannot be loaded into this model: {first_line(error)}"
+        ) from error
 
 
 def _texts(source: Path | Sequence[str]) -> list[str]:

@@ -82,6 +82,14 @@ class Prefix(nn.Module):
         assert isinstance(self._phi, Centred)
         return replace(self._phi, centre=self.centre())
 
+    @torch.no_grad()
+    def begin(self, start: Start) -> None:
+        """Begin again, elsewhere."""
+        for name in ("z_a", "z_b", "kappa", "centre"):
+            part, found = getattr(self, name), getattr(start, name)
+            if part is not None:
+                part.weight.copy_(found)
+
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         return _value(self.z_a), _value(self.z_b), _value(self.kappa)
 

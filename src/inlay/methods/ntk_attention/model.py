@@ -52,6 +52,15 @@ class NTKAttentionModel(InlayTuner):
         finally:
             self._prompt = None
 
+    @torch.no_grad()
+    def start_from(self, prompt: Prompt, adapter_name: str = "default") -> None:
+        """Put Eq. (4) of a prompt, or of a trained prefix, into an adapter whose start is `text`."""
+        config = self.peft_config[adapter_name]
+        for name, block in self._places().items():
+            layer = getattr(block.attention.module if block.attention else None, self.child, None)
+            if name in config.target_modules and layer is not None:
+                layer.inlay_ntk_prefix[adapter_name].begin(start_at(config, block, prompt))
+
     def _places(self) -> dict[str, Block]:
         """The blocks whose attention can be adapted, by the plain name of the attention module."""
         attentions = [(block, block.attention) for block in anatomy(self.model).blocks]

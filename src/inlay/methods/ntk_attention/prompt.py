@@ -8,12 +8,14 @@ nothing below 0: the prompt is read at 0..m-1, and text behind it stands at m, m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 
@@ -74,6 +76,41 @@ def read(model: nn.Module, ids: Sequence[int], *, logits: bool = False) -> Promp
             )
     assert last is not None
     return Prompt(cache, len(ids), first + len(ids), last.logits[:, -1] if logits else None)
+
+
+@torch.no_grad()
+def trained_prefix(model: PeftModel) -> Prompt:
+    """The keys and values of a prefix-tuning adapter of PEFT, as a prompt (section G of the paper).
+
+    PEFT puts them before the keys as they are and lets the text begin at position m. Text that begins at 0 meets the
+    same scores with a rotary embedding when the keys are rotated back by m.
+    """
+    base: Any = model.get_base_model()
+    cache: Any = model.get_prompt(batch_size=1)
+    length = cache.get_seq_length()
+    if not rotary(base):
+        return Prompt(cache, length, length)
+    for block, layer in zip(anatomy(base).blocks, cache.layers, strict=True):
+        assert block.attention is not None
+        layer.keys = _rotated(base, block.attention.module, layer.keys, -length)
+    return Prompt(cache, length, 0)
+
+
+def _rotated(base: Any, attention: nn.Module, keys: Tensor, by: int) -> Tensor:
+    """Keys, turned by the model's own rotary embedding as if they stood `by` positions further on."""
+    embedding = getattr(anatomy(base).backbone.module, "rotary_emb", None)
+    apply = vars(sys.modules[type(attention).__module__]).get("apply_rotary_pos_emb")
+    try:
+        assert embedding is not None
+        assert apply is not None
+        cos, sin = embedding(keys, torch.tensor([[by]], device=keys.device))
+        turned: Tensor = apply(keys, keys, cos, sin)[1] / getattr(embedding, "attention_scaling", 1.0)
+    except (TypeError, AssertionError, AttributeError) as error:
+        raise InlayError(
+            f"{type(base).__name__} rotates its keys in a way that is not known here: its trained prefixes cannot be "
+            "compressed. Compress a prompt's text, or take a Llama, Mistral, Qwen, GPT-2 or OPT."
+        ) from error
+    return turned
 
 
 def check(model: nn.Module, ids: Sequence[int], more: int = 0) -> None:
