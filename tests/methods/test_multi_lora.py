@@ -453,6 +453,28 @@ def test_the_gpt2_medium_counts(tasks: int) -> None:
     assert sum(model.base_model.counted_parameters().values()) == 24 * 2 * (4096 + tasks * 4096)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2", "vit", "resnet"])
+def test_mixed_precision(family: str) -> None:
+    """Under autocast, and on a base in bfloat16: what comes out has the host's precision, and all gradients come."""
+    model, batch = several(family, dtype=torch.float32)
+    names = ["rte", "sst2", "stsb"]
+    with torch.no_grad():
+        exact = model(**inputs(batch), adapter_names=names).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(**batch, adapter_names=names)
+    found.loss.backward()
+    finite = torch.isfinite(exact)
+    torch.testing.assert_close(found.logits.float()[finite], exact[finite], atol=0.1, rtol=0.1)
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
+    half, batch = several(family, dtype=torch.bfloat16)
+    layer = next(iter(Routing.of(half.get_base_model()).layers.values()))
+    assert layer.inlay_multi_lora_b["rte"].weight.dtype == torch.float32
+    found = half(**batch, adapter_names=names)
+    assert found.logits.dtype == torch.bfloat16
+    found.loss.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in half.parameters() if p.requires_grad)
+
+
 def test_compiled_with_names() -> None:
     model, batch = several("bert", dtype=torch.float32)
     names = ["sst2", "rte", "stsb"]

@@ -25,6 +25,7 @@ from inlay.training.trainer import NotFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 METHOD = registry.get("multi-lora")
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass
@@ -144,6 +145,18 @@ def test_three_tasks_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
     with torch.no_grad():
         found = again(**batch, adapter_names=list(tasks)).logits
         assert torch.equal(found, outcome.model(**batch, adapter_names=list(tasks)).logits)
+
+
+def test_language_models_are_trained_together(tmp_path: Path) -> None:
+    tasks: dict[str, Any] = {}
+    for name in ("e2e", "dart"):
+        made = toys.lm_task()
+        tasks[name] = Part(kind="causal-lm", num_labels=None, **{s: getattr(made, s) for s in SPLITS})  # type: ignore[arg-type]
+    model = toys.backbone("gpt2", "causal-lm", dropout=0.0)
+    outcome = fit_joint(model, tasks, METHOD, spec(epochs=3.0), tmp_path, progress=False)
+    losses = [entry["loss"] for entry in outcome.history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    assert outcome.metrics["test"]["e2e/loss"] > 0
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

@@ -160,6 +160,9 @@ def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["tune", "--method", "multi-lora", *given, *more])
     assert found.exit_code == 0, found.output
     assert run.id in found.stdout  # found, not repeated
+    shown = CliRunner().invoke(app, ["runs", "show", run.id, "--out", str(folder / "runs")])
+    assert shown.exit_code == 0, shown.output
+    assert "cb data" in shown.stdout
 
 
 def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:

@@ -150,9 +150,14 @@ def whole_run(run: Run) -> None:
         return
     run_result(run)
     record = run.record
+    tasks = record.get("tasks") or {"": record["task"]}  # of a run of several, by name
     facts = [
-        ("data", record["task"]["source"]),
-        *(("note", note) for note in record["task"]["notes"]),
+        *(
+            (f"{name} {what}".strip(), line)
+            for name, task in tasks.items()
+            for what, line in (("data", task["source"]), *(("note", note) for note in task["notes"]))
+        ),
+        *(("note", note) for note in record.get("notes", ())),
         ("model", record["backbone"]["source"]),
         *(("note", note) for note in record["backbone"]["notes"]),
         *((name, str(version)) for name, version in record["versions"].items() if version is not None),

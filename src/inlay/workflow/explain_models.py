@@ -323,6 +323,8 @@ def subject(
     if adapter is not None:
         run = Store(runs).get(adapter)
         run.verify()
+        if run.spec.tasks:
+            raise InlayError(f"The run {run.id} has several tasks, and one is explained at a time: give another run.")
         schema = TaskSchema.from_json(run.record["task"]["schema"])
         if schema.modality != task.schema.modality:
             raise InlayError(

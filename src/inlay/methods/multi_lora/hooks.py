@@ -52,7 +52,6 @@ class ModelHooks:
         loss = self._loss(model, rows, output["logits"] if isinstance(output, Mapping) else output[0], labels)
         if isinstance(output, tuple) and not isinstance(output, Mapping):
             return (loss, *output)
-        output["loss"] = loss
         return type(output)(**{"loss": loss, **output})  # the loss comes first, as Transformers has it
 
     def _loss(self, model: nn.Module, rows: Rows, logits: Tensor, labels: Tensor) -> Tensor:
