@@ -139,8 +139,11 @@ def command(
             if name == "language":
                 found = language.in_context(icl.language_model(model), model, tick, count=tasks, seed=seed)
             elif name == "run":
-                problem = setting.problem() if features is None else icl.real_problem(features, task, setting)
-                found = lab.free(problem, setting, tick, look)
+                if features is None:
+                    found = lab.free(setting.problem(), setting, tick, look)
+                else:
+                    problem = icl.real_problem(features, task, setting)
+                    found = lab.free(problem, setting, tick, look, f"{features} on {task}")
             else:
                 found = lab.EXPERIMENTS[name](setting, tick, look)
             charts_theory.write(found, folder, told, charts_icl.DRAWN)

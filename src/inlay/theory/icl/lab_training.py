@@ -177,11 +177,12 @@ def _figure_4_claims(ends: dict[int, Trace], rises: dict[int, float], problem: P
     return claims
 
 
-def free(problem: Problem, setting: Setting, tick: Tick, show: Show) -> Finding:
-    """One training with settings of one's own, on any problem."""
+def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str = "") -> Finding:
+    """One training with settings of one's own, on any problem; `about` says whose features f is."""
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
     steps = setting.steps or 2000
     name = f"N = {problem.N}, K = {problem.K}, d = {problem.d}, m = {problem.m}, tau = {problem.tau:g}, H = {heads}"
+    name = f"{about}: {name}" if about else name
     tick(name)
     dtype = torch.float64 if setting.optimiser == "gd" else torch.float32
     model = OneLayer(problem, heads, seed=setting.seed, dtype=dtype)
