@@ -195,7 +195,9 @@ def test_the_loss_of_one_task_is_the_models_own() -> None:
     model.set_adapter("rte")
     torch.testing.assert_close(model(**batch, adapter_names=["rte"] * 3).loss, model(**batch).loss)
     values = {**batch, "labels": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
+    model.set_adapter("stsb")
     found = model(**values, adapter_names=["stsb"] * 3)
+    torch.testing.assert_close(model(**values).loss, found.loss)  # the active task's, without a name
     torch.testing.assert_close(found.loss, ((found.logits[:, 0] - values["labels"]) ** 2).mean())
 
 

@@ -160,6 +160,19 @@ def test_one_task_is_merged_and_taken_out(family: str) -> None:
     assert torch.equal(logits(model, batch, "sst2"), other)
 
 
+def test_a_task_with_its_own_labels_becomes_a_plain_model() -> None:
+    model, batch = tasks()
+    model.set_adapter("sst2")
+    labels = torch.tensor([0, 1, 1])
+    wanted = model(**batch, labels=labels)
+    plain = model.merge_and_unload()
+    found = plain(**batch, labels=labels)
+    torch.testing.assert_close(found.logits, wanted.logits, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    assert plain.config.num_labels == 2
+    assert not hasattr(plain, "_inlay_multi_lora_routing")
+
+
 # ------------------------------------------------------------------------------------------------- plain LoRA and back
 
 

@@ -34,7 +34,7 @@ class ModelHooks:
     def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Count the rows; keep the labels back where the model could not use them."""
         rows = self.routing.rows
-        if rows is None or rows.count is None:
+        if rows is None:
             return None
         _check_rows(model, args, kwargs, rows)
         if kwargs.get("labels") is None or not (rows.mixed or self._resized(model, rows)):
@@ -69,14 +69,15 @@ class ModelHooks:
         return joint_loss(*task_sums(sums, counts, slots, len(rows.tasks)))
 
     def _resized(self, model: nn.Module, rows: Rows) -> bool:
-        return any(self._labels(model, task) != _base_labels(model) for task in rows.tasks)
+        return any(self._labels(model, task) != base_labels(model) for task in rows.tasks)
 
     def _labels(self, model: nn.Module, task: str) -> int | None:
         own = None if task == BASE else self.configs[task].num_labels
-        return own or _base_labels(model)
+        return own or base_labels(model)
 
 
-def _base_labels(model: nn.Module) -> int | None:
+def base_labels(model: nn.Module) -> int | None:
+    """How many outputs the base model's own head has."""
     return getattr(getattr(model, "config", None), "num_labels", None)
 
 

@@ -24,7 +24,7 @@ from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_in, width_out
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
-from inlay.methods.multi_lora.hooks import ModelHooks
+from inlay.methods.multi_lora.hooks import ModelHooks, base_labels
 from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
 from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
 from inlay.methods.multi_lora.shared import checksum_of
@@ -239,21 +239,35 @@ class MultiLoraModel(InlayTuner):
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         routing, names = self.routing, kwargs.get("adapter_names")
-        rows: Rows | None = None
         if names is not None:
             rows = Rows.of(names, self.tasks)
             rows.copies = _copies(self.model, kwargs)
-        elif torch.compiler.is_compiling() or not routing.recomputing:
+        elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):
+            rows = Rows(self.active_adapters)
+        else:
             yield
             return
-        elif len(self.active_adapters) == 1 and self.active_adapters[0] in self.tasks:
-            rows = Rows(self.active_adapters)
         with routing.remembering(rows):
             yield
 
+    def _needs_rows(self, task: str) -> bool:
+        """Whether a pass of the active task alone must say so: for a head of another size, of which the base model
+        cannot compute the loss, and for layers that are recomputed when another task may be active."""
+        if task not in self.tasks:
+            return False
+        if self.peft_config[task].num_labels not in (None, base_labels(self.model)):
+            return True
+        return not torch.compiler.is_compiling() and self.routing.recomputing
+
     def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
         routing = self.routing
+        active = self.active_adapters[0] if self.active_adapters else None
+        labels = self.peft_config[active].num_labels if active in self.tasks else None
         found = super()._unload_and_optionally_merge(*args, **kwargs)
+        if labels is not None and routing.heads and labels != base_labels(self.model):
+            # The task's head is the model's own now, and computes its loss by these.
+            self.model.config.num_labels = self.model.num_labels = labels
+            self.model.config.problem_type = None
         for handle in routing.handles:
             handle.remove()
         for head in routing.heads.values():  # those that another method keeps
