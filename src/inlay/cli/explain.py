@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inlay.cli import explain_prompts as prompts
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError
@@ -263,6 +264,10 @@ def attention_distance(
     carry_out("attention-distance", work, spec, out, quiet, run_name(adapter))
 
 
+app.command("information")(prompts.information)
+app.command("landscape")(prompts.landscape)
+
+
 # ------------------------------------------------------------------------------------------------------ what they share
 
 
@@ -381,4 +386,6 @@ SHOWN: dict[str, Any] = {
     "prompt-norm": sweep_table,
     "cka": cka_table,
     "attention-distance": attention_table,
+    "information": prompts.information_table,
+    "landscape": prompts.landscape_table,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.report import charts
+from inlay.report import charts, charts_prompts
 from inlay.workflow.explain import Explanation, facts, model_name, subject_name
 
 if TYPE_CHECKING:
@@ -247,4 +247,6 @@ DRAWN: dict[str, Callable[[Any], Figure]] = {
     "prompt-norm": prompt_norm,
     "cka": cka,
     "attention-distance": attention_distance,
+    "information": charts_prompts.information,
+    "landscape": charts_prompts.landscape,
 }

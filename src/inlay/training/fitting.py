@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -70,13 +70,14 @@ def fit(
     progress: bool = True,
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    watchers: Sequence[TrainerCallback] = (),
 ) -> Outcome:
     """Adapt `backbone` to `task` by `method`, in `folder`: checkpoints on the way, `adapter/` at the end.
 
     Called again after any end before that (a kill, an interruption, a full disk), it goes on from the last checkpoint
     and comes to the same result, on a CPU to the bit. `progress` shows a bar or lines on stderr; `checkpoint_seconds`
     is about how much work may be lost (0: a checkpoint after every update; otherwise they never take more than 2 % of
-    the time).
+    the time). `watchers` are called as the Trainer's own callbacks are.
     """
     processor = backbone.processor
     with writing(folder):
@@ -108,7 +109,7 @@ def fit(
     pace = Pace()
     main = is_main()
     display = Display(f"{task.name} {method.name}", show=progress and main, log=folder / "log.txt" if main else None)
-    callbacks: list[TrainerCallback] = [pace, display]
+    callbacks: list[TrainerCallback] = [pace, display, *watchers]
     if tensorboard:
         callbacks.append(tensorboard_callback(folder))
     validation: Validation | None = None

@@ -8,7 +8,9 @@ are noted. Between these hooks one `Pass` is open; nothing of it is left when th
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -46,6 +48,19 @@ class Pass:
     states: Tensor | None = None
 
 
+@dataclass
+class Observed:
+    """What forward passes came to, a row a text: the prompts P, the state Z, and Z' without prompts.
+
+    `instead` (n_p x D), where it is set, stands in place of the adapter's own prompts.
+    """
+
+    instead: Tensor | None = None
+    prompts: list[Tensor] = field(default_factory=list)
+    z: list[Tensor] = field(default_factory=list)
+    without: list[Tensor] = field(default_factory=list)
+
+
 class InfoPromptLayer(ChildLayer):
     """Prompts in the text and class vectors on its state (section 2.1, with `h_theta` of class vectors):
 
@@ -65,6 +80,7 @@ class InfoPromptLayer(ChildLayer):
         self.inlay_infoprompt_pieces = nn.ModuleDict()
         self.loss_parts: dict[str, Tensor] = {}
         self._pass: Pass | None = None
+        self._observed: Observed | None = None
         self._handles: list[RemovableHandle] = []
         self._arguments: list[str] = []
         self._takes: set[str] = set()
@@ -87,6 +103,15 @@ class InfoPromptLayer(ChildLayer):
                 self.host.register_forward_hook(self.note_states),
                 site.root.register_forward_hook(self.conclude),
             ]
+
+    @contextmanager
+    def observing(self) -> Iterator[Observed]:
+        """Inside, P, Z and Z' of every forward pass are noted, also where a method has no need of Z'."""
+        self._observed = Observed()
+        try:
+            yield self._observed
+        finally:
+            self._observed = None
 
     # ---- before the model runs
 
@@ -113,9 +138,13 @@ class InfoPromptLayer(ChildLayer):
         if slots is None:
             where = usual_places(real, masks if site.state == "mask" else None, count, causal=site.causal)
             slots = Slots.inserted(where, real.shape[1])
-        context = self._context(pieces, batch, real) if site.config.informed else None
+        observed = self._observed
+        informed = site.config.informed or observed is not None
+        context = self._context(pieces, batch, real) if informed else None
         with exactly(real.device):
             prompts = pieces.prompts(None if context is None else context[:, 0].to(pieces.dtype), len(real))
+        if observed is not None and observed.instead is not None:
+            prompts = observed.instead.expand_as(prompts)
         self._pass = Pass(
             pieces=pieces,
             slots=slots,
@@ -198,6 +227,10 @@ class InfoPromptLayer(ChildLayer):
         states = now.states.to(theta.dtype)
         real = now.real | now.slots.prompt if site.state == "last" else now.real
         z = seen = read(states, real, site.state, now.masks)
+        if self._observed is not None and now.without is not None:
+            self._observed.prompts.append(now.prompts.detach())
+            self._observed.z.append(z.detach())
+            self._observed.without.append(now.without.to(z.dtype))
         spread = None
         if self.training and now.pieces.critic is not None:
             spread = information.gaussian(*now.pieces.critic(z))

@@ -1,0 +1,94 @@
+"""What prompts carry and where they were trained: the numbers behind InfoPrompt's figures 1 and 2."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from inlay import InlayError, Spec, tune
+from inlay.methods.infoprompt.pieces import Site
+from inlay.report import charts_explain
+from inlay.workflow.explain_landscape import landscape, roughness
+from inlay.workflow.explain_prompts import fitted_bounds, information
+
+
+def layer_for(size: int) -> Any:
+    site = Site(
+        None,
+        None,
+        torch.nn.Embedding(4, size),
+        size,
+        2,
+        False,
+        "mean",
+        "first",
+        False,
+        1.0,  # type: ignore[arg-type]
+    )
+    return SimpleNamespace(inlay_infoprompt_pieces={"default": SimpleNamespace(site=SimpleNamespace(it=site))})
+
+
+def test_the_critic_finds_information_where_there_is_some_and_none_where_there_is_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randn(200, 2, 6, generator=generator)
+    without = torch.randn(200, 6, generator=generator)
+    told, same = without + 2 * prompts.mean(1), without.clone()
+
+    def bound(z: torch.Tensor) -> float:
+        known, fresh = ((prompts[rows], z[rows], without[rows]) for rows in (slice(0, 100), slice(100, 200)))
+        values = fitted_bounds(layer_for(6), known, fresh, 300, 16, rate=1e-2)
+        assert len(values) == 100
+        assert max(values) <= math.log(16) + 1e-6
+        return sum(values) / 100
+
+    assert bound(told) > 0.5
+    assert bound(same) < 0.1
+
+
+def test_sources_are_compared_on_the_same_texts(review_spec: Spec, tmp_path: Path) -> None:
+    runs = [
+        tune(review_spec.with_(method=method), tmp_path / "runs", progress=False) for method in ("infoprompt", "warp")
+    ]
+    found = information(
+        runs[0].spec,
+        [run.id for run in runs],
+        words=["w1 w2"],
+        examples=8,
+        steps=5,
+        store=tmp_path / "runs",
+        progress=False,
+    )
+    assert [source.name for source in found.sources] == ["infoprompt", "warp", "'w1 w2'", "random"]
+    assert len({len(source.values) for source in found.sources}) == 1
+    assert "infoprompt" in found.sentence
+    charts_explain.write(found, tmp_path / "picture")
+    assert {path.suffix for path in (tmp_path / "picture").iterdir()} == {".png", ".svg", ".csv", ".json"}
+    other = tune(review_spec, tmp_path / "runs", progress=False)
+    with pytest.raises(InlayError, match="no prompts in the text"):
+        information(other.spec, [other.id], store=tmp_path / "runs", progress=False)
+
+
+def test_the_landscape_has_surfaces_and_the_path_that_training_takes(review_spec: Spec, tmp_path: Path) -> None:
+    spec = review_spec.with_(method="infoprompt")
+    found = landscape(spec, examples=4, steps=3, grid=3, progress=False)
+    assert list(found.values) == ["task", "representation"]
+    assert [path.name for path in found.paths] == ["gamma = 0.05", "gamma = 0"]
+    for path in found.paths:
+        assert path.steps == (0, 1, 2, 3)
+        assert len(set(path.points)) == 4, "the prompt moves"
+    assert found.paths[0].points[0] == found.paths[1].points[0], "both begin at the same place"
+    assert all(abs(x) <= found.x[-1] and abs(y) <= found.y[-1] for path in found.paths for x, y in path.points)
+    charts_explain.write(found, tmp_path / "picture")
+    assert (tmp_path / "picture" / "landscape.png").stat().st_size > 1000
+
+
+def test_roughness_is_none_of_a_plane_and_grows_with_bends() -> None:
+    plane = [[2.0 * i + j for j in range(5)] for i in range(5)]
+    waves = [[math.sin(3 * i) + math.cos(3 * j) for j in range(5)] for i in range(5)]
+    assert roughness(plane) == pytest.approx(0)
+    assert roughness(waves) > 0.1
