@@ -19,6 +19,7 @@ import argparse
 import gzip
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,10 @@ def make_prompt(kind: str, folder: Path, tokenizer: Any, tokens: int) -> str:
     return text
 
 
-def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: float) -> list[dict[str, Any]]:
-    """Every setting on one prompt; texts are drawn once."""
+def measure(
+    args: argparse.Namespace, kind: str, backbone: Any, text: str, end: float, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Every setting on one prompt, each kept when it is done; texts are drawn once."""
     import torch
 
     from inlay.methods import attach
@@ -92,7 +95,6 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
         for example in examples(kind, Path(args.data_dir), "test")[: args.real]
     ]
     texts: list[list[int]] | None = None
-    found: list[dict[str, Any]] = []
     for settings, rate in SETTINGS[: args.only]:
         if time.monotonic() > end:
             break
@@ -128,7 +130,7 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
         losses = distil.distil(pair, learn, steps=args.steps, learning_rate=rate, check=check)
         for name, rows in sets.items():
             scores[name][DISTILLED] = distil.scores(pair, rows, pair.bare)
-        found.append(
+        keep(
             {
                 "prompt": kind,
                 "prompt_tokens": len(ids),
@@ -153,7 +155,6 @@ def measure(args: argparse.Namespace, kind: str, backbone: Any, text: str, end: 
         adapted.unload()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return found
 
 
 def write(report: dict[str, Any]) -> None:
@@ -228,13 +229,16 @@ def main() -> None:
     backbone = backbones.load(args.model, kind="causal-lm")
     kinds = args.prompts.split(",")
     given = {name: value for name, value in vars(args).items() if name not in ("out", "data_dir", "model", "write")}
-    results: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"model": backbone.source, "arguments": given, "versions": versions(), "results": []}
+
+    def keep(result: dict[str, Any]) -> None:
+        report["results"].append(result)
+        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
     for number, kind in enumerate(kinds):
         text = make_prompt(kind, Path(args.data_dir), backbone.processor, args.tokens)
         left = end - time.monotonic()
-        results += measure(args, kind, backbone, text, time.monotonic() + left / (len(kinds) - number))
-        report = {"model": backbone.source, "arguments": given, "versions": versions(), "results": results}
-        args.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        measure(args, kind, backbone, text, time.monotonic() + left / (len(kinds) - number), keep)
 
 
 if __name__ == "__main__":

@@ -220,14 +220,14 @@ def _distilled(
     from inlay.training import distil
 
     if distil.can_fit(pair):
-        with _bar("fitting", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
+        with _Bar("fitting", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
             distil.fit(pair, train, tick)
         scores[FITTED] = distil.scores(pair, held, pair.bare)
     if not options.steps:
         return []
     check = train[CHECKED - 1 :: CHECKED]  # to choose the best state by; the held-out texts choose nothing
     learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
-    with _bar("distilling", options.steps, progress) as tick:
+    with _Bar("distilling", options.steps, progress) as tick:
         losses = distil.distil(
             pair,
             learn,
@@ -243,11 +243,11 @@ def _distilled(
 
 def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
     rounds = math.ceil(options.texts / options.batch_size) * options.length
-    with _bar("sampling", rounds, progress) as tick:
+    with _Bar("sampling", rounds, progress) as tick:
         return pair.sample(options.texts, options.length, options.seed, tick)
 
 
-class _bar:
+class _Bar:
     """A progress bar where there is a terminal to see it; called with a loss, it shows it."""
 
     def __init__(self, name: str, total: int, show: bool) -> None:
