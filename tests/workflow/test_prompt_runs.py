@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
+from scipy import stats
+from typer.testing import CliRunner
 
-from inlay import InlayError, Spec, backbones, predict, tasks, tune
+from inlay import InlayError, Spec, backbones, compare, predict, tasks, tune
+from inlay.cli.app import app
 from inlay.methods.registry import get
+from inlay.records.store import Store
 from inlay.training import fit
+from inlay.workflow.compare import against
 
 
 @pytest.mark.parametrize("method", ["infoprompt", "warp"])
@@ -76,3 +82,31 @@ def test_one_task_object_serves_methods_with_and_without_prompts(review_spec: Sp
         encoded = task.encode("test", backbone.processor, 32)[0]["input_ids"]
         assert (min(encoded) < 0) == (method == "warp")
     assert task.schema.full_template == plain.full_template
+
+
+def test_methods_are_tested_against_a_baseline_paired_by_seed(review_spec: Spec, tmp_path: Path) -> None:
+    found = compare(review_spec.with_(max_steps=2, shots=12), ["warp", "bias"], 3, tmp_path / "runs", progress=False)
+    differences = {each.method: each for each in against(found, "bias")}
+    values = {
+        method: [run.metrics["test"]["accuracy"] for run in found.runs if run.spec.method == method]
+        for method in ("warp", "bias")
+    }
+    assert differences["bias"].difference is None
+    for method, each in differences.items():
+        assert each.mean == pytest.approx(fmean(values[method]))
+        assert each.error == pytest.approx(stdev(values[method]) / 3**0.5)
+    gaps = [a - b for a, b in zip(values["warp"], values["bias"], strict=True)]
+    assert differences["warp"].difference == pytest.approx(fmean(gaps))
+    if stdev(gaps):
+        assert differences["warp"].p == pytest.approx(float(stats.ttest_rel(values["warp"], values["bias"]).pvalue))
+    with pytest.raises(InlayError, match="not among the methods"):
+        against(found, "lora")
+
+
+def test_several_sizes_make_a_table_each(review_spec: Spec, tmp_path: Path) -> None:
+    data = f"--model {review_spec.model} --data {review_spec.data} --text body --label stars"
+    what = "--methods warp,bias --baseline bias --shots 6,12 --seeds 1 --max-steps 1"
+    made = CliRunner().invoke(app, f"compare {data} {what} --out {tmp_path / 'runs'} --quiet".split())
+    assert made.exit_code == 0, made.output
+    assert made.output.count("less bias") == 2
+    assert len(Store(tmp_path / "runs").list()) == 4

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
-    from inlay.workflow.compare import Comparison, Measured
+    from inlay.workflow.compare import Comparison, Difference, Measured
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
@@ -205,3 +205,16 @@ def comparison(found: Comparison) -> None:
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")
+
+
+def differences(found: Sequence[Difference], baseline: str) -> None:
+    """Each method's mean and standard error, and its difference from the baseline, paired by seed."""
+
+    def pair(mean: float | None, error: float | None) -> str:
+        return "-" if mean is None else f"{mean:.4f}" + ("" if error is None else f" ± {error:.4f}")
+
+    rows = [
+        (each.method, pair(each.mean, each.error), pair(each.difference, each.difference_error), figure(each.p))
+        for each in found
+    ]
+    table(("method", "mean ± s.e.", f"less {baseline} ± s.e.", "p, paired t"), rows, right=range(1, 4))

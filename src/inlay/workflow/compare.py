@@ -63,6 +63,55 @@ class Comparison:
     failures: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """One method beside a named baseline, over the seeds that both have finished.
+
+    `error` and `difference_error` are standard errors of the means; `p` is the two-sided paired t-test's, None where
+    there are too few seeds or nothing differs.
+    """
+
+    method: str
+    mean: float
+    error: float | None
+    difference: float | None = None
+    difference_error: float | None = None
+    p: float | None = None
+
+
+def against(found: Comparison, baseline: str) -> list[Difference]:
+    """Every method's mean and standard error, and how it differs from the baseline, paired by seed."""
+    by_method = {row.method: _by_seed(found.runs, row.method, row.metric) for row in found.rows}
+    if baseline not in by_method:
+        raise InlayError(f"baseline={baseline!r} is not among the methods that finished: {', '.join(by_method)}.")
+    known = by_method[baseline]
+    return [_difference(name, values, None if name == baseline else known) for name, values in by_method.items()]
+
+
+def _by_seed(runs: Sequence[Run], method: str, metric: str) -> dict[int, float]:
+    mine = [run for run in runs if run.spec.method == method]
+    return {run.spec.seed: run.metrics["test" if "test" in run.metrics else "validation"][metric] for run in mine}
+
+
+def _difference(method: str, values: dict[int, float], known: dict[int, float] | None) -> Difference:
+    from scipy.stats import ttest_rel
+
+    mean, error = fmean(values.values()), standard_error(list(values.values()))
+    common = sorted(values.keys() & (known or {}).keys())
+    if known is None or not common:
+        return Difference(method, mean, error)
+    mine, theirs = [values[seed] for seed in common], [known[seed] for seed in common]
+    gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
+    told = len(gaps) > 1 and stdev(gaps) > 0
+    p = float(ttest_rel(mine, theirs).pvalue) if told else None
+    return Difference(method, mean, error, fmean(gaps), standard_error(gaps), p)
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """s / sqrt(n); None for a single value."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
 def compare(
     spec: Spec,
     methods: Sequence[str],
