@@ -12,7 +12,7 @@ fused.py       what fused kernels share: gradients, grouped heads, shared prefix
 cpu.py         torch's fused CPU kernel
 cuda.py        the CUDA backend, and its operators for torch.compile
 cuda_kernels.py  torch's fused CUDA kernels
-epilogue.py    the feature term of `elu` beside them, in Triton
+epilogue.py    the feature term of `elu` beside them, in Triton (epilogue_kernels.py)
 """
 
 from __future__ import annotations

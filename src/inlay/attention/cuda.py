@@ -86,8 +86,8 @@ def ntk(
     left: Tensor,
     right: Tensor | None,
     kappa: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`T`, the joint log-denominator (0 where it is -inf) and the weight of the feature term."""
+) -> tuple[Tensor, Tensor]:
+    """`T`; and the joint log-denominator (0 where it is -inf) and the weight of the feature term, as one tensor."""
     from inlay.attention import epilogue
 
     if key.shape[1] == query.shape[1]:
@@ -109,19 +109,20 @@ def ntk_backward(
     right: Tensor | None,
     kappa: Tensor,
     found: Tensor,
-    total: Tensor,
-    weight: Tensor,
+    stats: Tensor,
     of_inputs: bool,
     of_state: bool,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of query, key and value, and of left, right and kappa; None for those not asked for."""
     from inlay.attention import epilogue
 
-    g_out = strided(g_out, list(found.stride()))
+    g_out = strided(g_out, found.stride())
     g_query = g_key = g_value = None
     if of_inputs:
-        g_query, g_key, g_value = backward_part(_BARE, g_out, query, key, value, found, total, mask, is_causal, scale)
-    g_state = epilogue.backward(g_out, _dense_last(query), found, weight, left, right, kappa, scale, g_query, of_state)
+        rest = query, key, value, found, stats[0], mask, is_causal, scale
+        alike = key.shape[1] == query.shape[1]
+        g_query, g_key, g_value = attend_backward(g_out, *rest) if alike else backward_part(_BARE, g_out, *rest)
+    g_state = epilogue.backward(g_out, _dense_last(query), found, stats, left, right, kappa, scale, g_query, of_state)
     return g_query, g_key, g_value, *g_state
 
 
@@ -151,36 +152,21 @@ class _Ntk(torch.autograd.Function):
         kappa: Tensor,
     ) -> Tensor:
         run = torch.ops.inlay.ntk if torch.compiler.is_compiling() else ntk
-        found, total, weight = run(query, key, value, mask, is_causal, scale, left, right, kappa)
-        ctx.save_for_backward(query, key, value, mask, left, right, kappa, found, total, weight)
+        found, stats = run(query, key, value, mask, is_causal, scale, left, right, kappa)
+        ctx.save_for_backward(query, key, value, mask, left, right, kappa, found, stats)
         ctx.is_causal, ctx.scale = is_causal, scale
         return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, left, right, kappa, found, total, weight = ctx.saved_tensors
+        query, key, value, mask, left, right, kappa, found, stats = ctx.saved_tensors
         needs = ctx.needs_input_grad
         of_inputs, of_state = any(needs[:3]), any(needs[6:])
         compiling = torch.compiler.is_compiling()
         run = torch.ops.inlay.ntk_backward if compiling else ntk_backward
-        grads = run(
-            g_out,
-            query,
-            key,
-            value,
-            mask,
-            ctx.is_causal,
-            ctx.scale,
-            left,
-            right,
-            kappa,
-            found,
-            total,
-            weight,
-            of_inputs,
-            of_state,
-        )
+        state = left, right, kappa, found, stats, of_inputs, of_state
+        grads = run(g_out, query, key, value, mask, ctx.is_causal, ctx.scale, *state)
         if compiling:  # an operator gives tensors only
             grads = [
                 grad if wanted else None
@@ -292,24 +278,23 @@ def _(g_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> A
     "inlay::ntk",
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, Tensor left, "
-    "Tensor? right, Tensor kappa) -> (Tensor, Tensor, Tensor)",
+    "Tensor? right, Tensor kappa) -> (Tensor, Tensor)",
 )
-def _ntk_op(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    found, total, weight = ntk(*args)
-    return _model_layout(found), total, weight
+def _ntk_op(*args: Any) -> tuple[Tensor, Tensor]:
+    found, stats = ntk(*args)
+    return _model_layout(found), stats
 
 
 @_ntk_op.register_fake
 def _(query: Tensor, *rest: Any) -> Any:
-    of_rows = [query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2)]
-    return _empty(query), *of_rows
+    return _empty(query), query.new_empty((2, *query.shape[:3]), dtype=torch.float32)
 
 
 @torch.library.custom_op(
     "inlay::ntk_backward",
     mutates_args=(),
     schema="(Tensor g_out, Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, "
-    "Tensor left, Tensor? right, Tensor kappa, Tensor found, Tensor total, Tensor weight, bool of_inputs, "
+    "Tensor left, Tensor? right, Tensor kappa, Tensor found, Tensor stats, bool of_inputs, "
     "bool of_state) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _ntk_backward_op(g_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -333,8 +318,7 @@ def _(
     right: Tensor | None,
     kappa: Tensor,
     found: Tensor,
-    total: Tensor,
-    weight: Tensor,
+    stats: Tensor,
     of_inputs: bool,
     of_state: bool,
 ) -> Any:

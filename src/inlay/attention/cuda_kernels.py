@@ -8,8 +8,9 @@ not asked). Facts about them that their interfaces do not show, each relied on h
 - None reads its random state without dropout, and an undefined `cum_seq` is what says that tensors are dense.
 - cuDNN keeps the backward plan by the strides of q, k and v alone: output and gradient must lie as the forward pass
   laid the output. It takes the log-sum-exp as `[batch, heads, length, 1]`.
-- The memory-efficient one pads the rows of its log-sum-exp to a multiple of 32, takes its output back only as it laid
-  it (length before heads), and a bias only in the query's type with rows that start at multiples of 16.
+- The memory-efficient one gives a query that sees nothing output 0 and log-sum-exp 0, as if it saw one key of score 0:
+  who sees nothing is read off the mask. It pads the rows of its log-sum-exp to a multiple of 32, takes its output back
+  only as it laid it (length before heads), and a bias only in the query's type with rows that start at multiples of 16.
 - Head sizes must be multiples of 8: others are filled up with zeros.
 """
 
@@ -25,12 +26,20 @@ CUDNN_VERSION = 90900
 """From here on torch prefers cuDNN's attention on GPUs that have it written for them."""
 
 _CAPABILITY: dict[torch.device, tuple[int, int]] = {}
+_PREFERS_CUDNN: dict[torch.device, bool] = {}
 
 
 def capability(device: torch.device) -> tuple[int, int]:
     if device not in _CAPABILITY:
         _CAPABILITY[device] = torch.cuda.get_device_capability(device)
     return _CAPABILITY[device]
+
+
+def _prefers_cudnn(device: torch.device) -> bool:
+    if device not in _PREFERS_CUDNN:
+        version = torch.backends.cudnn.version() or 0
+        _PREFERS_CUDNN[device] = version >= CUDNN_VERSION and capability(device) in ((9, 0), (10, 0))
+    return _PREFERS_CUDNN[device]
 
 
 def is_flash(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
@@ -45,9 +54,8 @@ def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> s
     prefers = (
         query.shape[-1] <= CUDNN_SIZE
         and min(query.shape[2], key.shape[2]) > 1
-        and capability(query.device) in ((9, 0), (10, 0))
+        and _prefers_cudnn(query.device)
         and torch.backends.cuda.cudnn_sdp_enabled()
-        and (torch.backends.cudnn.version() or 0) >= CUDNN_VERSION
         and not torch.are_deterministic_algorithms_enabled()
     )
     return "cudnn" if prefers else "flash"
@@ -56,25 +64,27 @@ def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> s
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp as the kernel leaves them: where nothing is seen the second is not finite, and the first
-    may be anything."""
+    """Output and log-sum-exp; where nothing is seen the second is -inf, and the first may be anything."""
     kind = _kind(query, key, mask, is_causal)
-    size = query.shape[-1]
-    query, key, value = (_dense(x) for x in (query, key, value))
+    size, length = query.shape[3], query.shape[2]
+    query, key, value = _dense(query), _dense(key), _dense(value)
     if kind == "cudnn":
-        out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        found = aten._scaled_dot_product_cudnn_attention.default(
             query, key, value, None, True, 0.0, is_causal, False, scale=scale
         )
-        lse = lse.view(query.shape[:3])
+        out, lse = found[0], found[1].view(query.shape[:3])
     elif kind == "flash":
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)
+        found = aten._scaled_dot_product_flash_attention.default(query, key, value, 0.0, is_causal, scale=scale)
+        out, lse = found[0], found[1]
     else:
         added = _added(mask, query, key)
-        out, lse, *_ = aten._scaled_dot_product_efficient_attention(
+        found = aten._scaled_dot_product_efficient_attention.default(
             query, key, value, added, True, 0.0, is_causal, scale=scale
         )
-        lse = lse[..., : query.shape[2]]
-    return out[..., :size], lse
+        out, lse = found[0], found[1][..., :length]
+        if mask is not None:
+            lse = torch.where(_sees(mask, query, is_causal), lse, -torch.inf)
+    return out if size == out.shape[3] else out[..., :size], lse
 
 
 def attend_backward(
@@ -90,17 +100,17 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value as fused.py defines them; `lse` is finite."""
     kind = _kind(query, key, mask, is_causal)
-    size, length, keys = query.shape[-1], query.shape[2], key.shape[2]
-    g_out, query, key, value, out = (_dense(x) for x in (g_out, query, key, value, out))
+    size, length, keys = query.shape[3], query.shape[2], key.shape[2]
+    g_out, query, key, value, out = _dense(g_out), _dense(query), _dense(key), _dense(value), _dense(out)
     if kind == "cudnn":
         strides = _strides_like(query)
-        out, g_out = (strided(x, strides) for x in (out, g_out))
+        out, g_out = strided(out, strides), strided(g_out, strides)
         stats = lse.contiguous().unsqueeze(-1)
-        found = aten._scaled_dot_product_cudnn_attention_backward(
+        found = aten._scaled_dot_product_cudnn_attention_backward.default(
             g_out, query, key, value, out, stats, lse, lse, None, None, None, length, keys, 0.0, is_causal, scale=scale
         )
     elif kind == "flash":
-        found = aten._scaled_dot_product_flash_attention_backward(
+        found = aten._scaled_dot_product_flash_attention_backward.default(
             g_out,
             query,
             key,
@@ -120,7 +130,7 @@ def attend_backward(
     else:
         lse = pad(lse, (0, -length % 32), value=torch.inf) if length % 32 else lse.contiguous()
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        found = aten._scaled_dot_product_efficient_attention_backward(
+        found = aten._scaled_dot_product_efficient_attention_backward.default(
             g_out,
             query,
             key,
@@ -136,7 +146,21 @@ def attend_backward(
             scale=scale,
         )
     g_query, g_key, g_value = found[:3]
+    if size == g_query.shape[3]:
+        return g_query, g_key, g_value
     return g_query[..., :size], g_key[..., :size], g_value[..., :size]
+
+
+def _sees(mask: Tensor, query: Tensor, is_causal: bool) -> Tensor:
+    """Whether a query may see any key, `[batch, heads, length]` or 1 in place of a size."""
+    may = mask if mask.dtype == torch.bool else mask.to(query.dtype) > -torch.inf  # as it is added
+    if not is_causal or may.shape[3] == 1:  # the first key is everyone's
+        return may.any(-1)
+    if may.shape[2] > 1:
+        return may.tril().any(-1)
+    may = may.squeeze(2).cumsum(-1) > 0  # of keys 0 to i
+    more = query.shape[2] - may.shape[2]
+    return may[..., : query.shape[2]] if more <= 0 else torch.cat([may, may[..., -1:].expand(-1, -1, more)], -1)
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -146,17 +170,21 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _strides_like(x: Tensor) -> list[int]:
+def _strides_like(x: Tensor) -> tuple[int, ...]:
     """Those of a tensor without gaps whose dimensions lie in the order of x's."""
+    _, heads, length, size = x.shape
+    own, whole = x.stride(), length * heads * size
+    if min(heads, length) > 1 and own in ((whole, size, heads * size, 1), (whole, length * size, size, 1)):
+        return own
     strides, step = [0] * x.dim(), 1
     for dim in sorted(range(x.dim()), key=lambda d: (x.stride(d), -d)):
         strides[dim] = step
         step *= x.shape[dim]
-    return strides
+    return tuple(strides)
 
 
-def strided(x: Tensor, strides: list[int]) -> Tensor:
-    if list(x.stride()) == strides:
+def strided(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if x.stride() == strides:
         return x
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 

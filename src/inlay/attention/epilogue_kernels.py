@@ -1,0 +1,274 @@
+"""The Triton kernels of epilogue.py, where the formulas stand.
+
+A program takes many tiles of one head and loads Z once. `PAIR` says that Z came as the factors `left right`; `FOLD`,
+that they are multiplied out before the first tile, and the gradient of Z pulled back to them after the last: two
+products a tile each way less. `LEAN` is `PAIR` without `FOLD`. With `SIGNED` kappa is `|rho|`, of slope +1 at 0, and
+rho is what is given. Strides come in units of `UNIT` elements, so that the compiler knows by which number they divide;
+no number but that is compiled in, or every new length would be a new kernel.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NUMBERS = ["q_batch", "q_head", "q_row", "o_batch", "o_head", "o_row", "lse_head", "g_batch", "g_head", "g_row"]
+NUMBERS += ["length", "tiles_a_row", "tiles", "programs", "total"]
+"""Integers of which nothing is compiled in."""
+
+
+@triton.jit
+def _place(x, batch, head, row, b, h, i, column, UNIT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where rows i of head h of example b lie."""
+    return x + (b * batch + h * head) * UNIT + i[:, None].to(tl.int64) * row * UNIT + column[None, :]
+
+
+@triton.jit
+def _elu(z):  # type: ignore[no-untyped-def]
+    return tl.maximum(z, 0.0) + tl.exp(tl.minimum(z, 0.0))
+
+
+@triton.jit
+def _parameter(place, inside):  # type: ignore[no-untyped-def]
+    return tl.load(place, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def forward_kernel(  # type: ignore[no-untyped-def]
+    query,
+    out,
+    lse,
+    left,
+    right,
+    kappa,
+    found,
+    stats,
+    q_batch,
+    q_head,
+    q_row,
+    o_batch,
+    o_head,
+    o_row,
+    lse_head,
+    length,
+    tiles_a_row,
+    tiles,
+    inner,
+    norm,
+    SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    RANK: tl.constexpr,
+    PAIR: tl.constexpr,
+    FOLD: tl.constexpr,
+    LEAN: tl.constexpr,
+    SIGNED: tl.constexpr,
+    SIZE_P: tl.constexpr,
+    ROWS_P: tl.constexpr,
+    RANK_P: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    HEAVIEST: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    h = tl.program_id(1)
+    heads = tl.num_programs(1)
+    d = tl.arange(0, SIZE_P)
+    s = tl.arange(0, RANK_P)
+    # Feature f is coordinate f % SIZE_P in block f // SIZE_P; in memory the blocks are SIZE long.
+    f = tl.arange(0, ROWS_P)
+    block = f // SIZE_P
+    coordinate = f % SIZE_P
+    known = (coordinate < SIZE) & (block < BLOCKS)
+    row = h * (BLOCKS * SIZE) + block * SIZE + coordinate
+    factor = inner * tl.where(block % 2 == 0, 1.0, -1.0) * tl.exp2((block // 2).to(tl.float32))
+    of_size = d < SIZE
+    a = _parameter(left + row[:, None] * RANK + s[None, :], known[:, None] & (s[None, :] < RANK)) * norm
+    if PAIR:
+        c = _parameter(right + (h * RANK + s[:, None]) * SIZE + d[None, :], (s[:, None] < RANK) & of_size[None, :])
+        if FOLD:
+            a = tl.dot(a, c, input_precision=PRECISION)
+        if LEAN:
+            c = c.to(DOT)
+    a = a.to(DOT)
+    k = _parameter(kappa + row, known) * norm
+    if SIGNED:
+        k = tl.abs(k)
+
+    head = h.to(tl.int64)
+    all_rows = (tiles // tiles_a_row).to(tl.int64) * heads * length
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        b = (tile // tiles_a_row).to(tl.int64)
+        i = (tile % tiles_a_row) * TILE + tl.arange(0, TILE)
+        alive = i < length
+        at_query = _place(query, q_batch, q_head, q_row, b, head, i, coordinate, UNIT)
+        q = tl.load(at_query, mask=alive[:, None] & known[None, :], other=0.0)
+        inside = alive[:, None] & of_size[None, :]
+        o = tl.load(_place(out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
+        keys = tl.load(lse + (b * heads + h) * lse_head + i, mask=alive, other=0.0)
+        phi = _elu(q.to(tl.float32) * factor[None, :])
+        n = tl.dot(phi.to(DOT), a, input_precision=PRECISION)
+        if LEAN:
+            n = tl.dot(n.to(DOT), c, input_precision=PRECISION)
+        D = tl.sum(phi * k[None, :], 1)
+
+        sees = (keys > -float("inf")) & (keys < float("inf"))  # false for NaN
+        t = tl.exp(tl.minimum(tl.where(sees, -keys, HEAVIEST), HEAVIEST))
+        whole = tl.maximum(1.0 + t * D, LEAST)
+        w = t / whole
+        T = tl.where(sees[:, None], o, 0.0) / whole[:, None] + w[:, None] * n
+        at_found = _place(found, o_batch, o_head, o_row, b, head, i, d, UNIT)
+        tl.store(at_found, T.to(found.dtype.element_ty), mask=inside)
+        at_row = stats + (b * heads + h) * length + i
+        tl.store(at_row, tl.where(sees, keys + tl.log(whole), 0.0), mask=alive)
+        tl.store(at_row + all_rows, w, mask=alive)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def backward_kernel(  # type: ignore[no-untyped-def]
+    g_out,
+    query,
+    found,
+    stats,
+    left,
+    right,
+    kappa,
+    g_query,
+    parts,
+    q_batch,
+    q_head,
+    q_row,
+    o_batch,
+    o_head,
+    o_row,
+    g_batch,
+    g_head,
+    g_row,
+    length,
+    tiles_a_row,
+    tiles,
+    inner,
+    norm,
+    SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    RANK: tl.constexpr,
+    PAIR: tl.constexpr,
+    FOLD: tl.constexpr,
+    LEAN: tl.constexpr,
+    SIGNED: tl.constexpr,
+    SIZE_P: tl.constexpr,
+    ROWS_P: tl.constexpr,
+    RANK_P: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OF_QUERY: tl.constexpr,
+    OF_STATE: tl.constexpr,
+):
+    h = tl.program_id(1)
+    heads = tl.num_programs(1)
+    d = tl.arange(0, SIZE_P)
+    s = tl.arange(0, RANK_P)
+    f = tl.arange(0, ROWS_P)
+    block = f // SIZE_P
+    coordinate = f % SIZE_P
+    known = (coordinate < SIZE) & (block < BLOCKS)
+    row = h * (BLOCKS * SIZE) + block * SIZE + coordinate
+    factor = inner * tl.where(block % 2 == 0, 1.0, -1.0) * tl.exp2((block // 2).to(tl.float32))
+    of_size = d < SIZE
+    at_left = row[:, None] * RANK + s[None, :]
+    in_left = known[:, None] & (s[None, :] < RANK)
+    at_right = (h * RANK + s[:, None]) * SIZE + d[None, :]
+    in_right = (s[:, None] < RANK) & of_size[None, :]
+    a = _parameter(left + at_left, in_left) * norm
+    if PAIR:
+        c = _parameter(right + at_right, in_right)
+        if FOLD:
+            a = tl.dot(a, c, input_precision=PRECISION)
+        if LEAN:
+            c = c.to(DOT)
+            g_right_sum = tl.zeros((RANK_P, SIZE_P), tl.float32)
+    a = a.to(DOT)
+    k = _parameter(kappa + row, known) * norm
+    if SIGNED:
+        k = tl.abs(k)
+    g_left_sum = tl.zeros((ROWS_P, WIDTH), tl.float32)
+    g_kappa_sum = tl.zeros((ROWS_P, 16), tl.float32)  # in the first column: the least that a matrix product takes
+    column = tl.arange(0, 16)
+
+    head = h.to(tl.int64)
+    weights = stats + (tiles // tiles_a_row).to(tl.int64) * heads * length
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+        b = (tile // tiles_a_row).to(tl.int64)
+        i = (tile % tiles_a_row) * TILE + tl.arange(0, TILE)
+        alive = i < length
+        at_query = _place(query, q_batch, q_head, q_row, b, head, i, coordinate, UNIT)
+        q = tl.load(at_query, mask=alive[:, None] & known[None, :], other=0.0)
+        inside = alive[:, None] & of_size[None, :]
+        g = tl.load(_place(g_out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
+        T = tl.load(_place(found, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
+        w = tl.load(weights + (b * heads + h) * length + i, mask=alive, other=0.0)
+        curve = _elu(q.to(tl.float32) * factor[None, :])
+        phi = curve.to(DOT)
+        w_delta = w * tl.sum(g * T, 1)
+        wg = (g * w[:, None]).to(DOT)
+        u = wg
+        if LEAN:
+            u = tl.dot(wg, tl.trans(c), input_precision=PRECISION).to(DOT)
+        if OF_QUERY:
+            g_phi = tl.dot(u, tl.trans(a), input_precision=PRECISION) - w_delta[:, None] * k[None, :]
+            g_z = g_phi * tl.minimum(curve, 1.0) * factor[None, :]
+            if ROWS_P != SIZE_P:
+                g_z = tl.sum(tl.reshape(g_z, (TILE, ROWS_P // SIZE_P, SIZE_P)), 1)
+            places = _place(g_query, g_batch, g_head, g_row, b, head, i, d, UNIT)
+            g_z += tl.load(places, mask=inside, other=0.0).to(tl.float32)
+            tl.store(places, g_z.to(g_query.dtype.element_ty), mask=inside)
+        if OF_STATE:
+            columns = tl.trans(phi)
+            g_left_sum = tl.dot(columns, u, acc=g_left_sum, input_precision=PRECISION)
+            first = tl.where(column[None, :] == 0, w_delta[:, None], 0.0).to(DOT)
+            g_kappa_sum = tl.dot(columns, first, acc=g_kappa_sum, input_precision=PRECISION)
+            if LEAN:
+                m = tl.dot(phi, a, input_precision=PRECISION).to(DOT)
+                g_right_sum = tl.dot(tl.trans(m), wg, acc=g_right_sum, input_precision=PRECISION)
+
+    if OF_STATE:
+        # One part: left, right where there is one, kappa; of all heads each.
+        rows = heads * (BLOCKS * SIZE)
+        before_kappa = rows * RANK
+        if PAIR:
+            before_kappa += heads * (RANK * SIZE)
+        mine = parts + tl.program_id(0).to(tl.int64) * (before_kappa + rows)
+        g_left = g_left_sum * norm
+        if PAIR:
+            if FOLD:
+                left_again = _parameter(left + at_left, in_left)
+                right_again = _parameter(right + at_right, in_right)
+                g_right = tl.dot(tl.trans(left_again), g_left, input_precision=PRECISION)
+                g_left = tl.dot(g_left, tl.trans(right_again), input_precision=PRECISION)
+            else:
+                g_right = g_right_sum
+            tl.store(mine + rows * RANK + at_right, g_right, mask=in_right)
+        tl.store(mine + at_left, g_left, mask=in_left)
+        g_kappa = -norm * tl.sum(g_kappa_sum, 1)
+        if SIGNED:
+            g_kappa = tl.where(_parameter(kappa + row, known) >= 0.0, g_kappa, -g_kappa)
+        tl.store(mine + before_kappa + row, g_kappa, mask=known)
+
+
+@triton.jit(do_not_specialize=NUMBERS)
+def sum_kernel(parts, sums, programs, total, PARTS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`sums[i] = sum_p parts[p, i]`, many p at once, always in the same order."""
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    found = tl.zeros((PARTS, TILE), tl.float32)
+    for first in range(0, programs, PARTS):
+        p = first + tl.arange(0, PARTS)
+        inside = (p[:, None] < programs) & (i[None, :] < total)
+        found += tl.load(parts + p[:, None].to(tl.int64) * total + i[None, :], mask=inside, other=0.0)
+    tl.store(sums + i, tl.sum(found, 0), mask=i < total)
