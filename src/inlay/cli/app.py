@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli import compare, compress, explain, export, lab, methods, models, predict, runs, tasks, tune
+from inlay.cli import compare, compress, explain, export, lab, methods, models, predict, runs, serve, tasks, tune
 
 app = typer.Typer(
     name="inlay",
@@ -44,6 +44,7 @@ app.command("compare")(compare.command)
 app.command("predict")(predict.command)
 app.command("compress")(compress.command)
 app.command("export")(export.command)
+app.command("serve")(serve.command)
 app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)
 app.command("models")(models.command)

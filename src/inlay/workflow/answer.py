@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +58,21 @@ class Tasks:
             revision=facts["revision"],
             trust_remote_code=facts["trust_remote_code"],
         )
-        self.processor = backbone.processor
+        self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
         method = registry.get(facts["method"])
         for name in self.schemas:
             adapted = attach.restore(adapted, method, self.folder, adapter_name=name, fingerprint=backbone.fingerprint)
         self.model = adapted
+
+    @cached_property
+    def place(self) -> Any:
+        """Where the model runs; it is put there once, since going through the pieces of many tasks takes long."""
+        from inlay.training.place import Place
+
+        place = Place.of(self.spec)
+        self.model.to(place.device).eval()
+        return place
 
     def request(self, given: Any, number: int = 1, source: str = "requests") -> Request:
         """A request as its task reads it; an error that names the request where it cannot be read."""
@@ -102,10 +112,8 @@ class Tasks:
         import torch
 
         from inlay.training.joint import NAMES, JointCollator
-        from inlay.training.place import Place
 
-        place = Place.of(self.spec)
-        self.model.to(place.device).eval()
+        place = self.place
         collate = JointCollator(next(iter(self.schemas.values())).collator(self.processor, self.model))
         encoded = {
             task: self.schemas[task].encode_inputs(own, self.processor, self.spec.max_length)

@@ -39,8 +39,6 @@ def predict(
         )
     if output is not None:
         check_writable(Path(output))
-    from inlay import backbones
-    from inlay.methods import attach
     from inlay.tasks import TaskSchema
     from inlay.training import predict as infer
 
@@ -48,6 +46,19 @@ def predict(
     rows = schema.read_inputs(input)
     if not rows:
         raise InlayError(f"There is nothing to predict in {str(input)!r}: it has no rows.")
+    adapted, processor = restored(run, schema, model)
+    predictions, encoded = infer(adapted, schema, rows, processor, run.spec)
+    answers = [joined(row, answer) for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
+    if output is not None:
+        write_text(Path(output), "".join(lines(answers)))
+    return answers
+
+
+def restored(run: Run, schema: Any, model: str | None = None) -> tuple[Any, Any]:
+    """A finished run's adapted model and its processor. `model` names the base model where it has moved since."""
+    from inlay import backbones
+    from inlay.methods import attach
+
     backbone = backbones.load(
         model or run.spec.model,
         kind=schema.kind,
@@ -59,11 +70,7 @@ def predict(
     )
     method = registry.get(run.spec.method)
     adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
-    predictions, encoded = infer(adapted, schema, rows, backbone.processor, run.spec)
-    answers = [joined(row, answer) for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
-    if output is not None:
-        write_text(Path(output), "".join(lines(answers)))
-    return answers
+    return adapted, backbone.processor
 
 
 def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

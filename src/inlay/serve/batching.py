@@ -1,0 +1,219 @@
+"""The queue and the one thread that owns the model.
+
+Rows are taken in the order in which they came. A batch leaves when it is full, or when its first row has waited long
+enough; while the model runs others gather, so that under load batches are full and nobody waits on purpose. Adding and
+removing a task take their turn in the same queue: what came before is answered by the tasks that were there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.serve.hosting import Hosted
+from inlay.serve.metrics import Gauge, Metrics
+from inlay.serve.refusals import Refusal, full, stopping, unknown_task
+from inlay.workflow.answer import Request
+
+logger = logging.getLogger("inlay.serve")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row that waits for its answer."""
+
+    request: Request
+    answer: Future[dict[str, Any]] = field(default_factory=Future)
+    came: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to be done to the model between two batches."""
+
+    action: Callable[[], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+class Batcher:
+    """Takes rows from any thread and answers them in batches from its own.
+
+    `max_wait` is in seconds; `max_queue` counts rows that no batch has taken yet.
+    """
+
+    def __init__(
+        self, hosted: Hosted, *, max_batch: int, max_wait: float, max_queue: int, metrics: Metrics | None = None
+    ) -> None:
+        self.hosted, self.max_batch, self.max_wait, self.max_queue = hosted, max_batch, max_wait, max_queue
+        self.metrics = metrics or Metrics()
+        self.metrics.gauges += [
+            Gauge("inlay_queue_rows", "Rows that wait.", lambda: self.waiting),
+            Gauge("inlay_tasks", "Tasks that are served.", lambda: len(hosted.schemas)),
+        ]
+        self._queue: deque[Job | Change] = deque()
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="inlay-model", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return self._waiting
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs and takes more."""
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, requests: Sequence[Request]) -> list[Future[dict[str, Any]]]:
+        """Queue rows, all of them or none; a `Refusal` where there is no room."""
+        jobs = [Job(request) for request in requests]
+        with self._changed:
+            if not self.alive:
+                raise stopping()
+            if self._waiting + len(jobs) > self.max_queue:
+                self.metrics.refused.add(by=len(jobs))
+                raise full(self.max_queue)
+            self._queue.extend(jobs)
+            self._waiting += len(jobs)
+            self._changed.notify()
+        return [job.answer for job in jobs]
+
+    def change(self, action: Callable[[], Any]) -> Future[Any]:
+        """Do something to the model when the rows that wait have been answered."""
+        change = Change(action)
+        with self._changed:
+            if not self.alive:
+                raise stopping()
+            self._queue.append(change)
+            self._changed.notify()
+        return change.done
+
+    def close(self) -> None:
+        """Take no more, answer what waits, and end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                if isinstance(taken, Change):
+                    _settle(taken.done, taken.action)
+                else:
+                    self._batch(taken)
+        finally:
+            # Nobody waits for ever, whatever ended the thread.
+            with self._changed:
+                self._stopping = True
+                left, self._queue = list(self._queue), deque()
+                self._waiting = 0
+            for each in left:
+                future = each.answer if isinstance(each, Job) else each.done
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(stopping())
+
+    def _take(self) -> list[Job] | Change | None:
+        """The next batch, or a change to the model; None at the end."""
+        with self._changed:
+            while not self._queue:
+                if self._stopping:
+                    return None
+                self._changed.wait()
+            first = self._queue[0]
+            if isinstance(first, Change):
+                self._queue.popleft()
+                return first
+            leaves = first.came + self.max_wait
+            while not self._stopping and self._waiting < self.max_batch:
+                left = leaves - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            jobs: list[Job] = []
+            while self._queue and len(jobs) < self.max_batch:
+                each = self._queue[0]
+                if isinstance(each, Change):
+                    break
+                self._queue.popleft()
+                jobs.append(each)
+            self._waiting -= len(jobs)
+            return jobs
+
+    def _batch(self, jobs: Sequence[Job]) -> None:
+        """Answer those that are still wanted, and whose tasks are still there."""
+        begin = time.monotonic()
+        wanted = []
+        for job in jobs:
+            self.metrics.wait_seconds.observe(begin - job.came)
+            if not job.answer.set_running_or_notify_cancel():
+                self.metrics.cancelled.add()
+            elif job.request.task not in self.hosted.schemas:
+                self._fail(job, unknown_task(job.request.task, self.hosted.schemas))
+            else:
+                wanted.append(job)
+        if not wanted:
+            return
+        self._answer(wanted)
+        self.metrics.batch_rows.observe(len(wanted))
+        self.metrics.batch_seconds.observe(time.monotonic() - begin)
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        """Answer a batch. One that fails is halved until the rows that spoil it stand alone: they harm no other."""
+        try:
+            answers = self.hosted.answer([job.request for job in jobs])
+        except Exception as error:
+            if len(jobs) == 1:
+                self._fail(jobs[0], error)
+                return
+            middle = len(jobs) // 2
+            self._answer(jobs[:middle])
+            self._answer(jobs[middle:])
+            return
+        for job, answer in zip(jobs, answers, strict=True):
+            if any(isinstance(value, float) and not math.isfinite(value) for value in answer.values()):
+                self._fail(job, Refusal(500, f"The task {job.request.task!r} answers with what is not a number."))
+            else:
+                self.metrics.rows.add(job.request.task)
+                job.answer.set_result(answer)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        self.metrics.failed.add()
+        job.answer.set_exception(_told(error))
+
+
+def _settle(future: Future[Any], action: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = action()
+    except Exception as error:
+        future.set_exception(_told(error))
+    else:
+        future.set_result(result)
+
+
+def _told(error: Exception) -> Refusal:
+    """What a client may know of an error: a mistake of its own in full; of ours, that there is one, and the log has it.
+
+    An exception is raised anew in another thread: it must not carry the frames of this one, and the tensors in them.
+    """
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, InlayError):
+        return Refusal(400, str(error))
+    logger.error("a request could not be answered", exc_info=error)
+    return Refusal(500, f"The request could not be answered ({type(error).__name__}); the service's log says more.")

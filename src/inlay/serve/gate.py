@@ -1,0 +1,96 @@
+"""What stands before the application: the token, the name it is called by, the size of what is sent, the counting."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from inlay.serve.metrics import Metrics
+from inlay.serve.refusals import Refusal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+OPEN = "/health"  # what asks whether the service lives need not know its token
+
+
+class Gate:
+    """An ASGI application around another."""
+
+    def __init__(
+        self, app: Callable[..., Awaitable[None]], *, token: str | None, max_body: int, metrics: Metrics
+    ) -> None:
+        self.app, self.token, self.max_body, self.metrics = app, token, max_body, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                path = getattr(scope.get("route"), "path", "other")  # never what a client wrote: it may write anything
+                self.metrics.responses.add(path, str(message["status"]))
+            await send(message)
+
+        headers = {key.lower(): value for key, value in scope["headers"]}
+        try:
+            self._check(scope["path"], headers)
+        except Refusal as refusal:
+            await refused(refusal)(scope, receive, counted)
+            return
+        await self.app(scope, self._limited(receive), counted)
+
+    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if self.token is None:
+            self._check_name(headers.get(b"host", b"").decode("latin-1"))
+        elif path != OPEN:
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
+                raise Refusal(
+                    401,
+                    "The service needs its token: send the header 'Authorization: Bearer <token>'.",
+                    {"WWW-Authenticate": "Bearer"},
+                )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.max_body:
+            raise self._too_large()
+
+    @staticmethod
+    def _check_name(host: str) -> None:
+        """Without a token, only as a name of this machine: a page in a browser may have its own name point here."""
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        try:
+            local = ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            local = name.lower() == "localhost"
+        if not local:
+            raise Refusal(403, f"The service is for this machine alone, and is not called {name!r}.")
+
+    def _limited(self, receive: Receive) -> Receive:
+        """The body as it comes, but no more of it than is read."""
+        seen = 0
+
+        async def limited() -> MutableMapping[str, Any]:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.max_body:
+                refusal = self._too_large()
+                raise HTTPException(refusal.status, str(refusal))
+            return message
+
+        return limited
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"The request is larger than the {self.max_body:,} bytes that are read.")
+
+
+def refused(refusal: Refusal) -> JSONResponse:
+    """A refusal as a response."""
+    return JSONResponse({"error": str(refusal)}, refusal.status, refusal.headers)

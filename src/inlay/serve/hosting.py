@@ -1,0 +1,189 @@
+"""The model that is served, and its tasks: many of one adapter folder, or the one of a run by any method.
+
+What is served is only ever read from disk. A task that is added is checked whole before the model is touched, and a
+task that could not be added leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from inlay.errors import InlayError, unknown
+from inlay.methods import registry
+from inlay.records.store import Run, read_json
+from inlay.records.store import load as load_run
+from inlay.serve.refusals import Refusal, unknown_task
+from inlay.workflow.answer import Request, Tasks
+from inlay.workflow.predict import joined, restored
+
+if TYPE_CHECKING:
+    from inlay.tasks import TaskSchema
+
+
+class Hosted(Protocol):
+    """What the service needs of a model."""
+
+    @property
+    def schemas(self) -> Mapping[str, TaskSchema]:
+        """What each task reads and says."""
+
+    @property
+    def folder(self) -> Path:
+        """Where what is served lies."""
+
+    def describe(self) -> dict[str, str]:
+        """The base model and the method, in words."""
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """An answer to each request, in order."""
+
+    def check(self, folder: Path, task: str) -> None:
+        """An error where the task of an adapter folder could not be added. Does not touch the model."""
+
+    def add(self, folder: Path, task: str) -> None:
+        """Load a task that `check` has passed. Only the thread that runs the model calls this."""
+
+    def remove(self, task: str) -> None:
+        """Forget a task; its files stay. Only the thread that runs the model calls this."""
+
+
+def host(adapter: Path | str, *, model: str | None = None, only: Sequence[str] | None = None, batch: int) -> Hosted:
+    """Load what is to be served: a folder of several tasks, or a run of one."""
+    folder = Path(adapter)
+    if any((place / "tasks.json").is_file() for place in (folder, folder / "adapter")):
+        return ManyTasks(folder, model=model, only=only, batch=batch)
+    place = next((each for each in (folder, folder.parent) if (each / "spec.json").is_file()), None)
+    if place is None:
+        raise InlayError(
+            f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or the adapter "
+            "folder of several tasks that `inlay tune --tasks` makes."
+        )
+    return OneTask(load_run(place), model=model, only=only, batch=batch)
+
+
+class ManyTasks:
+    """The tasks of an adapter folder, mixed in one pass; they come and go while the model stays."""
+
+    def __init__(self, folder: Path, *, model: str | None, only: Sequence[str] | None, batch: int) -> None:
+        self.tasks = Tasks(folder, model=model, only=only)
+        self.tasks.spec = self.tasks.spec.with_(batch_size=batch)
+        self.method = registry.get(self.tasks.spec.method)
+
+    @property
+    def schemas(self) -> dict[str, TaskSchema]:
+        """What each task reads and says."""
+        return self.tasks.schemas
+
+    @property
+    def folder(self) -> Path:
+        return self.tasks.folder
+
+    def describe(self) -> dict[str, str]:
+        return {"model": self.tasks.spec.model, "method": self.method.name}
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        return self.tasks.answer(requests)
+
+    def check(self, folder: Path, task: str) -> None:
+        from inlay.methods.saving import NOTE, read
+        from inlay.training.joint_fitting import check_together
+
+        facts = self._facts(folder)
+        if task not in facts["tasks"]:
+            raise unknown(f"task of {folder}", task, facts["tasks"])
+        for key in ("method", "max_length", "precision"):
+            mine = getattr(self.tasks.spec, key)
+            if facts.get(key) != mine:
+                raise InlayError(
+                    f"{task!r} has {key}={facts.get(key)!r} and the service {mine!r}: its answers would not be those "
+                    "that it gives by itself. Serve it from a service of its own."
+                )
+        schema = _schema(facts["tasks"][task])
+        check_together({**self.schemas, task: schema, f"{task} ": schema})  # the second: one alone is never mixed
+        read(self.method, folder, task)
+        note = folder / task / NOTE["peft"]
+        if read_json(note).get("fingerprint") != self.tasks.fingerprint:
+            raise InlayError(f"{task!r} in {folder} was trained on another base model than the one that is served.")
+
+    def add(self, folder: Path, task: str) -> None:
+        from inlay.methods import attach
+
+        if task in self.schemas:
+            raise Refusal(409, f"There is a task called {task!r} already: remove it first.")
+        schema = _schema(self._facts(folder)["tasks"][task])
+        before = self.tasks.model
+        attach.check_adapter_name(before, task)
+        try:
+            restored = attach.restore(before, self.method, folder, adapter_name=task)
+            self.tasks.model = restored.to(self.tasks.place.device).eval()
+        except BaseException:
+            if task in before.peft_config:
+                before.delete_adapter(task)
+            raise
+        self.schemas[task] = schema
+
+    def remove(self, task: str) -> None:
+        if task not in self.schemas:
+            raise unknown_task(task, self.schemas)
+        if len(self.schemas) == 1:
+            raise Refusal(409, f"{task!r} is the last task: a service without one is stopped, not emptied.")
+        # First of all: whatever happens to the model, nobody is answered by half a task.
+        del self.schemas[task]
+        self.tasks.model.delete_adapter(task)
+
+    @staticmethod
+    def _facts(folder: Path) -> dict[str, Any]:
+        facts = read_json(folder / "tasks.json")
+        if not isinstance(facts.get("tasks"), Mapping):
+            raise InlayError(f"{folder / 'tasks.json'} lists no tasks: it was edited or is damaged.")
+        return facts
+
+
+class OneTask:
+    """The task of a run, by whatever method."""
+
+    def __init__(self, run: Run, *, model: str | None, only: Sequence[str] | None, batch: int) -> None:
+        run.verify()
+        schema = _schema(run.record["task"]["schema"])
+        for name in only or ():
+            if name != schema.name:
+                raise unknown("task", name, [schema.name])
+        self.schemas: Mapping[str, TaskSchema] = {schema.name: schema}
+        self.folder = run.adapter
+        self.model, self.processor = restored(run, schema, model)
+        self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
+
+    def describe(self) -> dict[str, str]:
+        return {"model": self.spec.model, "method": self.spec.method}
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        from inlay.training import predict
+
+        ((_, schema),) = self.schemas.items()
+        found, encoded = predict(self.model, schema, [each.row for each in requests], self.processor, self.spec)
+        answers = schema.decode(found, encoded)
+        return [joined(request.given, answer) for request, answer in zip(requests, answers, strict=True)]
+
+    def check(self, folder: Path, task: str) -> None:
+        raise self._fixed()
+
+    def add(self, folder: Path, task: str) -> None:
+        raise self._fixed()
+
+    def remove(self, task: str) -> None:
+        raise self._fixed()
+
+    def _fixed(self) -> Refusal:
+        return Refusal(
+            409,
+            f"A run of {self.spec.method!r} is served, with its one task. Tasks come and go where a folder of several "
+            "is served, as `inlay tune --tasks` makes them.",
+        )
+
+
+def _schema(data: Mapping[str, Any]) -> TaskSchema:
+    from inlay.tasks import TaskSchema
+
+    return TaskSchema.from_json(data)

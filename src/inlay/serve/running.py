@@ -1,0 +1,127 @@
+"""The process around the application: bind, load, say where, serve, and end without losing what waits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.serve.settings import Settings
+
+Say = Callable[[str], None]
+SHOWN = 8
+
+
+def serve(
+    adapter: Path | str,
+    settings: Settings | None = None,
+    *,
+    model: str | None = None,
+    tasks: Sequence[str] | None = None,
+    say: Say = print,
+) -> None:
+    """Serve an adapter folder or a run until the process is told to stop (SIGINT, SIGTERM); what waits is answered."""
+    settings = settings or Settings()
+    check_installed()
+    # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
+    with contextlib.closing(settings.bind()) as bound:
+        from inlay.serve.batching import Batcher
+        from inlay.serve.hosting import host
+
+        say("loading the model")
+        batcher = Batcher(
+            host(adapter, model=model, only=tasks, batch=settings.max_batch),
+            max_batch=settings.max_batch,
+            max_wait=settings.max_wait,
+            max_queue=settings.max_queue,
+        )
+        # uvicorn ends in order, then raises the signal again: the process has done what it was asked, and ends well.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            _server(batcher, settings, lambda: say(started(batcher, settings, bound))).run(sockets=[bound])
+        finally:
+            batcher.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        counted = batcher.metrics
+        say(f"stopped: {counted.rows.total:,} rows answered in {counted.batch_rows.count:,} batches")
+
+
+@contextlib.contextmanager
+def serving(hosted: Any, settings: Settings) -> Iterator[str]:
+    """Serve from a thread of this process, for as long as the block lasts; gives the address."""
+    check_installed()
+    from inlay.serve.batching import Batcher
+
+    with contextlib.closing(settings.bind()) as bound:
+        batcher = Batcher(
+            hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue
+        )
+        ready = threading.Event()
+        server = _server(batcher, settings, ready.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="inlay-http", daemon=True)
+        thread.start()
+        try:
+            ready.wait()
+            yield address(bound)
+        finally:
+            server.should_exit = True
+            thread.join()
+            batcher.close()
+
+
+def check_installed() -> None:
+    """A clear error where what serves HTTP is not installed: it is an extra."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InlayError(f"Serving needs {error.name}, which is not installed: pip install 'inlay[serve]'.") from None
+
+
+def address(bound: socket.socket) -> str:
+    """Where a bound socket is reached."""
+    name, port = bound.getsockname()[:2]
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
+    """The line that says what is served, where and how."""
+    names = list(batcher.hosted.schemas)
+    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    about = batcher.hosted.describe()
+    return (
+        f"serving {about['model']} with {about['method']} at {address(bound)}"
+        f"{' (with a token)' if settings.token else ''}; "
+        f"{len(names)} task{'s' if len(names) > 1 else ''}: {shown}; "
+        f"batches of at most {settings.max_batch} rows, waiting at most {1e3 * settings.max_wait:g} ms, "
+        f"at most {settings.max_queue} rows in the queue"
+    )
+
+
+def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
+    import uvicorn
+
+    from inlay.serve.web import create_app
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    config = uvicorn.Config(
+        create_app(batcher, settings),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        # In order means: everybody who was taken on gets an answer, if only that there was none in time.
+        timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
+    )
+    return Server(config)

@@ -1,0 +1,174 @@
+"""The application: `/predict`, `/tasks`, `/health`, `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.exceptions import HTTPException
+
+from inlay import __version__
+from inlay.errors import InlayError
+from inlay.serve.batching import Batcher
+from inlay.serve.gate import Gate, refused
+from inlay.serve.metrics import CONTENT_TYPE
+from inlay.serve.reading import read
+from inlay.serve.refusals import Refusal, unknown_task
+from inlay.serve.settings import Settings
+from inlay.workflow.answer import located
+
+GONE = 499  # nobody reads it: the client has closed the connection
+
+
+class NewTask(BaseModel):
+    """A task to add: its name, and the adapter folder (or run) it lies in; without one, the folder that is served."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    adapter: str | None = None
+
+
+def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
+    """The application around a batcher that runs."""
+    hosted = batcher.hosted
+    root = settings.add_from or _home(hosted.folder)
+    app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Gate, token=settings.token, max_body=settings.max_body, metrics=batcher.metrics)
+
+    @app.exception_handler(Refusal)
+    async def on_refusal(request: Request, error: Refusal) -> JSONResponse:
+        return refused(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return refused(Refusal(400, f"The request cannot be read: {first['msg']} ({place}). Send JSON, and say so."))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
+
+    @app.post("/predict")
+    async def predict(request: Request, body: Annotated[dict[str, Any] | list[Any], Body()]) -> JSONResponse:
+        """Answer one request, an object, or several, a list: then each has its own answer, or its own error."""
+        if isinstance(body, dict):
+            (found,) = await _answered(request, batcher.submit([read(body, hosted.schemas)]), settings.timeout)
+            if isinstance(found, BaseException):
+                raise found
+            return JSONResponse(found)
+        if len(body) > batcher.max_queue:
+            raise Refusal(413, f"{len(body):,} requests at once are more than the queue holds ({batcher.max_queue:,}).")
+        entries = [_tried(each, hosted.schemas) for each in body]
+        rows = [each for each in entries if not isinstance(each, Refusal)]
+        answers = iter(await _answered(request, batcher.submit(rows), settings.timeout) if rows else ())
+        found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
+        return JSONResponse([_entry(each) for each in found])
+
+    @app.get("/tasks")
+    async def tasks() -> dict[str, Any]:
+        """What is served, and what each task reads."""
+        listed = [
+            {
+                "task": name,
+                "kind": schema.kind,
+                "fields": [schema.columns.get(field, field) for field in schema.fields],
+                "labels": schema.label_names,
+            }
+            for name, schema in list(hosted.schemas.items())
+        ]
+        return hosted.describe() | {"tasks": listed}
+
+    @app.post("/tasks", status_code=201)
+    async def add(new: NewTask) -> dict[str, Any]:
+        """Load one more task from a folder on the service's machine."""
+        folder = _below(root, new.adapter) if new.adapter is not None else hosted.folder
+        try:
+            # Off the loop, and before the model is touched: files are read and hashed.
+            await asyncio.to_thread(hosted.check, folder, new.task)
+        except Refusal:
+            raise
+        except InlayError as error:
+            raise Refusal(400, str(error)) from None
+        await asyncio.wrap_future(batcher.change(lambda: hosted.add(folder, new.task)))
+        return {"added": new.task, "tasks": sorted(hosted.schemas)}
+
+    @app.delete("/tasks/{task}")
+    async def remove(task: str) -> dict[str, Any]:
+        """Serve a task no longer. Its files stay."""
+        if task not in hosted.schemas:
+            raise unknown_task(task, hosted.schemas)
+        await asyncio.wrap_future(batcher.change(lambda: hosted.remove(task)))
+        return {"removed": task, "tasks": sorted(hosted.schemas)}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether requests are taken."""
+        alive = batcher.alive
+        state = {"status": "ok" if alive else "stopping", "tasks": len(hosted.schemas), "waiting": batcher.waiting}
+        return JSONResponse(state, 200 if alive else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        """Counts and times, for Prometheus."""
+        return PlainTextResponse(batcher.metrics.text(), media_type=CONTENT_TYPE)
+
+    return app
+
+
+async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
+    """The answers or errors, in order. A client that is gone or has waited too long gives up its places."""
+    answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+    gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
+    try:
+        both: set[asyncio.Future[Any]] = {answers, gone}
+        done, _ = await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if answers in done:
+            return answers.result()
+        if gone in done:
+            raise Refusal(GONE, "The client has gone.")
+        raise Refusal(504, f"There was no answer within {timeout:g} seconds.")
+    finally:
+        gone.cancel()
+        answers.cancel()
+
+
+def _tried(given: Any, schemas: Any) -> Any:
+    try:
+        return read(given, schemas)
+    except Refusal as error:
+        return error
+
+
+def _entry(found: Any) -> Any:
+    if isinstance(found, Refusal):
+        return {"error": str(found), "status": found.status}
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _home(folder: Path) -> Path:
+    """Where tasks may be added from unless the settings say: the folder of runs, or the adapter folder itself."""
+    return folder.parent.parent if (folder.parent / "spec.json").is_file() else folder
+
+
+def _below(root: Path, adapter: str) -> Path:
+    """The adapter folder that a client names, which must lie below `root`."""
+    try:
+        place = (root.resolve() / adapter).resolve()
+        if not place.is_relative_to(root.resolve()):
+            raise Refusal(403, f"{adapter!r} does not lie below the folder that tasks are added from (--add-from).")
+        return located(place)
+    except Refusal:
+        raise
+    except (InlayError, OSError, ValueError) as error:
+        raise Refusal(400, str(error)) from None

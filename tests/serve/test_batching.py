@@ -1,0 +1,188 @@
+"""The queue and its thread, without HTTP: when a batch leaves, in which order, and what becomes of those who wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hosts import TEXTS
+
+from inlay.serve.batching import Batcher
+from inlay.serve.refusals import Refusal
+from inlay.workflow.answer import Request
+
+PATIENCE = 20
+
+
+class Echo:
+    """A model that says its rows back, and waits where it is told to."""
+
+    folder = Path()
+
+    def __init__(self) -> None:
+        self.schemas = dict(TEXTS)
+        self.go, self.taken = threading.Event(), threading.Semaphore(0)
+        self.batches: list[list[int]] = []
+
+    def describe(self) -> dict[str, str]:
+        return {"model": "echo", "method": "none"}
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        self.batches.append([each.row["number"] for each in requests])
+        self.taken.release()
+        assert self.go.wait(PATIENCE)
+        if any(each.row["number"] < 0 for each in requests):
+            raise ValueError("negative")
+        return [dict(each.row) for each in requests]
+
+    def check(self, folder: Path, task: str) -> None: ...
+
+    def add(self, folder: Path, task: str) -> None: ...
+
+    def remove(self, task: str) -> None:
+        del self.schemas[task]
+
+
+def request(number: int, task: str = "cola") -> Request:
+    return Request(task, {}, {"number": number})
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def batcher(echo: Echo) -> Iterator[Batcher]:
+    found = Batcher(echo, max_batch=4, max_wait=0.0, max_queue=10)
+    yield found
+    echo.go.set()
+    found.close()
+
+
+def held(batcher: Batcher, echo: Echo) -> Future[dict[str, Any]]:
+    """Let a first row occupy the model."""
+    (first,) = batcher.submit([request(0)])
+    assert echo.taken.acquire(timeout=PATIENCE)
+    return first
+
+
+def test_batches_are_full_in_order_and_no_larger(batcher: Batcher, echo: Echo) -> None:
+    first = held(batcher, echo)
+    rest = batcher.submit([request(i) for i in range(1, 11)])
+    with pytest.raises(Refusal, match="full") as refusal:
+        batcher.submit([request(11)])
+    assert refusal.value.status == 503
+    assert batcher.waiting == 10
+    echo.go.set()
+    assert [each.result(PATIENCE)["number"] for each in (first, *rest)] == list(range(11))
+    assert echo.batches == [[0], [1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert batcher.waiting == 0
+    assert batcher.metrics.refused.total == 1
+    assert batcher.metrics.rows.value("cola") == 11
+
+
+def test_a_list_is_taken_whole_or_not_at_all(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    batcher.submit([request(i) for i in range(1, 9)])
+    with pytest.raises(Refusal, match="full"):
+        batcher.submit([request(i) for i in range(3)])
+    assert batcher.waiting == 8
+    batcher.submit([request(9), request(10)])
+
+
+def test_a_first_row_waits_for_others_but_not_for_ever(echo: Echo) -> None:
+    echo.go.set()
+    batcher = Batcher(echo, max_batch=3, max_wait=0.3, max_queue=10)
+    begin = time.monotonic()
+    (alone,) = batcher.submit([request(0)])
+    alone.result(PATIENCE)
+    assert time.monotonic() - begin >= 0.3
+    begin = time.monotonic()
+    for each in [*batcher.submit([request(1)]), *batcher.submit([request(2)]), *batcher.submit([request(3)])]:
+        each.result(PATIENCE)
+    assert time.monotonic() - begin < 0.3  # a full batch leaves at once
+    batcher.close()
+    assert echo.batches == [[0], [1, 2, 3]]
+
+
+def test_what_came_before_a_removal_is_answered_and_what_came_after_is_told(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    (before,) = batcher.submit([request(1, "sst")])
+    removal = batcher.change(lambda: echo.remove("sst"))
+    after, other = batcher.submit([request(2, "sst"), request(3)])
+    echo.go.set()
+    assert before.result(PATIENCE)["number"] == 1
+    assert removal.result(PATIENCE) is None
+    with pytest.raises(Refusal, match="Known: cb, cola, stsb") as refusal:
+        after.result(PATIENCE)
+    assert refusal.value.status == 404
+    assert other.result(PATIENCE)["number"] == 3
+
+
+def test_a_change_that_fails_says_so_and_the_thread_goes_on(batcher: Batcher, echo: Echo) -> None:
+    echo.go.set()
+    with pytest.raises(Refusal, match="KeyError"):
+        batcher.change(lambda: echo.remove("nope")).result(PATIENCE)
+    assert batcher.submit([request(1)])[0].result(PATIENCE) == {"number": 1}
+
+
+def test_what_is_cancelled_does_not_reach_the_model(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    one, two = batcher.submit([request(1), request(2)])
+    assert one.cancel()
+    echo.go.set()
+    assert two.result(PATIENCE) == {"number": 2}
+    with pytest.raises(CancelledError):
+        one.result()
+    assert echo.batches == [[0], [2]]
+    assert batcher.metrics.cancelled.total == 1
+
+
+def test_rows_that_break_a_batch_are_found(batcher: Batcher, echo: Echo) -> None:
+    first = held(batcher, echo)
+    rest = batcher.submit([request(i) for i in (1, -2, 3, 4, -5)])
+    echo.go.set()
+    assert first.result(PATIENCE) == {"number": 0}
+    for number, each in zip((1, -2, 3, 4, -5), rest, strict=True):
+        if number > 0:
+            assert each.result(PATIENCE) == {"number": number}
+        else:
+            assert isinstance(each.exception(PATIENCE), Refusal)
+    assert batcher.metrics.failed.total == 2
+
+
+def test_at_the_end_what_waits_is_answered_and_no_more_is_taken(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    waiting = batcher.submit([request(i) for i in range(1, 8)])
+    ending = threading.Thread(target=batcher.close)
+    ending.start()
+    while batcher.alive:
+        time.sleep(0.001)
+    with pytest.raises(Refusal, match="stopping"):
+        batcher.submit([request(9)])
+    with pytest.raises(Refusal, match="stopping"):
+        batcher.change(lambda: None)
+    echo.go.set()
+    ending.join(PATIENCE)
+    assert [each.result(0)["number"] for each in waiting] == list(range(1, 8))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_ended(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+
+    def end() -> None:
+        raise SystemExit
+
+    batcher.change(end)
+    (late,) = batcher.submit([request(1)])
+    echo.go.set()
+    with pytest.raises(Refusal, match="stopping"):
+        late.result(PATIENCE)
+    assert not batcher.alive
