@@ -107,7 +107,7 @@ def figure_2b(found: Finding) -> Figure:
         )
     axes.axhline(found.facts["infimum"], color=charts.GREY, linestyle="--", label="infimum of the one-layer loss")
     axes.set_yscale("log")
-    title = f"Figure 2(b): four layers, {_sizes(found)}, batch {found.facts['batch']} on {found.facts['device']}"
+    title = f"Figure 2(b): four layers, {_sizes(found)}\nbatch {found.facts['batch']}, on {found.facts['device']}"
     charts.dress(axes, title, "Adam steps (40 are an epoch at batch 256)", "loss")
     _below(axes)
     return figure
