@@ -96,8 +96,8 @@ def figure_2_claims(trace: Trace, name: str) -> list[Claim]:
     return [
         Claim(
             f"the three curves descend together; {name}",
-            f"to {fell[0]:.3g}, {fell[1]:.3g} and {fell[2]:.3g} of their start (no prediction linear in the labels has a "
-            f"training loss below {trace.infimum / trace.loss[0]:.3g}); correlation with the gap's logarithm "
+            f"to {fell[0]:.3g}, {fell[1]:.3g} and {fell[2]:.3g} of their start (no prediction linear in the labels has "
+            f"a training loss below {trace.infimum / trace.loss[0]:.3g}); correlation with the gap's logarithm "
             f"{span(alike, '.3f')}",
             verdict(max(fell) < 0.9 and min(alike) > 0.9),
         ),
