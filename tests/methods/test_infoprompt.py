@@ -211,14 +211,14 @@ def test_prompts_are_what_the_equation_says() -> None:
         phi = host(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])[0][:, 0]
     encoder: Any = pieces_of(model).prompts
     for i in range(2):
-        wanted = phi @ encoder.down.weight[i].T @ encoder.up.weight[i].T
+        wanted = phi @ encoder.down()[i].T @ encoder.up()[i].T
         torch.testing.assert_close(seen.prompts[0][:, i], wanted, atol=1e-5, rtol=1e-5)
     nonlinear, _ = made("bert", num_prompt_tokens=2, bottleneck=3, encoder="shared-bottleneck")
     idpg: Any = pieces_of(nonlinear).prompts
     idpg.down_bias.weight.data.fill_(0.3)
     idpg.up_bias.weight.data.fill_(0.2)
-    inner = torch.nn.functional.gelu(phi @ idpg.down.weight[0].T + 0.3)
-    wanted = torch.stack([inner @ idpg.up.weight[i].T + 0.2 for i in range(2)], 1)
+    inner = torch.nn.functional.gelu(phi @ idpg.down()[0].T + 0.3)
+    wanted = torch.stack([inner @ idpg.up()[i].T + 0.2 for i in range(2)], 1)
     torch.testing.assert_close(idpg(phi, 3), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -323,7 +323,7 @@ def test_options_as_released() -> None:
     torch.manual_seed(0)
     model.train()(**batch).loss.backward()
     assert list(layer_of(model).loss_parts) == ["task", "representation", "kl"]
-    assert pieces_of(model).critic.mean.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
+    assert pieces_of(model).critic.mean.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
     model.eval()
     with torch.no_grad():
         assert torch.equal(model(**batch).logits, model(**batch).logits), "no sample in evaluation"

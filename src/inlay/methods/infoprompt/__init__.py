@@ -6,7 +6,7 @@ from typing import Any
 from inlay.methods.registry import Method
 
 
-def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Method:
+def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-3) -> Method:
     return Method(
         name=name,
         summary=summary,
@@ -16,8 +16,8 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any]) -> Me
         peft_type="INLAY_INFOPROMPT",
         parameter_prefix="inlay_infoprompt_",
         settings=MappingProxyType(settings),
-        learning_rate=1e-3,
-        grid=(3e-4, 1e-3, 3e-3, 1e-2),
+        learning_rate=rate,
+        grid=(1e-3, 3e-3, 1e-2, 3e-2),
         identity_at_start=False,
     )
 
@@ -34,6 +34,7 @@ METHODS = (
         "Puts the same trained prompt tokens into every text, and class vectors at its mask.",
         "Hambardzumyan et al., WARP, ACL 2021, https://arxiv.org/abs/2101.00121",
         {"encoder": "static", "beta": 0.0, "gamma": 0.0},
+        rate=1e-2,
     ),
     _method(
         "idpg",

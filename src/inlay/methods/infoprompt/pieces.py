@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, linear
 
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.phi import PhiCache
@@ -38,14 +38,21 @@ class Site:
 
 
 class Trained(nn.Module):
-    """One parameter."""
+    """One parameter, kept as `times` itself.
 
-    def __init__(self, weight: Tensor) -> None:
+    Adam moves every entry of a parameter by about the learning rate, and so what a matrix makes of n numbers by up to n
+    times that. The prompt encoder's matrices are kept as n times themselves: the prompts they make then move as far in
+    a step as prompts that are trained themselves, and one learning rate serves them and the class vectors. The critics'
+    are kept as sqrt(n) times themselves: what judges has to be ahead of what is judged.
+    """
+
+    def __init__(self, weight: Tensor, times: float = 1.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)
+        self.times = times
+        self.weight = nn.Parameter(weight * times)
 
     def forward(self) -> Tensor:
-        return self.weight
+        return self.weight if self.times == 1 else self.weight / self.times
 
 
 class StaticPrompts(Trained):
@@ -73,7 +80,8 @@ class PromptEncoder(nn.Module):
         sets = 1 if shared else tokens
         down = torch.randn(sets, width, site.hidden_size, device="cpu") / (site.scale * math.sqrt(site.hidden_size))
         up = torch.randn(tokens, size, width, device="cpu") * deviation(site.table) / math.sqrt(width)
-        self.down, self.up = Trained(like(site.table, down)), Trained(like(site.table, up))
+        self.down = Trained(like(site.table, down), site.hidden_size)
+        self.up = Trained(like(site.table, up), width)
         self.down_bias = Trained(like(site.table, torch.zeros(sets, width, device="cpu"))) if shared else None
         self.up_bias = Trained(like(site.table, torch.zeros(tokens, size, device="cpu"))) if shared else None
 
@@ -86,15 +94,29 @@ class PromptEncoder(nn.Module):
         return prompts if self.up_bias is None else prompts + self.up_bias()
 
 
+class Layer(nn.Module):
+    """A fully connected layer of states, begun as torch begins one."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        size = site.hidden_size
+        bound = 1 / math.sqrt(size)
+        drawn = torch.empty(size, size, device="cpu").uniform_(-bound, bound)
+        self.matrix = Trained(like(site.table, drawn), math.sqrt(size))
+        self.bias = Trained(like(site.table, torch.empty(size, device="cpu").uniform_(-bound, bound)))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return linear(z, self.matrix(), self.bias())
+
+
 class RepresentationCritic(nn.Module):
     """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2)."""
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.mean = nn.Linear(site.hidden_size, site.hidden_size, device="cpu")
-        self.log_deviation = nn.Linear(site.hidden_size, site.hidden_size, device="cpu")
-        self.w2 = Trained(torch.eye(site.table.shape[1], site.hidden_size, device="cpu"))
-        self.to(site.table.device, torch.promote_types(site.table.dtype, torch.float32))
+        size = site.hidden_size
+        self.mean, self.log_deviation = Layer(site), Layer(site)
+        self.w2 = Trained(like(site.table, torch.eye(site.table.shape[1], size, device="cpu")), math.sqrt(size))
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the logarithm of the deviation of z's distribution."""
@@ -112,7 +134,7 @@ class Pieces(nn.Module):
         self.prompts = StaticPrompts(initial_prompts(site)) if config.encoder == "static" else PromptEncoder(site)
         self.theta = Trained(initial_theta(site))
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
-        self.w1 = Trained(like(site.table, eye)) if config.gamma else None
+        self.w1 = Trained(like(site.table, eye), math.sqrt(site.hidden_size)) if config.gamma else None
         self.critic = RepresentationCritic(site) if config.beta else None
 
     @property
