@@ -94,8 +94,8 @@ def command(
 ) -> None:
     """A one-layer transformer that becomes ridge regression: the paper's figures and theorems, or a run of your own.
 
-    Figure 2a takes three minutes of one core, 3 seconds, 4 twenty minutes; 2b and 5 (four layers) run for a fixed time
-    on a CPU and as printed on cuda. --figure all also writes one page with everything, icl.html.
+    Figure 2a takes three minutes of one core, figure 3 seconds, figure 4 a quarter of an hour; 2b and 5 (four layers)
+    run for a fixed time on a CPU, and as printed on cuda. --figure all also writes one page with everything, icl.html.
 
     \b
     inlay lab icl --figure 2
