@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import signal
 import socket
@@ -41,6 +42,9 @@ def serve(
             max_wait=settings.max_wait,
             max_queue=settings.max_queue,
         )
+        # What was loaded stays: looking through the pieces of many tasks for garbage would hold up batches.
+        gc.collect()
+        gc.freeze()
         # uvicorn ends in order, then raises the signal again: the process has done what it was asked, and ends well.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
