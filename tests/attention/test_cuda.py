@@ -239,6 +239,24 @@ def check_ntk(case: Case, backend: str) -> None:
     compare(case, [found], [right], mine | small, true | state)
 
 
+def check_signed(dtype: torch.dtype, backend: str, device: str = "cuda") -> None:
+    """rho in place of kappa: as its magnitude; of slope +1 at 0, of either sign."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 20, 64, device=device).to(dtype) for _ in range(3))
+    left, right = torch.randn(2, 64, 16, device=device), torch.randn(2, 16, 64, device=device)
+    rho = torch.randn(2, 64, device=device)
+    rho[:, :2] = torch.tensor([0.0, -0.0])
+    sign = torch.where(rho < 0, -1.0, 1.0)
+    rho.requires_grad_()
+    kappa = rho.detach().abs().requires_grad_()
+    results = []
+    for given, signed in ((rho, True), (kappa, False)):
+        out = ntk_attention(q, k, v, (left, right), given, signed=signed, backend=backend)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), given)))
+    assert torch.equal(results[0][0], results[1][0])
+    close("rho", results[0][1], (results[1][1] * sign).double(), BOUND[dtype])
+
+
 def check_prefix(case: Case, backend: str, shared: bool) -> None:
     tensors = case.tensors()
     torch.manual_seed(4)
@@ -476,6 +494,7 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_epilogue, case) for case in EPILOGUES]
     made += [(check, (case, "cuda")) for check in (check_lse, check_ntk) for case in CASES]
     made += [(check, (case, "plain")) for check in (check_lse, check_ntk) for case in CASES[:5]]
+    made += [(check_signed, (dtype, backend)) for dtype in (torch.float32, torch.bfloat16) for backend in BACKENDS]
     made += [(check_prefix, (case, "cuda", shared)) for case in (*some[:8], FP32) for shared in (True, False)]
     made += [(check_identity, (dtype, causal)) for dtype in (torch.float32, torch.bfloat16) for causal in (False, True)]
     made += [(check_extremes, (dtype, mask)) for dtype in BOUND for mask in ("none", "padding", "rows")]
@@ -551,6 +570,10 @@ if pytest is not None:
             mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min).to(kind)
         found = cuda_kernels._sees(mask, torch.empty(2, 3, length, 8, dtype=torch.bfloat16), causal)
         assert torch.equal(found.expand(2, 3, length), scores.amax(-1) > -math.inf)
+
+    @pytest.mark.parametrize("backend", ["cpu", "plain"])
+    def test_rho_in_place_of_kappa(backend: str) -> None:
+        check_signed(torch.float32, backend, "cpu")
 
     def test_strides_as_torch_would_choose_them() -> None:
         packed = torch.empty(2, 5, 3, 4, 8).permute(2, 0, 3, 1, 4)[0]

@@ -86,6 +86,7 @@ def ntk(
     left: Tensor,
     right: Tensor | None,
     kappa: Tensor,
+    signed: bool,
 ) -> tuple[Tensor, Tensor]:
     """`T`; and the joint log-denominator (0 where it is -inf) and the weight of the feature term, as one tensor."""
     from inlay.attention import epilogue
@@ -94,7 +95,7 @@ def ntk(
         out, lse = attend(query, key, value, mask, is_causal, scale)
     else:
         out, lse = forward_part(_BARE, query, key, value, mask, is_causal, scale)
-    return epilogue.forward(_dense_last(query), out, lse, left, right, kappa, scale)
+    return epilogue.forward(_dense_last(query), out, lse, left, right, kappa, scale, signed)
 
 
 def ntk_backward(
@@ -108,6 +109,7 @@ def ntk_backward(
     left: Tensor,
     right: Tensor | None,
     kappa: Tensor,
+    signed: bool,
     found: Tensor,
     stats: Tensor,
     of_inputs: bool,
@@ -122,7 +124,8 @@ def ntk_backward(
         rest = query, key, value, found, stats[0], mask, is_causal, scale
         alike = key.shape[1] == query.shape[1]
         g_query, g_key, g_value = attend_backward(g_out, *rest) if alike else backward_part(_BARE, g_out, *rest)
-    g_state = epilogue.backward(g_out, _dense_last(query), found, stats, left, right, kappa, scale, g_query, of_state)
+    of_rows = g_out, _dense_last(query), found, stats
+    g_state = epilogue.backward(*of_rows, left, right, kappa, scale, g_query, of_state, signed)
     return g_query, g_key, g_value, *g_state
 
 
@@ -136,7 +139,7 @@ def _without_gradient(*args: Any) -> Tensor:
 
 
 class _Ntk(torch.autograd.Function):
-    """NTK-Attention with `elu`; Z and kappa in their own types."""
+    """NTK-Attention with `elu`; Z and kappa, or rho, in their own types."""
 
     @staticmethod
     def forward(
@@ -150,11 +153,12 @@ class _Ntk(torch.autograd.Function):
         left: Tensor,
         right: Tensor | None,
         kappa: Tensor,
+        signed: bool,
     ) -> Tensor:
         run = torch.ops.inlay.ntk if torch.compiler.is_compiling() else ntk
-        found, stats = run(query, key, value, mask, is_causal, scale, left, right, kappa)
+        found, stats = run(query, key, value, mask, is_causal, scale, left, right, kappa, signed)
         ctx.save_for_backward(query, key, value, mask, left, right, kappa, found, stats)
-        ctx.is_causal, ctx.scale = is_causal, scale
+        ctx.is_causal, ctx.scale, ctx.signed = is_causal, scale, signed
         return found
 
     @staticmethod
@@ -162,10 +166,10 @@ class _Ntk(torch.autograd.Function):
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, left, right, kappa, found, stats = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        of_inputs, of_state = any(needs[:3]), any(needs[6:])
+        of_inputs, of_state = any(needs[:3]), any(needs[6:9])
         compiling = torch.compiler.is_compiling()
         run = torch.ops.inlay.ntk_backward if compiling else ntk_backward
-        state = left, right, kappa, found, stats, of_inputs, of_state
+        state = left, right, kappa, ctx.signed, found, stats, of_inputs, of_state
         grads = run(g_out, query, key, value, mask, ctx.is_causal, ctx.scale, *state)
         if compiling:  # an operator gives tensors only
             grads = [
@@ -173,7 +177,7 @@ class _Ntk(torch.autograd.Function):
                 for grad, wanted in zip(grads, _wanted(of_inputs, of_state, right), strict=True)
             ]
         g_query, g_key, g_value, g_left, g_right, g_kappa = grads
-        return g_query, g_key, g_value, None, None, None, g_left, g_right, g_kappa
+        return g_query, g_key, g_value, None, None, None, g_left, g_right, g_kappa, None
 
 
 def _wanted(of_inputs: bool, of_state: bool, right: Tensor | None) -> list[bool]:
@@ -211,7 +215,7 @@ class Cuda(Fused):
             return super().joined(call, features, state)
         keys = call.query, call.key, call.value, call.mask, call.is_causal, call.scale
         run = _Ntk.apply if torch.is_grad_enabled() else _without_gradient
-        found: Tensor = run(*keys, state.left, state.right, state.kappa)
+        found: Tensor = run(*keys, state.left, state.right, state.kappa, state.signed)
         return found
 
 
@@ -278,7 +282,7 @@ def _(g_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> A
     "inlay::ntk",
     mutates_args=(),
     schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, Tensor left, "
-    "Tensor? right, Tensor kappa) -> (Tensor, Tensor)",
+    "Tensor? right, Tensor kappa, bool signed) -> (Tensor, Tensor)",
 )
 def _ntk_op(*args: Any) -> tuple[Tensor, Tensor]:
     found, stats = ntk(*args)
@@ -294,7 +298,7 @@ def _(query: Tensor, *rest: Any) -> Any:
     "inlay::ntk_backward",
     mutates_args=(),
     schema="(Tensor g_out, Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, "
-    "Tensor left, Tensor? right, Tensor kappa, Tensor found, Tensor stats, bool of_inputs, "
+    "Tensor left, Tensor? right, Tensor kappa, bool signed, Tensor found, Tensor stats, bool of_inputs, "
     "bool of_state) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _ntk_backward_op(g_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -317,6 +321,7 @@ def _(
     left: Tensor,
     right: Tensor | None,
     kappa: Tensor,
+    signed: bool,
     found: Tensor,
     stats: Tensor,
     of_inputs: bool,

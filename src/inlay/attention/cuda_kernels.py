@@ -44,16 +44,17 @@ def _prefers_cudnn(device: torch.device) -> bool:
 
 def is_flash(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
     """Whether flash attention, or cuDNN's, can do it."""
-    fits = not is_causal or query.shape[2] == key.shape[2]
-    return mask is None and query.dtype.itemsize == 2 and fits and query.shape[-1] <= FLASH_SIZE
+    fits = not is_causal or query.size(2) == key.size(2)
+    return mask is None and query.dtype.itemsize == 2 and fits and query.size(3) <= FLASH_SIZE
 
 
 def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> str:
     if not is_flash(query, key, mask, is_causal):
         return "efficient"
     prefers = (
-        query.shape[-1] <= CUDNN_SIZE
-        and min(query.shape[2], key.shape[2]) > 1
+        query.size(3) <= CUDNN_SIZE
+        and query.size(2) > 1
+        and key.size(2) > 1
         and _prefers_cudnn(query.device)
         and torch.backends.cuda.cudnn_sdp_enabled()
         and not torch.are_deterministic_algorithms_enabled()
@@ -67,7 +68,8 @@ def attend(
     """Output and log-sum-exp; where nothing is seen the second is -inf, and the first may be anything."""
     kind = _kind(query, key, mask, is_causal)
     size, length = query.shape[3], query.shape[2]
-    query, key, value = _dense(query), _dense(key), _dense(value)
+    if size % 8 or not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+        query, key, value = _dense(query), _dense(key), _dense(value)
     if kind == "cudnn":
         found = aten._scaled_dot_product_cudnn_attention.default(
             query, key, value, None, True, 0.0, is_causal, False, scale=scale

@@ -15,17 +15,16 @@ are made in parts, each by one program in a fixed order, and the parts are added
 change from run to run. phi and Z never leave the chip. Products are of bfloat16 numbers where the query is; of tf32
 where it is float16, whose range is too small for a weight; of float32 otherwise. Sums are float32 throughout.
 
-The kernels stand in epilogue_kernels.py. Triton's own way to a compiled kernel takes longer than a small kernel runs:
-here it is taken once, and what it found is kept for as long as everything that it looks at is the same.
+The kernels stand in epilogue_kernels.py. Between calls the host does as little as it can, since a layer of a small
+model takes it longer than the GPU: what a launch needs besides pointers is worked out once for all calls of one shape.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -40,89 +39,134 @@ FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 8, 6
 FOLD_AT_MOST, FOLD_AT_MOST_IF_ROOMY = 64 * 64, 128 * 128
 """Entries of Z up to which it is multiplied out; the second where a program may have 160 KB of fast memory."""
 ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
+STAGES = 1
+"""Tiles under way at once in a program; more of them were slower where it was measured, on an H200."""
 SUMMED, SUM_TILE = 32, 128
+"""Parts and numbers that the last kernel adds at once."""
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """How one kind of call is computed; `constants` as the kernels take them."""
+class Launch:
+    """One kernel for calls of one shape, layout and type: all arguments but the pointers are known.
 
-    tile: int
-    unit: int
-    constants: tuple[Any, ...]
-    warps: int
+    Triton's own way to a compiled kernel looks at every argument and is taken once. After that the kernel it found is
+    launched directly, as long as pointers are multiples of 16, which Triton compiles in.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], warps: int) -> None:
+        self.kernel, self.grid, self.rest, self.warps = kernel, grid, rest, warps
+        self.direct: Any = None
+
+    def __call__(self, *tensors: Tensor) -> None:
+        pointers = [x.data_ptr() for x in tensors]
+        bits = 0
+        for pointer in pointers:
+            bits |= pointer
+        if bits % 16:
+            self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps, num_stages=1)
+        elif self.direct is None:
+            compiled = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps, num_stages=1)
+            self.direct = None if compiled is None else compiled[self.grid]  # Triton's interpreter gives None
+        else:
+            self.direct(*pointers, *self.rest)
 
 
-@cache
-def plan(
-    dtype: torch.dtype, size: int, rows: int, rank: int, pair: bool, few: bool, unit: int, signed: bool, roomy: bool
-) -> Plan:
-    blocks = rows // size
-    size_p = _power(size)
-    rows_p = size_p * (1 << (blocks - 1).bit_length())
-    rank_p = _power(rank) if pair else size_p
-    short = dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
-    fold = pair and short and not few and rows_p * size_p <= (FOLD_AT_MOST_IF_ROOMY if roomy else FOLD_AT_MOST)
-    width = size_p if fold else rank_p
-    tile = 16 if few else max(16, min(64, (8192 if short else 4096) // rows_p))
-    precision = "ieee" if dtype == torch.float32 else "tf32"
-    shape = (size, blocks, rank, pair, fold, pair and not fold, signed, size_p, rows_p, rank_p, width, tile, unit)
-    constants = (*shape, 1, tl.bfloat16 if short else tl.float32, precision)
-    return Plan(tile, unit, constants, 8 if max(tile, width) * rows_p > 4096 else 4)
+class Kind(NamedTuple):
+    """What calls have in common that differ only in batch, heads, length and layout."""
+
+    dtype: torch.dtype
+    of_state: tuple[torch.dtype, ...]  # of left, right or again left, and kappa
+    device: torch.device
+    size: int
+    rows: int
+    rank: int
+    pair: bool
+    signed: bool
+    scale: float
+
+    @property
+    def numbers(self) -> tuple[float, float]:
+        return math.sqrt(self.scale), self.rows**-0.5
+
+    def constants(self, few: bool, unit: int) -> tuple[int, tuple[Any, ...], int]:
+        """The rows of a tile, what the kernels take as constants, and how many warps run a program."""
+        blocks = self.rows // self.size
+        size_p = _power(self.size)
+        rows_p = size_p * (1 << (blocks - 1).bit_length())
+        rank_p = _power(self.rank) if self.pair else size_p
+        short = self.dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
+        roomy = self.device.type == "cuda" and capability(self.device) in ROOMY
+        most = FOLD_AT_MOST_IF_ROOMY if roomy else FOLD_AT_MOST
+        fold = self.pair and short and not few and rows_p * size_p <= most
+        width = size_p if fold else rank_p
+        tile = 16 if few else max(16, min(64, (8192 if short else 4096) // rows_p))
+        precision = "ieee" if self.dtype == torch.float32 else "tf32"
+        made = (
+            *(self.size, blocks, self.rank, self.pair, fold, self.pair and not fold, self.signed),
+            *(size_p, rows_p, rank_p, width, tile, unit, STAGES, tl.bfloat16 if short else tl.float32, precision),
+        )
+        return tile, made, 8 if max(tile, width) * rows_p > 4096 else 4
 
 
 def _power(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())  # 16: the least that a matrix product takes
 
 
-def _plan(query: Tensor, left: Tensor, right: Tensor | None, signed: bool, *strides: int) -> Plan:
-    unit = 8 if not any(stride % 8 for stride in strides) else 1
-    size, (_, rows, rank) = query.shape[3], left.shape
-    roomy = query.device.type == "cuda" and capability(query.device) in ROOMY
-    return plan(query.dtype, size, rows, rank, right is not None, query.shape[2] <= 16, unit, signed, roomy)
+def _unit(*strides: int) -> int:
+    return 8 if not any(stride % 8 for stride in strides) else 1
 
 
-_COMPILED: dict[tuple[Any, ...], Any] = {}
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2  # interpreted
 
 
-def _launch(
-    kernel: Any,
-    kind: tuple[Any, ...],
-    grid: tuple[int, int, int],
-    tensors: tuple[Tensor, ...],
-    numbers: tuple[float, ...],
-    constants: tuple[Any, ...],
-    warps: int = 4,
-) -> None:
-    """Run a kernel; `kind` tells constants and warps apart.
-
-    Triton compiles anew for other types, other devices, integers beyond 32 bits and pointers that are not multiples of
-    16: the first two are part of the key, and the others go Triton's way every time.
-    """
-    pointers = [x.data_ptr() for x in tensors]
-    bits = 0
-    for pointer in pointers:
-        bits |= pointer
-    usual = not bits % 16 and max(numbers) < 2**31
-    key = (kernel, kind, tensors[0].device, *[x.dtype for x in tensors])
-    compiled = _COMPILED.get(key) if usual else None
-    if compiled is not None:
-        compiled[grid](*pointers, *numbers, *constants)
-        return
-    compiled = kernel[grid](*tensors, *numbers, *constants, num_warps=warps, num_stages=1)
-    if usual and compiled is not None:  # Triton's interpreter gives None
-        _COMPILED[key] = compiled
+def _programs(kind: Kind, share: int, heads: int, tiles: int) -> int:
+    """For each head."""
+    return max(1, min(tiles, share * _multiprocessors(kind.device) // heads))
 
 
-_MULTIPROCESSORS: dict[torch.device, int] = {}
+Strides = tuple[int, ...]
 
 
-def _programs(device: torch.device, share: int, heads: int, tiles: int) -> int:
-    """For each head, of all programs that run for all of them."""
-    if device not in _MULTIPROCESSORS:
-        of_gpu = device.type == "cuda"  # else Triton's interpreter
-        _MULTIPROCESSORS[device] = torch.cuda.get_device_properties(device).multi_processor_count if of_gpu else 2
-    return max(1, min(tiles, share * _MULTIPROCESSORS[device] // heads))
+@lru_cache(maxsize=4096)
+def _forward_launch(
+    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int
+) -> Launch:
+    unit = _unit(*query[:3], *out[:3])
+    tile, constants, warps = kind.constants(length <= 16, unit)
+    a_row = -(-length // tile)
+    grid = (_programs(kind, FORWARD_PROGRAMS, heads, batch * a_row), heads, 1)
+    strides = [stride // unit for stride in (*query[:3], *out[:3])]
+    rest = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers, *constants, -LIGHTEST, LEAST_TOTAL)
+    return Launch(forward_kernel, grid, rest, warps)
+
+
+@lru_cache(maxsize=4096)
+def _backward_launches(
+    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, g_query: Strides | None, state: bool
+) -> tuple[int, int, Launch, Launch]:
+    """How many parts there are, and of how many numbers; the kernel that makes them, and the one that adds them."""
+    of_query = g_query is not None
+    given = (*query[:3], *out[:3], *(g_query or query)[:3])
+    unit = _unit(*given)
+    tile, constants, warps = kind.constants(length <= 16, unit)
+    a_row = -(-length // tile)
+    programs = _programs(kind, BACKWARD_PROGRAMS, heads, batch * a_row)
+    strides = [stride // unit for stride in given]
+    rest = (*strides, length, a_row, batch * a_row, *kind.numbers, *constants, of_query, state)
+    first = heads * kind.rows * kind.rank
+    second = heads * kind.rank * kind.size if kind.pair else 0
+    total = first + second + heads * kind.rows
+    adding = Launch(
+        sum_kernel, (-(-total // SUM_TILE), 1, 1), (programs, first, first + second, total, SUMMED, SUM_TILE), 4
+    )
+    return programs if state else 1, total, Launch(backward_kernel, (programs, heads, 1), rest, warps), adding
+
+
+def _kind(query: Tensor, left: Tensor, right: Tensor, kappa: Tensor, pair: bool, signed: bool, scale: float) -> Kind:
+    _, rows, rank = left.shape
+    types = (left.dtype, right.dtype, kappa.dtype)
+    return Kind(query.dtype, types, query.device, query.shape[3], rows, rank, pair, signed, scale)
 
 
 def forward(
@@ -143,28 +187,15 @@ def forward(
     out = out if out.stride(3) == 1 else out.contiguous()
     if lse.stride(2) != 1 or lse.stride(0) != heads * lse.stride(1):
         lse = lse.contiguous()
-    left, right, kappa = left.contiguous(), right if right is None else right.contiguous(), kappa.contiguous()
+    left, kappa = left.contiguous(), kappa.contiguous()
+    second = left if right is None else right.contiguous()
     # Autograd forbids to change a view that a function gave.
     found = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device) if out._is_view() else out
     stats = torch.empty((2, batch, heads, length), dtype=torch.float32, device=query.device)
-    q, o = query.stride()[:3], out.stride()[:3]
-    chosen = _plan(query, left, right, signed, *q, *o)
-    unit = chosen.unit
-    a_row = -(-length // chosen.tile)
-    programs = _programs(query.device, FORWARD_PROGRAMS, heads, batch * a_row)
+    kind = _kind(query, left, second, kappa, right is not None, signed, scale)
+    launch = _forward_launch(kind, batch, heads, length, query.stride(), out.stride(), lse.stride(1))
     with _on(query.device):
-        _launch(
-            forward_kernel,
-            (chosen,),
-            (programs, heads, 1),
-            (query, out, lse, left, left if right is None else right, kappa, found, stats),
-            (
-                *(q[0] // unit, q[1] // unit, q[2] // unit, o[0] // unit, o[1] // unit, o[2] // unit),
-                *(lse.stride(1), length, a_row, batch * a_row, math.sqrt(scale), left.shape[1] ** -0.5),
-            ),
-            (*chosen.constants, -LIGHTEST, LEAST_TOTAL),
-            chosen.warps,
-        )
+        launch(query, out, lse, left, second, kappa, found, stats)
     return found, stats
 
 
@@ -188,41 +219,22 @@ def backward(
     if g_query is None and not of_state:
         return None, None, None
     batch, heads, length, _ = query.shape
-    left, right, kappa = left.contiguous(), right if right is None else right.contiguous(), kappa.contiguous()
-    q, o = query.stride()[:3], found.stride()[:3]
-    g = q if g_query is None else g_query.stride()[:3]
-    chosen = _plan(query, left, right, signed, *q, *o, *g)
-    unit = chosen.unit
-    a_row = -(-length // chosen.tile)
-    programs = _programs(query.device, BACKWARD_PROGRAMS, heads, batch * a_row)
-    state = (left, kappa) if right is None else (left, right, kappa)
-    total = sum([x.numel() for x in state])
-    parts = torch.empty((programs if of_state else 1, total), dtype=torch.float32, device=query.device)
+    left, kappa = left.contiguous(), kappa.contiguous()
+    second = left if right is None else right.contiguous()
+    kind = _kind(query, left, second, kappa, right is not None, signed, scale)
+    g_strides = None if g_query is None else g_query.stride()
+    programs, total, launch, add = _backward_launches(
+        kind, batch, heads, length, query.stride(), found.stride(), g_strides, of_state
+    )
+    parts = torch.empty((programs, total), dtype=torch.float32, device=query.device)
+    g_left = g_right = g_kappa = None
     with _on(query.device):
-        _launch(
-            backward_kernel,
-            (chosen, g_query is not None, of_state),
-            (programs, heads, 1),
-            (
-                *(g_out, query, found, stats, left, left if right is None else right, kappa),
-                *(query if g_query is None else g_query, parts),
-            ),
-            (
-                *(q[0] // unit, q[1] // unit, q[2] // unit, o[0] // unit, o[1] // unit, o[2] // unit),
-                *(g[0] // unit, g[1] // unit, g[2] // unit, length, a_row, batch * a_row),
-                *(math.sqrt(scale), left.shape[1] ** -0.5),
-            ),
-            (*chosen.constants, g_query is not None, of_state),
-            chosen.warps,
-        )
-        if not of_state:
-            return None, None, None
-        sums = torch.empty(total, dtype=torch.float32, device=query.device)
-        grid = (-(-total // SUM_TILE), 1, 1)
-        _launch(sum_kernel, (), grid, (parts, sums), (programs, total), (SUMMED, SUM_TILE))
-    grads = torch._C._nn.unflatten_dense_tensors(sums, state)
-    typed = [grad if grad.dtype == x.dtype else grad.to(x.dtype) for grad, x in zip(grads, state, strict=True)]
-    return typed[0], None if right is None else typed[1], typed[-1]
+        launch(g_out, query, found, stats, left, second, kappa, query if g_query is None else g_query, parts)
+        if of_state:
+            g_left, g_kappa = torch.empty_like(left), torch.empty_like(kappa)
+            g_right = None if right is None else torch.empty_like(second)
+            add(parts, g_left, g_left if g_right is None else g_right, g_kappa)
+    return g_left, g_right, g_kappa
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 NUMBERS = ["q_batch", "q_head", "q_row", "o_batch", "o_head", "o_row", "lse_head", "g_batch", "g_head", "g_row"]
-NUMBERS += ["length", "tiles_a_row", "tiles", "programs", "total"]
+NUMBERS += ["length", "tiles_a_row", "tiles", "programs", "right_at", "kappa_at", "total"]
 """Integers of which nothing is compiled in."""
 
 
@@ -263,12 +263,17 @@ def backward_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=NUMBERS)
-def sum_kernel(parts, sums, programs, total, PARTS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`sums[i] = sum_p parts[p, i]`, many p at once, always in the same order."""
+def sum_kernel(  # type: ignore[no-untyped-def]
+    parts, left, right, kappa, programs, right_at, kappa_at, total, PARTS: tl.constexpr, TILE: tl.constexpr
+):
+    """The sums over the parts, many at once, always in the same order; each to where it belongs."""
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     found = tl.zeros((PARTS, TILE), tl.float32)
     for first in range(0, programs, PARTS):
         p = first + tl.arange(0, PARTS)
         inside = (p[:, None] < programs) & (i[None, :] < total)
         found += tl.load(parts + p[:, None].to(tl.int64) * total + i[None, :], mask=inside, other=0.0)
-    tl.store(sums + i, tl.sum(found, 0), mask=i < total)
+    whole = tl.sum(found, 0)
+    tl.store(left + i, whole.to(left.dtype.element_ty), mask=i < right_at)
+    tl.store(right + (i - right_at), whole.to(right.dtype.element_ty), mask=(i >= right_at) & (i < kappa_at))
+    tl.store(kappa + (i - kappa_at), whole.to(kappa.dtype.element_ty), mask=(i >= kappa_at) & (i < total))

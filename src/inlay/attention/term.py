@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import leaky_relu
 
 from inlay.attention.features import Elementwise, FeatureMap
 
@@ -15,17 +16,27 @@ from inlay.attention.features import Elementwise, FeatureMap
 @dataclass(frozen=True)
 class State:
     """What stands for the prefix: `Z` `[heads, r, head_dim]`, given as `left`, or as the product of `left`
-    `[heads, r, s]` and `right` `[heads, s, head_dim]`; and `kappa` `[heads, r]`."""
+    `[heads, r, s]` and `right` `[heads, s, head_dim]`; and `kappa` `[heads, r]`, or with `signed` the rho of which it
+    is the magnitude."""
 
     left: Tensor
     right: Tensor | None
     kappa: Tensor
+    signed: bool = False
 
     def whole(self, dtype: torch.dtype) -> Tensor:
         """`[Z | kappa]`, `[heads, r, head_dim + 1]`."""
         left = self.left.to(dtype)
         z = left if self.right is None else left @ self.right.to(dtype)
-        return torch.cat([z, self.kappa.to(dtype).unsqueeze(-1)], -1)
+        kappa = magnitude(self.kappa) if self.signed else self.kappa
+        return torch.cat([z, kappa.to(dtype).unsqueeze(-1)], -1)
+
+
+def magnitude(rho: Tensor) -> Tensor:
+    """`|rho|`, with derivative +1 at 0."""
+    if not torch.is_grad_enabled():
+        return rho.abs()
+    return leaky_relu(-rho, -1.0)  # -x up to x = 0, so that rho = 0 is on the side of slope +1
 
 
 @dataclass(frozen=True)

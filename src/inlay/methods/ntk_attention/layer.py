@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from inlay.attention import FeatureMap, ntk_attention
 from inlay.attention.features import Centred
+from inlay.attention.term import magnitude
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer, behind_all
 from inlay.methods.ntk_attention.start import Start
@@ -45,10 +46,7 @@ class Kappa(Trained):
     """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
 
     def forward(self) -> Tensor:
-        if not torch.is_grad_enabled():
-            return self.weight.abs()
-        rho = self.weight  # times its sign: one product for the gradient, where a choice of two would take five
-        return rho * torch.where(rho.detach() >= 0, 1.0, -1.0).to(rho.dtype)
+        return magnitude(self.weight)
 
 
 class Fixed(Trained):
@@ -93,6 +91,11 @@ class Prefix(nn.Module):
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         return _value(self.z_a), _value(self.z_b), _value(self.kappa)
 
+    def given(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """The same, but rho in place of kappa, and True, where nobody waits for the call: some kernels take rho."""
+        signed = type(self.kappa) is Kappa and not self.kappa._forward_pre_hooks
+        return _value(self.z_a), _value(self.z_b), self.kappa.weight if signed else _value(self.kappa), signed
+
 
 def _value(module: nn.Module) -> Tensor:
     """What a parameter's module gives; by a full call, which costs several times as much, only where someone waits for
@@ -134,7 +137,7 @@ class NTKAttentionLayer(AttentionLayer):
             "attn_mask": mask if bias is None else _with_bias(mask, bias),
             "feature_map": self.inlay_ntk_prefix[names[0]].features,
         }
-        z_a, z_b, kappa = self._prefixes(names)
+        z_a, z_b, kappa, seen["signed"] = self._prefixes(names)
         output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
         weights = None
         if implementation == "eager":
@@ -149,12 +152,14 @@ class NTKAttentionLayer(AttentionLayer):
         """As `sdpa` in Transformers decides where there is no mask; a single query is the last, and sees all keys."""
         return query.shape[2] > 1 and bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
 
-    def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`."""
-        prefixes = [self.inlay_ntk_prefix[name] for name in names]
+    def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`; and
+        whether it is rho that stands for kappa."""
+        prefixes: list[Any] = [self.inlay_ntk_prefix[name] for name in names]
+        if len(prefixes) == 1:
+            given: tuple[Tensor, Tensor, Tensor, bool] = prefixes[0].given()
+            return given
         found = [prefix() for prefix in prefixes]
-        if len(found) == 1:
-            return found[0]
         alike = {(prefix.features, kappa.shape) for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)}
         if len(alike) > 1 or any(prefix.centre is not None for prefix in prefixes):
             raise InlayError(
@@ -163,7 +168,7 @@ class NTKAttentionLayer(AttentionLayer):
                 "feature_map, feature_multiplier and seed, and no start='text' of taylor or favor."
             )
         left, right, kappas = zip(*found, strict=True)
-        return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0)
+        return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0), False
 
     def _check(self, implementation: str, kwargs: dict[str, Any]) -> None:
         if implementation not in IMPLEMENTATIONS:
