@@ -1,9 +1,14 @@
-"""The GPU's part of ntk.py: one layer, whole models' training steps, and decoding, beside their peers."""
+"""The GPU's part of ntk.py: one layer, whole models' training steps, and decoding, beside their peers.
+
+Ratios are to what torch's attention chooses on the machine: cuDNN's kernel on an H200 with torch 2.11, faster than
+the flash kernel that earlier releases chose. A graph that cannot be captured is a goal missed.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import statistics
 import sys
 import time
@@ -18,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from vision import PEER, Goal, Steps
 
-from inlay.attention import ntk_attention, prefix_attention, prefix_to_features
+from inlay.attention import ntk_attention, prefix_attention
 from inlay.methods.attach import attach, trained_parameters
 from inlay.records.versions import versions
 from inlay.training.modes import Modes
@@ -91,8 +96,12 @@ def by_turns(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
     return found
 
 
-def layer(shape: Shape, rounds: int) -> dict[str, Any]:
-    """One attention layer, forward and backward in bfloat16; every tensor needs a gradient."""
+def layer(shape: Shape, rounds: int, prefixes: tuple[int, ...]) -> dict[str, Any]:
+    """One attention layer, forward and backward in bfloat16; every tensor needs a gradient.
+
+    `one_thread` is by the clock with autograd on the calling thread: without it a thread of its own runs the backward
+    pass, which for one small layer costs more than it brings.
+    """
     torch.manual_seed(0)
     whole = (shape.batch, shape.heads, shape.length, shape.size)
 
@@ -115,15 +124,22 @@ def layer(shape: Shape, rounds: int) -> dict[str, Any]:
         return torch.autograd.grad(out, (q, k, v, *pair, kappa), g)
 
     main = by_turns({"sdpa": floor, "ntk": ours}, rounds)
-    graphs = by_turns({"sdpa": replayed(floor), "ntk": replayed(ours)}, rounds)
+    with torch.autograd.set_multithreading_enabled(False):
+        single = by_turns({"sdpa": floor, "ntk": ours}, rounds)
     found: dict[str, Any] = {f"{name}_ms": statistics.median(ms) for name, ms in main.items()}
-    found |= {f"{name}_graph_ms": statistics.median(ms) for name, ms in graphs.items()}
+    found |= {f"{name}_one_thread_ms": statistics.median(ms) for name, ms in single.items()}
     found["rounds_ms"] = {name: [round(x, 4) for x in ms] for name, ms in main.items()}
     found["ratio"] = statistics.median(n / s for n, s in zip(main["ntk"], main["sdpa"], strict=True))
-    found["ratio_graph"] = found["ntk_graph_ms"] / found["sdpa_graph_ms"]
+    found["ratio_one_thread"] = found["ntk_one_thread_ms"] / found["sdpa_one_thread_ms"]
+    try:
+        graphs = by_turns({"sdpa": replayed(floor), "ntk": replayed(ours)}, rounds)
+        found |= {f"{name}_graph_ms": statistics.median(ms) for name, ms in graphs.items()}
+        found["ratio_graph"] = found["ntk_graph_ms"] / found["sdpa_graph_ms"]
+    except RuntimeError as failure:
+        found["graph_failed"] = (str(failure) or repr(failure)).splitlines()[0]
     found["plain_ms"] = _slow(lambda: ours("plain"))
-    found["prefix_ms"], found["ntk_of_prefix_ms"] = {}, {}
-    for m in PREFIXES:
+    found["prefix_ms"] = {}
+    for m in prefixes:
         prefix_key, prefix_value = (made(shape.heads, m, shape.size) for _ in range(2))
 
         def exact(prefix_key: Tensor = prefix_key, prefix_value: Tensor = prefix_value) -> object:
@@ -131,13 +147,6 @@ def layer(shape: Shape, rounds: int) -> dict[str, Any]:
             return torch.autograd.grad(out, (q, k, v, prefix_key, prefix_value), g)
 
         found["prefix_ms"][m] = _slow(exact)
-        state = [x.detach().requires_grad_() for x in prefix_to_features(prefix_key.detach(), prefix_value.detach())]
-
-        def standing(state: list[Tensor] = state) -> object:
-            out = ntk_attention(q, k, v, *state, is_causal=shape.causal)
-            return torch.autograd.grad(out, (q, k, v, *state), g)
-
-        found["ntk_of_prefix_ms"][m] = statistics.median(by_turns({"one": standing}, rounds)["one"])
     gc.collect()
     torch.cuda.empty_cache()
     return found
@@ -296,8 +305,8 @@ def decoding(rounds: int) -> dict[str, Any]:
     found["eager"] = _ratios(rows)
     try:
         replays = {name: decoder.graphed() for name, decoder in decoders.items()}
-    except RuntimeError as failure:  # what Transformers does in a step may not be capturable in some version
-        found["graph_failed"] = str(failure).splitlines()[0]
+    except RuntimeError as failure:  # of what Transformers does in a step, perhaps
+        found["graph_failed"] = (str(failure) or repr(failure)).splitlines()[0]
         return found
     rows = {name: [] for name in decoders}
     for _ in range(rounds):
@@ -313,9 +322,16 @@ def _ratios(rows: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def goals(found: dict[str, Any]) -> list[Goal]:
-    made = [Goal(f"{shape}: NTK / SDPA", found["layer"][str(shape)]["ratio"], shape.goal) for shape in SHAPES]
-    first = found["layer"][str(SHAPES[0])]["ntk_of_prefix_ms"].values()
-    made.append(Goal("slowest / fastest over the prefixes it stands for", max(first) / min(first), 1.05))
+    made = []
+    for shape in SHAPES:
+        entry = found["layer"][str(shape)]
+        made.append(Goal(f"{shape}: NTK / SDPA", entry["ratio"], shape.goal))
+        made.append(Goal(f"{shape}: the same, computing alone", entry.get("ratio_graph", math.inf), shape.goal))
+    # (Z, kappa) is of one size whatever prefix it stands for, and so is its time: what is left to show is that it is
+    # less than that of the prefix.
+    first = found["layer"][str(SHAPES[0])]
+    for m, taken in first["prefix_ms"].items():
+        made.append(Goal(f"{SHAPES[0]}: NTK / exact prefix of {m}", first["ntk_ms"] / taken, 1.0))
     bounds = {"roberta-large": 0.6, "gpt2-medium": 0.9, "llama-1b": 0.9}
     for name, bound in bounds.items():
         mine, peer = (found["steps"][name][method] for method in (OURS, PEER))
@@ -323,22 +339,25 @@ def goals(found: dict[str, Any]) -> list[Goal]:
         if name == "roberta-large":
             made.append(Goal(f"{name}: NTK / PEFT LoRA, memory", mine["peak_bytes"] / peer["peak_bytes"], 1.0))
     made.append(Goal("decoding: NTK / base, time per token", found["decoding"]["eager"]["ratio"], 1.15))
-    if "graph" in found["decoding"]:
-        made.append(Goal("decoding in CUDA graphs: NTK / base", found["decoding"]["graph"]["ratio"], 1.05))
+    captured = found["decoding"].get("graph", {"ratio": math.inf})
+    made.append(Goal("decoding in CUDA graphs: NTK / base", captured["ratio"], 1.05))
     return made
 
 
 def main(out: Path, rounds: int, figure: Callable[[str], list[dict[str, Any]]]) -> None:
+    begin = time.perf_counter()
     found: dict[str, Any] = {"layer": {}, "steps": {}}
     for shape in SHAPES:
-        entry = found["layer"][str(shape)] = layer(shape, rounds)
-        print(f"{shape}: {_numbers(entry)}", flush=True)
+        entry = found["layer"][str(shape)] = layer(shape, rounds, PREFIXES if shape == SHAPES[0] else ())
+        failed = f", no graph: {entry['graph_failed']}" if "graph_failed" in entry else ""
+        print(f"{time.perf_counter() - begin:5.1f} s  {shape}: {_numbers(entry)}{failed}", flush=True)
     for name in ("roberta-large", "gpt2-medium", "llama-1b"):
-        found["steps"][name] = steps(name, min(rounds, 3), repeats=15)
+        found["steps"][name] = steps(name, min(rounds, 2), repeats=12)
         for method, entry in found["steps"][name].items():
-            print(f"{name} {method}: {entry['step_ms']:.1f} ms, {entry['peak_bytes'] / 2**30:.2f} GiB", flush=True)
-    found["decoding"] = decoding(rounds)
-    print(f"decoding: {json.dumps(found['decoding'])}", flush=True)
+            numbers = f"{entry['step_ms']:.1f} ms, {entry['peak_bytes'] / 2**30:.2f} GiB"
+            print(f"{time.perf_counter() - begin:5.1f} s  {name} {method}: {numbers}", flush=True)
+    found["decoding"] = decoding(min(rounds, 4))
+    print(f"{time.perf_counter() - begin:5.1f} s  decoding: {json.dumps(found['decoding'])}", flush=True)
     found["figure3"] = figure("cuda")
     checked = goals(found)
     print(*checked, sep="\n")
@@ -349,9 +368,11 @@ def main(out: Path, rounds: int, figure: Callable[[str], list[dict[str, Any]]]) 
         "cudnn": torch.backends.cudnn.version(),
         "versions": versions(),
     }
-    verdicts = [{"name": g.name, "value": g.value, "bound": g.bound} for g in checked]
+    verdicts = [
+        {"name": g.name, "value": g.value if math.isfinite(g.value) else None, "bound": g.bound} for g in checked
+    ]
     out.write_text(json.dumps({**about, **found, "goals": verdicts}, indent=1) + "\n")
-    print(f"written to {out.name}")
+    print(f"{time.perf_counter() - begin:5.1f} s  written to {out.name}")
 
 
 def _numbers(entry: dict[str, Any]) -> str:
