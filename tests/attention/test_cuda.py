@@ -353,6 +353,28 @@ def check_needs(which: str) -> None:
     assert all(g.abs().max() > 0 for g in torch.autograd.grad(out.square().sum(), list(leaves.values())))
 
 
+def check_launches() -> None:
+    """Kernels are launched directly, and the same for pointers that Triton would compile anew for."""
+    from inlay.attention import epilogue
+
+    case = Case(torch.bfloat16, causal=True)
+    small = handed_over(case, case.state(), ("left", "right", "kappa"))
+    mine = handed_over(case, case.tensors())
+    odd = {
+        n: torch.cat([x.detach().reshape(-1)[:1], x.detach().reshape(-1)])[1:].view(x.shape) for n, x in small.items()
+    }
+    leaves = [*mine.values()]
+    results = []
+    for state in (small, small, odd):
+        out = ntk_attention(**mine, Z=(state["left"], state["right"]), kappa=state["kappa"], is_causal=True)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    assert epilogue.Launch.directly
+    assert odd["left"].data_ptr() % 16
+    for other in results[1:]:
+        for found, right in zip(other, results[0], strict=True):
+            close("again", found, right.double(), 1e-2)
+
+
 def check_deterministic() -> None:
     """The sums over batch and length do not depend on the order in which programs finish."""
     case = Case(torch.bfloat16, batch=4, length=700)
@@ -503,6 +525,7 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_needs, (which,)) for which in ("inputs", "state")]
     made += [(check_compiled, ("aot_eager", "none")), (check_compiled, ("aot_eager", "rows"))]
     made += [(check_compiled, ("inductor", "padding"))]
+    made += [(check_launches, ())]
     return [*made, (check_deterministic, ()), (check_captured, ()), (check_autocast, ()), (check_chosen, ())]
 
 

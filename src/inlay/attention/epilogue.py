@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import triton.language as tl
@@ -52,6 +52,9 @@ class Launch:
     launched directly, as long as pointers are multiples of 16, which Triton compiles in.
     """
 
+    directly: ClassVar[bool] = True
+    """False once a Triton was met whose compiled kernels take other arguments."""
+
     def __init__(self, kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], warps: int) -> None:
         self.kernel, self.grid, self.rest, self.warps = kernel, grid, rest, warps
         self.direct: Any = None
@@ -61,13 +64,16 @@ class Launch:
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        if bits % 16:
-            self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps, num_stages=1)
-        elif self.direct is None:
+        if bits % 16 or self.direct is None or not Launch.directly:
             compiled = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps, num_stages=1)
-            self.direct = None if compiled is None else compiled[self.grid]  # Triton's interpreter gives None
-        else:
+            if not bits % 16 and compiled is not None:  # Triton's interpreter gives None
+                self.direct = compiled[self.grid]
+            return
+        try:
             self.direct(*pointers, *self.rest)
+        except (TypeError, ValueError):  # raised before anything is launched
+            Launch.directly = False
+            self(*tensors)
 
 
 class Kind(NamedTuple):
