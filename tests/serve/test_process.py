@@ -99,7 +99,7 @@ def test_stopped_killed_and_started_again(tmp_path: Path) -> None:
                 assert same(said, wanted)
         assert process.wait(PATIENCE) == 0
         assert process.stderr is not None
-        assert "stopped: 60 rows answered" in process.stderr.read()
+        assert "stopped: rows answered: 60, in batches: 1" in process.stderr.read()
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 

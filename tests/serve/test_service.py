@@ -127,6 +127,13 @@ def test_a_bad_request_has_one_clear_error(address: str, body: Any, status: int,
     assert call(address, "/health")[1]["status"] == "ok"
 
 
+@pytest.mark.parametrize("depth", [100, 700, 850, 930, 985, 2000])
+def test_lists_within_lists_never_break_the_service(address: str, depth: int) -> None:
+    nested = '{"task": "cola", "sentence": "w6", "x": ' + "[" * depth + "]" * depth + "}"
+    status, said = call(address, "/predict", nested.encode())
+    assert status == 200 if depth == 100 else status in (200, 400), said
+
+
 def test_a_body_that_does_not_say_its_size_is_cut_off_too(address: str) -> None:
     name, port = address.removeprefix("http://").split(":")
     head = f"POST /predict HTTP/1.1\r\nHost: {name}\r\nContent-Type: application/json\r\n"

@@ -70,6 +70,7 @@ class ManyTasks:
         self.tasks = Tasks(folder, model=model, only=only)
         self.tasks.spec = self.tasks.spec.with_(batch_size=batch)
         self.method = registry.get(self.tasks.spec.method)
+        _ = self.tasks.place  # to its device now, not when the first request waits
 
     @property
     def schemas(self) -> dict[str, TaskSchema]:
@@ -145,6 +146,8 @@ class OneTask:
     """The task of a run, by whatever method."""
 
     def __init__(self, run: Run, *, model: str | None, only: Sequence[str] | None, batch: int) -> None:
+        from inlay.training.plan import pick_device
+
         run.verify()
         schema = _schema(run.record["task"]["schema"])
         for name in only or ():
@@ -154,6 +157,7 @@ class OneTask:
         self.folder = run.adapter
         self.model, self.processor = restored(run, schema, model)
         self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
+        self.model.to(pick_device())  # now, not when the first request waits
 
     def describe(self) -> dict[str, str]:
         return {"model": self.spec.model, "method": self.spec.method}

@@ -30,9 +30,9 @@ def read(given: Any, schemas: Mapping[str, TaskSchema]) -> Request:
     task = given.get(TASK, next(iter(schemas)) if len(schemas) == 1 else None)
     if not isinstance(task, str):
         raise Refusal(400, f"The request names no {TASK!r}. Known: {', '.join(sorted(schemas))}.")
-    if task not in schemas:
+    schema = schemas.get(task)  # looked up once: it may be removed at any moment
+    if schema is None:
         raise unknown_task(task, schemas)
-    schema = schemas[task]
     if schema.kind == kinds.IMAGES:
         return _of_picture(task, schema, given)
     _check_echo(given)
@@ -80,6 +80,8 @@ def _check_echo(given: Mapping[str, Any]) -> None:
         json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
         raise Refusal(400, "The request holds half a character (a lone surrogate) or a number that is none.") from None
+    except RecursionError:
+        raise Refusal(400, "The request holds lists within lists too many times over.") from None
 
 
 def _named(given: Any) -> str:

@@ -8,6 +8,7 @@ import math
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def serve(
     settings = settings or Settings()
     check_installed()
     # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
-    with contextlib.closing(settings.bind()) as bound:
+    with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings():
+        # PEFT warns of several adapters in one model, and of every one that is taken out.
+        warnings.filterwarnings("ignore", category=UserWarning, module="peft")
         from inlay.serve.batching import Batcher
         from inlay.serve.hosting import host
 
@@ -54,7 +57,7 @@ def serve(
             for number, handler in before.items():
                 signal.signal(number, handler)
         counted = batcher.metrics
-        say(f"stopped: {counted.rows.total:,} rows answered in {counted.batch_rows.count:,} batches")
+        say(f"stopped: rows answered: {counted.rows.total:,}, in batches: {counted.batch_rows.count:,}")
 
 
 @contextlib.contextmanager
