@@ -288,3 +288,16 @@ def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...]
     assert words in " ".join(err.split())
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_pictures_and_links_of_the_page_lead_somewhere() -> None:
+    folder = Path(__file__).parents[2] / "docs"
+    page = (folder / "icl.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", page)
+    assert len(links) >= 9
+    for link in links:
+        assert (folder / link).exists(), link
+    # Beside every picture stands the command that makes it.
+    for name in re.findall(r"images/lab/(icl-[a-z0-9-]+)/", page):
+        facts = json.loads((folder / "images" / "lab" / name / f"{name}.json").read_text())
+        assert " ".join(facts["command"]) in page, name
