@@ -34,8 +34,9 @@ from inlay.attention.cuda_kernels import capability
 from inlay.attention.epilogue_kernels import backward_kernel, forward_kernel, sum_kernel
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST
 
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 8, 6
-"""Programs a multiprocessor: more load Z again, or make more parts to add; fewer have too little to do at once."""
+FORWARD_PROGRAMS, BACKWARD_PROGRAMS, LEAST_TILES = 8, 8, 2
+"""Programs a multiprocessor, and the tiles of one: more programs load Z more often and make more parts to add; fewer
+leave the last ones alone, or have too little to do at once."""
 FOLD_AT_MOST, FOLD_AT_MOST_IF_ROOMY = 64 * 64, 128 * 128
 """Entries of Z up to which it is multiplied out; the second where a program may have 160 KB of fast memory."""
 ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
@@ -128,7 +129,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _programs(kind: Kind, share: int, heads: int, tiles: int) -> int:
     """For each head."""
-    return max(1, min(tiles, share * _multiprocessors(kind.device) // heads))
+    return max(1, min(-(-tiles // LEAST_TILES), share * _multiprocessors(kind.device) // heads))
 
 
 Strides = tuple[int, ...]
