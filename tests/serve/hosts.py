@@ -33,7 +33,7 @@ IMAGES = {
 }
 WRITTEN = {
     name: TaskSchema(name, "causal-lm", ("text",), ("perplexity",), answers=True, max_length=20, max_new_tokens=new)
-    for name, new in (("e2e", 4), ("dart", 6))
+    for name, new in (("e2e", 4), ("dart", 6), ("webnlg", 6))
 }
 SCALE = 0.3
 

@@ -24,9 +24,20 @@ def generate(
     stop: Stop | None = None,
 ) -> list[str]:
     """A text for each row. The task (or its schema) makes the prompts."""
-    decoder_only = not getattr(model.config, "is_encoder_decoder", False)
-    most, length = _room(model, task, processor, max_length)
+    most, length = room(model, task, processor, max_length)
     encoded = task.encode_inputs(rows, processor, length)
+    texts: list[str] = []
+    for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
+        texts += written(model, batch, processor, most, place)
+    parts = gather(texts)
+    whole = [""] * len(encoded)
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return whole
+
+
+def written(model: Any, batch: dict[str, Any], processor: Any, most: int, place: Place) -> list[str]:
+    """What the model writes after each prompt of a batch, at most so many tokens; rows may name their tasks."""
     # Whatever sampling the checkpoint asks for: the same prompt is to get the same text.
     how = {
         "do_sample": False,
@@ -36,21 +47,15 @@ def generate(
         "pad_token_id": processor.pad_token_id,
         "eos_token_id": processor.eos_token_id,
     }
-    texts: list[str] = []
-    for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
-        batch.pop("token_type_ids", None)
-        with torch.no_grad(), place.autocast():
-            ids = model.generate(**batch, **how)
-        written = ids[:, batch["input_ids"].shape[1] :] if decoder_only else ids
-        texts += processor.batch_decode(written, skip_special_tokens=True)
-    parts = gather(texts)
-    whole = [""] * len(encoded)
-    for rank, part in enumerate(parts):
-        whole[rank :: len(parts)] = part
-    return whole
+    inputs = {name: value for name, value in batch.items() if name != "token_type_ids"}
+    with torch.no_grad(), place.autocast():
+        ids = model.generate(**inputs, **how)
+    decoder_only = not getattr(model.config, "is_encoder_decoder", False)
+    new = ids[:, batch["input_ids"].shape[1] :] if decoder_only else ids
+    return list(processor.batch_decode(new, skip_special_tokens=True))
 
 
-def _room(model: Any, task: Any, processor: Any, max_length: int | None) -> tuple[int, int | None]:
+def room(model: Any, task: Any, processor: Any, max_length: int | None) -> tuple[int, int | None]:
     """How many tokens to write, and the length to encode prompts for, so that both fit into what the model reads.
 
     A method's virtual tokens take positions too. Encoding leaves the task's own `max_new_tokens` free by itself.

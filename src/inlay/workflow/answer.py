@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
 TASK = "task"  # the field of a request that names its task
+Waiting = tuple[
+    str, int, dict[str, Any]
+]  # a row's task, its number among that task's rows, and the row as it was encoded
 
 
 @dataclass(frozen=True)
@@ -97,41 +100,57 @@ class Tasks:
         return found
 
     def _written(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Texts, task by task: each has a length of its own to write."""
-        from inlay.training.evaluation import predict
+        """Texts, rows of all tasks together that write equally many tokens."""
+        from inlay.training.generation import room, written
 
-        found = {}
+        queues: dict[int, list[Waiting]] = {}
         for task, own in rows.items():
-            self.model.set_adapter(task, inference_mode=True)
-            texts, encoded = predict(self.model, self.schemas[task], own, self.processor, self.spec)
-            found[task] = self.schemas[task].decode(texts, encoded)
-        return found
+            most, length = room(self.model, self.schemas[task], self.processor, self.spec.max_length)
+            encoded = self.schemas[task].encode_inputs(own, self.processor, length)
+            queues.setdefault(most, []).extend((task, i, encoded[i]) for i in range(len(own)))
+        texts: dict[str, list[str]] = {task: [""] * len(own) for task, own in rows.items()}
+        for most, queue in queues.items():
+            for part, batch in self._batches(queue, generation=True):
+                for (task, i, _), text in zip(
+                    part, written(self.model, batch, self.processor, most, self.place), strict=True
+                ):
+                    texts[task][i] = text
+        return {task: self.schemas[task].decode(own) for task, own in texts.items()}
 
     def _mixed(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
-        """Classes and values, rows of all tasks together, those of about the same length side by side."""
+        """Classes and values, rows of all tasks together."""
         import torch
 
-        from inlay.training.joint import NAMES, JointCollator
-
-        place = self.place
-        collate = JointCollator(next(iter(self.schemas.values())).collator(self.processor, self.model))
         encoded = {
             task: self.schemas[task].encode_inputs(own, self.processor, self.spec.max_length)
             for task, own in rows.items()
         }
         queue = [(task, i, encoded[task][i]) for task, own in rows.items() for i in range(len(own))]
-        queue.sort(key=lambda entry: len(entry[2].get("input_ids", ())))
         outputs: dict[str, list[Any]] = {task: [None] * len(own) for task, own in rows.items()}
-        for begin in range(0, len(queue), place.batch_size):
-            part = queue[begin : begin + place.batch_size]
-            batch = collate([{NAMES: task, **item} for task, _, item in part])
-            moved = {name: each if name == NAMES else each.to(place.device) for name, each in batch.items()}
-            with torch.no_grad(), place.autocast():
-                logits = self.model(**moved)["logits"].float().cpu().numpy()
+        for part, batch in self._batches(queue):
+            with torch.no_grad(), self.place.autocast():
+                logits = self.model(**batch)["logits"].float().cpu().numpy()
             for (task, i, item), row in zip(part, logits, strict=True):
                 own = row[..., : self.schemas[task].num_labels]
                 outputs[task][i] = own[: len(item["input_ids"])] if own.ndim > 1 else own
         return {task: self.schemas[task].decode(_stack(own), encoded[task]) for task, own in outputs.items()}
+
+    def _batches(
+        self, queue: Sequence[Waiting], generation: bool = False
+    ) -> Iterator[tuple[Sequence[Waiting], dict[str, Any]]]:
+        """Batches on the model's device, with the task of each row; rows of about the same length side by side."""
+        from inlay.training.joint import NAMES, JointCollator
+
+        first = next(iter(self.schemas.values()))
+        collate = JointCollator(first.collator(self.processor, self.model, generation=generation))
+        ordered = sorted(queue, key=lambda entry: len(entry[2].get("input_ids", ())))
+        for begin in range(0, len(ordered), self.place.batch_size):
+            part = ordered[begin : begin + self.place.batch_size]
+            batch = collate([{NAMES: task, **item} for task, _, item in part])
+            yield (
+                part,
+                {name: each if name == NAMES else each.to(self.place.device) for name, each in batch.items()},
+            )
 
 
 def answer(
