@@ -1,7 +1,8 @@
 """The CUDA backend against the definition in float64: values and every gradient; without a GPU, what needs none.
 
 On a machine that has torch and a GPU but no pytest: `python tests/attention/test_cuda.py`. The Triton kernels by
-themselves also run without a GPU: `TRITON_INTERPRET=1 pytest tests/attention/test_cuda.py`, where Triton is installed.
+themselves also run without a GPU, where Triton is installed, and a NumPy that its interpreter knows (3.6: before 2.4):
+`TRITON_INTERPRET=1 pytest tests/attention/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -85,7 +87,12 @@ if pytest is not None:
         ON_GPU or not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1; on a GPU it runs anyway"
     )
     @pytest.mark.parametrize("args", EPILOGUES, ids=str)
-    def test_epilogue_interpreted(args: tuple[Any, ...]) -> None:
+    def test_epilogue_interpreted(args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        from inlay.attention import epilogue
+
+        # The interpreter multiplies the bits of bfloat16 numbers as integers: it is given products of float32.
+        full = epilogue.tl.float32
+        monkeypatch.setattr(epilogue, "tl", SimpleNamespace(bfloat16=full, float32=full))
         check_epilogue(*args)
 
     @pytest.mark.parametrize("kind", ["cudnn", "flash", "efficient"])
