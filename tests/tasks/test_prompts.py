@@ -18,7 +18,7 @@ from inlay.tasks.schema import TaskSchema
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "[", "]", *"abcdefghijklmnopqrstuvwxyz"]
 PAD, CLS, SEP, MASK = range(4)
-PAIR = "{prompt} {a} {prompt} {mask} {prompt}{sep}{b} {prompt}"
+PAIR = "{soft_prompt} {a} {soft_prompt} {mask} {soft_prompt}{sep}{b} {soft_prompt}"
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +57,17 @@ def test_four_stand_one_in_each_place_and_one_before_the_mask(tokenizer: Any) ->
 
 
 def test_no_space_is_left_where_something_was_left_out() -> None:
-    assert expand("{prompt} {a} {prompt} {mask} {prompt}", 1) == "{a} " + templates.MARK + " {mask}"
+    assert expand("{soft_prompt} {a} {soft_prompt} {mask} {soft_prompt}", 1) == "{a} " + templates.MARK + " {mask}"
     assert without_mask("{a} {mask} {{x}}{sep}{b}") == "{a} {{x}}{sep}{b}"
     assert without_mask("{a} {mask}") == "{a}"
 
 
 def test_a_template_without_places_gets_the_usual_ones() -> None:
-    assert with_places("{a} It was {mask}") == "{prompt} {a} It was {prompt} {mask} {prompt} {prompt}"
+    assert (
+        with_places("{a} It was {mask}") == "{soft_prompt} {a} It was {soft_prompt} {mask} {soft_prompt} {soft_prompt}"
+    )
     assert with_places(PAIR) == PAIR
-    with pytest.raises(InlayError, match=r"no \{prompt\}"):
+    with pytest.raises(InlayError, match=r"no \{soft_prompt\}"):
         expand("{a}", 2)
 
 
@@ -94,27 +96,27 @@ def test_a_word_longer_than_the_model_is_cut_too(shared: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "minilm_l6_mlm")
-    found = ids(tokenizer, "{prompt} {a} {mask}", 2, 16, a="x" * 4000)
+    found = ids(tokenizer, "{soft_prompt} {a} {mask}", 2, 16, a="x" * 4000)
     assert len(found) <= 16
     assert found.count(tokenizer.mask_token_id) == 1
     assert sorted(each for each in found if each < 0) == [-2, -1]
 
 
 def test_an_empty_text_has_its_places(tokenizer: Any) -> None:
-    assert ids(tokenizer, "{prompt} {a} {prompt} {mask}", 2, a="") == [CLS, -1, -2, MASK, SEP]
+    assert ids(tokenizer, "{soft_prompt} {a} {soft_prompt} {mask}", 2, a="") == [CLS, -1, -2, MASK, SEP]
 
 
 def test_a_mask_in_the_text_is_not_taken_for_the_template_s(tokenizer: Any) -> None:
-    assert ids(tokenizer, "{a} {prompt} {mask}", 1, a="x [MASK] y") == [CLS, *letters("xy"), -1, MASK, SEP]
+    assert ids(tokenizer, "{a} {soft_prompt} {mask}", 1, a="x [MASK] y") == [CLS, *letters("xy"), -1, MASK, SEP]
 
 
 def test_a_template_that_cannot_fit_is_refused(tokenizer: Any) -> None:
     with pytest.raises(InlayError, match="alone is longer than the 6 tokens"):
-        ids(tokenizer, "{prompt} {a} {mask}", 10, 6, a="a b c")
+        ids(tokenizer, "{soft_prompt} {a} {mask}", 10, 6, a="a b c")
 
 
 def test_the_mask_before_the_span_and_a_window_around_it(tokenizer: Any) -> None:
-    template = "{prompt} {left} {prompt} {mask} {prompt} {span} {right} {prompt}"
+    template = "{soft_prompt} {left} {soft_prompt} {mask} {soft_prompt} {span} {right} {soft_prompt}"
     text = f"{'a ' * 50}[ x y ]{' b' * 50}"
     row = {"text": text, "span": "x y", "start": text.index("["), "end": text.index("]") + 1}
     short = {"text": "a [ x y ] b", "span": "x y", "start": 2, "end": 9}
@@ -122,7 +124,7 @@ def test_the_mask_before_the_span_and_a_window_around_it(tokenizer: Any) -> None
     assert ids(tokenizer, template, 4, how=encode.encode_spans, **short) == [CLS, -1, a, -2, MASK, -3, x, y, b, -4, SEP]
     cut = ids(tokenizer, template, 4, 20, encode.encode_spans, **row)
     assert cut == [CLS, -1, *[a] * 5, -2, MASK, -3, x, y, *[b] * 6, -4, SEP]
-    marked = ids(tokenizer, "{prompt} {text} {mask}", 1, 14, encode.encode_spans, **row)
+    marked = ids(tokenizer, "{soft_prompt} {text} {mask}", 1, 14, encode.encode_spans, **row)
     left, right = WORDS.index("["), WORDS.index("]")
     assert marked == [CLS, -1, *[a] * 3, left, x, y, right, *[b] * 3, MASK, SEP]
 
@@ -151,5 +153,12 @@ def test_every_task_of_the_paper_has_a_template_with_a_mask_and_four_places(name
     assert card.prompt_template is not None
     templates.check(card.prompt_template, kinds.fields_of(card.kind, card.fields))
     assert templates.uses_mask(card.prompt_template)
-    assert card.prompt_template.count("{prompt}") == 4
+    assert card.prompt_template.count("{soft_prompt}") == 4
     assert card.words is None or len(card.words) == card.num_labels
+
+
+def test_a_column_called_prompt_is_a_column() -> None:
+    assert templates.render("{prompt} -> {answer} {soft_prompt}", {"prompt": "one", "answer": "two"}) == (
+        "one -> two",
+        None,
+    )

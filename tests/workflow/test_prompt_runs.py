@@ -26,7 +26,7 @@ def test_a_prompt_run_predicts_what_it_was_scored_on_and_logs_its_losses(
     run = tune(review_spec.with_(method=method), tmp_path / "runs", progress=False, say=said.append)
     schema = run.record["task"]["schema"]
     assert schema["prompt_tokens"] == 4
-    assert schema["prompt_template"].count("{prompt}") == 4
+    assert schema["prompt_template"].count("{soft_prompt}") == 4
     assert any("Z is read at the mean" in line for line in said), "the model on disk is a bare encoder"
     answers = predict(run.folder, reviews)
     held_out = tasks.load(run.spec).test
@@ -54,16 +54,16 @@ def test_accumulated_parts_are_those_of_the_whole_batch(review_spec: Spec, tmp_p
 
 def test_a_user_s_template_and_words(review_spec: Spec, tmp_path: Path) -> None:
     settings = {"num_prompt_tokens": 2, "label_words": ["w1", "w2", "w3"], "initial_words": "w4 w5"}
-    spec = review_spec.with_(method="warp", template="{body} {prompt} w7 {prompt}", settings=settings)
+    spec = review_spec.with_(method="warp", template="{body} {soft_prompt} w7 {soft_prompt}", settings=settings)
     run = tune(spec, tmp_path / "runs", progress=False)
     config = json.loads((run.adapter / "adapter_config.json").read_text())
-    assert config["template"] == "{body} {prompt} w7 {prompt}"
+    assert config["template"] == "{body} {soft_prompt} w7 {soft_prompt}"
     assert len(config["label_ids"]) == 3
     assert len(config["initial_ids"]) == 2
     for wrong, words in (
         ({"settings": {"label_words": ["w1"]}}, "give 3, one for each"),
-        ({"settings": {"template": "{text} {prompt}"}}, "placeholder"),
-        ({"template": "{body} {prompt}", "settings": {"state": "mask"}}, r"has no \{mask\}"),
+        ({"settings": {"template": "{text} {soft_prompt}"}}, "placeholder"),
+        ({"template": "{body} {soft_prompt}", "settings": {"state": "mask"}}, r"has no \{mask\}"),
         ({"settings": {"initial_words": "unheard"}}, "no word that the tokenizer knows"),
     ):
         with pytest.raises(InlayError, match=words):

@@ -1,4 +1,4 @@
-"""Places for prompt tokens in a text: from `{prompt}` in a template to negative ids among a text's tokens.
+"""Places for prompt tokens in a text: from `{soft_prompt}` in a template to negative ids among a text's tokens.
 
 The k-th prompt token of a text, counted from 0, is encoded as the id -1 - k. The method that trains the prompts swaps
 their vectors in; no such id ever reaches the embeddings. A place may hold several prompt tokens, or none: with n_p of

@@ -1,12 +1,12 @@
 """How the fields of a row become the text that a model reads.
 
 A template is a string with the fields in braces. `{sep}` divides it into two segments, which the tokenizer joins with
-its own separator; `{mask}` is the tokenizer's mask token; `{prompt}` is a place for prompt tokens, for methods that
-have them (tasks/prompts.py), and nothing to the others; `{{` and `}}` are plain braces.
+its own separator; `{mask}` is the tokenizer's mask token; `{soft_prompt}` is a place for prompt tokens, for methods
+that have them (tasks/prompts.py), and nothing to the others; `{{` and `}}` are plain braces.
 
     "{premise}{sep}{hypothesis}"
     "{sentence} It was {mask}."
-    "{prompt} {sentence} {prompt} {mask} {prompt}"
+    "{soft_prompt} {sentence} {soft_prompt} {mask} {soft_prompt}"
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 
-SEPARATOR, MASK, PROMPT = "sep", "mask", "prompt"
+SEPARATOR, MASK, PROMPT = "sep", "mask", "soft_prompt"
 RESERVED = (SEPARATOR, MASK, PROMPT)
 MARK = "<|inlay prompt|>"  # what stands for a prompt token between a template and the tokens
 
@@ -89,6 +89,6 @@ def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tu
         elif name is not None:
             text = str(row[name])
             segments[-1] += text.replace(mask or "", "") if masked else text
-    if PROMPT in template:
+    if f"{{{PROMPT}}}" in template:
         segments = [segment.strip() for segment in segments]
     return segments[0], segments[1] if len(segments) > 1 else None

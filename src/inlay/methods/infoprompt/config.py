@@ -83,7 +83,7 @@ class InfoPromptConfig(InlayConfig):
     )
     template: str | None = field(
         default=None,
-        metadata={"help": "The text with places, as in '{prompt} {sentence} {prompt} {mask}'; `inlay tune` reads it."},
+        metadata={"help": "The text with its places, as in '{soft_prompt} {sentence} {mask}'; `inlay tune` reads it."},
     )
     initial: str = field(default="vocabulary", metadata={"help": f"How static prompts start: {', '.join(INITIAL)}."})
     initial_words: str | None = field(default=None, metadata={"help": "The words that `initial=words` starts from."})
