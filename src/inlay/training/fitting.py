@@ -230,11 +230,12 @@ def _told(settings: Mapping[str, Any], method: Method, task: Any, backbone: Any)
     """A method whose config has `for_task` is told of the task, the tokenizer and the model, and may change how the
     task's texts are encoded: prompts have places in them."""
     ask = getattr(method.config_class(), "for_task", None) if method.config else None
-    if ask is None:
-        if getattr(getattr(task, "schema", None), "prompt_tokens", 0):
+    schema = getattr(task, "schema", None)  # a task of one's own may have none: the method then finds places itself
+    if ask is None or schema is None:
+        if getattr(schema, "prompt_tokens", 0):
             task.schema = replace(task.schema, prompt_tokens=0)
         return settings, []
-    settings, task.schema, notes = ask({**method.settings, **settings}, task.schema, backbone.processor, backbone.model)
+    settings, task.schema, notes = ask({**method.settings, **settings}, schema, backbone.processor, backbone.model)
     return settings, notes
 
 
