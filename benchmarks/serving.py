@@ -4,9 +4,9 @@ The same process, the same service, the same batches of at most 64 rows; only th
 are the same tasks, exported (`inlay export`), and must give the same answers. The clients are a process of their own:
 256 connections that stay open, each with one request at a time, going round the tasks. `direct` is without HTTP:
 batches of 64 rows, tokenised, run and decoded as the service does it. On a GPU: a BERT of RoBERTa-large's size under
-bfloat16 autocast, 124 words a row. On a CPU: four layers of 128 channels, float32, 10 words, the smallest model that was
-tried and the one with the largest gain; with `--channels 384 --words 30` there was next to none. Weights and texts are
-random. The contenders take turns; a figure is the median of the rounds.
+bfloat16 autocast, 124 words a row. On a CPU: four layers of 128 channels, float32, 10 words, the smallest model
+that was tried and the one with the largest gain; with `--channels 384 --words 30` there was next to none. Weights and
+texts are random. The contenders take turns; a figure is the median of the rounds.
 
     python benchmarks/serving.py                       # prints the ratios, writes results/serving-<device>.json
     CUDA_VISIBLE_DEVICES= python benchmarks/serving.py --rounds 3

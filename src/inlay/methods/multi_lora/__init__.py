@@ -5,8 +5,8 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="multi-lora",
     summary="LoRA for many tasks: one frozen random A a matrix for all, a trained B for each; mixed in one batch.",
-    paper="Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (anonymous, under review); "
-    "after LoRA, https://arxiv.org/abs/2106.09685",
+    paper="Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (anonymous, under "
+    "review); after LoRA, https://arxiv.org/abs/2106.09685",
     config="inlay.methods.multi_lora.config:MultiLoraConfig",
     tuner="inlay.methods.multi_lora.model:MultiLoraModel",
     peft_type="INLAY_MULTI_LORA",
