@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,29 @@ def shared() -> Path:
     if not (folder / "models").is_dir():
         pytest.skip("needs the real models and data in ../shared, which are not here")
     return folder
+
+
+@pytest.fixture
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Type `inlay ...` in the test's folder; its exit status, output and errors."""
+    from inlay import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["inlay", *map(str, arguments)])
+        capsys.readouterr()
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            status = int(end.code or 0)
+        seen = capsys.readouterr()
+        return status, seen.out, seen.err
+
+    return run
 
 
 @pytest.fixture

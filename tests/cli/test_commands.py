@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from inlay import cli
 from inlay.methods.registry import all_methods
 from inlay.records.store import Store
 
@@ -20,22 +19,9 @@ QUICK = ("--max-steps", "4", "--batch-size", "8")
 
 
 @pytest.fixture
-def inlay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def inlay(typed):
     """Run a command in the test's folder; its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return run
+    return typed
 
 
 def test_help_teaches_and_imports_nothing_heavy() -> None:

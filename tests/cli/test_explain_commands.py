@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from inlay import cli
 
 QUICK = ("--max-steps", "2", "--batch-size", "8", "--quiet")
 
 
 @pytest.fixture
-def explain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def explain(typed):
     """Run `inlay explain ...` in the test's folder; its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", "explain", *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return run
+    return partial(typed, "explain")
 
 
 def numbers(folder: Path, name: str) -> list[dict[str, str]]:

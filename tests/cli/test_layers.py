@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 import zoo
-from inlay import Spec, cli
+from inlay import Spec
 from inlay.cli.options import settings
 from inlay.errors import InlayError
 from inlay.methods.registry import get
@@ -20,23 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 @pytest.fixture
-def inlay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, photos: Path):
+def inlay(typed, photos: Path):
     """Run a command on the photos; its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(verb: str, *arguments: str | Path) -> tuple[int, str, str]:
-        given = ("--data", photos, "--max-steps", "2", "--batch-size", "8", *arguments)
-        monkeypatch.setattr(sys, "argv", ["inlay", verb, *map(str, given)])
-        capsys.readouterr()
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return run
+    given = ("--data", photos, "--max-steps", "2", "--batch-size", "8")
+    return lambda verb, *arguments: typed(verb, *given, *arguments)
 
 
 def adapter(folder: Path) -> dict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 import zoo
 from checkpoints import write_tokenizer
-from inlay import cli
 from inlay.records.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -20,21 +18,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def inlay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+def inlay(typed: Command) -> Command:
     """Run a command; its exit status and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str | Path) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", *map(str, arguments)])
-        capsys.readouterr()
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            status = int(end.code or 0)
-        return status, capsys.readouterr().err
-
-    return run
+    return lambda *arguments: typed(*arguments)[::2]
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import csv
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from inlay import cli
 from inlay.cli.lab_icl import ALL, FIGURES
 from inlay.errors import InlayError
 from inlay.report import charts_icl, terminal
@@ -25,24 +24,12 @@ TINY = ("--N", "4", "--K", "12", "--d", "6", "--m", "3")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Lab:
+def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The command in the test's folder: its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lab_theory, "RANK_DRAWS", 8)
     monkeypatch.setattr(lab_theory, "DRAWS", 3)
     monkeypatch.setattr(lab_theory, "PROMPTS", 500)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", "lab", "icl", *arguments])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return call
+    return partial(typed, "lab", "icl")
 
 
 def kept(folder: Path) -> tuple[list[dict[str, str]], dict]:

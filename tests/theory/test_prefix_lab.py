@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from inlay import cli
 from inlay.cli.lab import PREFIX_FIGURES
 from inlay.report import charts_prefix
 from inlay.theory.prefix import lab, lab_attention, lab_kernel
@@ -21,24 +20,12 @@ SMALL = ("--widths", "16,256", "--seeds", "1", "--steps", "30")
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Lab:
+def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The command in the test's folder: its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lab_attention, "PREFIXES", (4, 256, 512))
     monkeypatch.setattr(lab, "PREFIXES", (4, 256, 512))
     monkeypatch.setattr(lab_kernel, "START_DRAWS", 4)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", "lab", "prefix", *arguments])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return call
+    return partial(typed, "lab", "prefix")
 
 
 def test_the_command_and_the_pictures_know_the_same_experiments() -> None:

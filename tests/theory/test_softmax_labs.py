@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from inlay import cli
 from inlay.cli import lab_decomposable, lab_softmax_regression
 from inlay.report import charts_decomposable, charts_softmax
 from inlay.theory.decomposable import lab as decomposable
@@ -26,23 +25,11 @@ CASES += [("decomposable", name) for name in lab_decomposable.FIGURES]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Lab:
+def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The command in the test's folder: its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(softmax, "LEMMA_ROWS", (16, 32))
     monkeypatch.setattr(softmax, "CONVERGENCE_SIZE", 4)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", "lab", *arguments])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return call
+    return partial(typed, "lab")
 
 
 def test_commands_and_pictures_know_the_same_experiments() -> None:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from inlay import cli
-
 
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def lab(typed):
     """Run the command in the test's folder; its exit status, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["inlay", "lab", "activation-prompts", *arguments])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as end:
-            status = int(end.code or 0)
-        seen = capsys.readouterr()
-        return status, seen.out, seen.err
-
-    return run
+    return partial(typed, "lab", "activation-prompts")
 
 
 def kept(folder: Path) -> tuple[list[dict[str, str]], dict]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
@@ -16,6 +16,7 @@ from inlay.records.store import Run, Store
 from inlay.records.versions import versions
 
 if TYPE_CHECKING:
+    from inlay.backbones.loading import Backbone
     from inlay.tasks import Task
 
 DEFAULT_OUT = "runs"
@@ -88,17 +89,22 @@ def tune(
                 "stopped_early": outcome.stopped_early,
                 "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
                 "task": {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": task.notes},
-                "backbone": {
-                    "name": backbone.name,
-                    "source": backbone.source,
-                    "fingerprint": backbone.fingerprint,
-                    "newly_initialised": list(backbone.newly_initialised),
-                    "notes": backbone.notes,
-                },
+                "backbone": described(backbone),
                 "versions": versions(),
             }
         )
         return run
+
+
+def described(backbone: Backbone) -> dict[str, Any]:
+    """What a record keeps of the model."""
+    return {
+        "name": backbone.name,
+        "source": backbone.source,
+        "fingerprint": backbone.fingerprint,
+        "newly_initialised": list(backbone.newly_initialised),
+        "notes": backbone.notes,
+    }
 
 
 def settled(spec: Spec) -> Spec:

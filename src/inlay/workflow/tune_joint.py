@@ -11,7 +11,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
-from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, identity_of
+from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, described, identity_of
 
 if TYPE_CHECKING:
     from inlay.tasks import Task
@@ -84,13 +84,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
                     for name, task in tasks.items()
                 },
                 "notes": outcome.notes,
-                "backbone": {
-                    "name": backbone.name,
-                    "source": backbone.source,
-                    "fingerprint": backbone.fingerprint,
-                    "newly_initialised": list(backbone.newly_initialised),
-                    "notes": backbone.notes,
-                },
+                "backbone": described(backbone),
                 "versions": versions(),
             }
         )
