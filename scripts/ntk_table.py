@@ -19,22 +19,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import multiprocessing
-import os
-import queue
 import tempfile
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
+from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
+
 SEEDS = 3
 ANSWERS = 200  # questions of GSM8K's test set that are answered in full
 UNTRAINED = "untrained"
+NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
 # Three of each method's grid, a factor of about three apart.
 RATES: Mapping[str, tuple[float, ...]] = {
     "ntk-attention": (3e-3, 1e-2, 3e-2),
@@ -143,8 +140,8 @@ class Work:
     steps: int | None = None
 
     @property
-    def key(self) -> tuple[str, str, str, float, int]:
-        return self.group, self.line, self.task, self.rate, self.seed
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in NAMES}
 
     def spec(self) -> Any:
         from inlay import Spec
@@ -166,12 +163,6 @@ class Work:
         )
 
 
-def where(model: str, models_dir: str) -> str:
-    """The folder of a model, or its embedded name."""
-    found = [Path(models_dir) / model, *sorted(Path(models_dir).glob(f"{model}-*"))]
-    return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
-
-
 def rates(group: str, line: Line) -> tuple[float, ...]:
     """What the learning rate is chosen from; 0 stands for none at all."""
     from inlay.methods.registry import get
@@ -179,22 +170,6 @@ def rates(group: str, line: Line) -> tuple[float, ...]:
     if line.method is None:
         return (0.0,)
     return get(line.method).grid if group == "vision" else RATES[line.method]
-
-
-def job(work: Work) -> dict[str, Any]:
-    """One run: what the tables need of it, or why there is none."""
-    import torch
-
-    torch.set_num_threads(1)
-    begin = time.perf_counter()
-    named = {name: getattr(work, name) for name in ("group", "line", "task", "rate", "seed")}
-    try:
-        found = measure(work)
-    except Exception as error:  # one run must not stop the others
-        found = {"error": f"{type(error).__name__}: {error}"}
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # the card is shared
-    return named | found | {"seconds": round(time.perf_counter() - begin, 1)}
 
 
 def measure(work: Work) -> dict[str, Any]:
@@ -245,75 +220,25 @@ def answered(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> f
     return schema.score_texts(texts, rows)["answer-accuracy"]
 
 
-def serve(todo: Any, done: Any) -> None:
-    """What a worker does until it is killed: one run after another."""
-    while True:
-        done.put(job(todo.get()))
-
-
 def run(args: argparse.Namespace) -> None:
     """Every line's rates on its group's first task; then, as soon as its rate is known, its other tasks and seeds."""
-    from inlay.records.versions import versions
-
-    end = time.monotonic() + args.seconds
-    made_with = versions()
-    known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
-    entries = {_key(entry): entry for entry in known if "error" not in entry}
-    context = multiprocessing.get_context("spawn")
-    todo, done = context.Queue(), context.Queue()
-    workers = [context.Process(target=serve, args=(todo, done), daemon=True) for _ in range(args.workers)]
-    for worker in workers:
-        worker.start()
-    given: set[tuple[Any, ...]] = set(entries)
-    pending = 0
-
-    def submit(works: Iterable[Work]) -> None:
-        nonlocal pending
-        for work in works:
-            if work.key not in given:
-                given.add(work.key)
-                pending += 1
-                todo.put(work)
-
-    def follow(name: str, line: Line) -> None:
-        """The line's other cells, once all its rates were tried."""
-        tried = [entries.get((name, line.name, GROUPS[name].tasks[0], rate, 0)) for rate in rates(name, line)]
-        rate = None if None in tried else best_rate([entry for entry in tried if entry])
-        if rate is not None:
-            seeds = range(1 if line.method is None else args.seeds)
-            submit(work(name, line, task, rate, seed) for task in GROUPS[name].tasks for seed in seeds)
+    ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
+    chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
 
     def work(name: str, line: Line, task: str, rate: float, seed: int) -> Work:
         return Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
-    def keep() -> None:
-        found = {"versions": made_with, "runs": list(entries.values())}
-        Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+    def wanted(entries: dict[Key, Entry]) -> Iterator[Work]:
+        for name, line in chosen:
+            yield from (work(name, line, GROUPS[name].tasks[0], rate, 0) for rate in rates(name, line))
+        for name, line in chosen:
+            tried = [entries.get((name, line.name, GROUPS[name].tasks[0], rate, 0)) for rate in rates(name, line)]
+            rate = None if None in tried else best_rate([entry for entry in tried if entry])
+            if rate is not None:
+                seeds = range(1 if line.method is None else args.seeds)
+                yield from (work(name, line, task, rate, seed) for task in GROUPS[name].tasks for seed in seeds)
 
-    ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
-    chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
-    submit(work(name, line, GROUPS[name].tasks[0], rate, 0) for name, line in chosen for rate in rates(name, line))
-    for name, line in chosen:
-        follow(name, line)
-    while pending:
-        try:
-            entry = done.get(timeout=max(0.1, end - time.monotonic()))
-        except queue.Empty:
-            break
-        pending -= 1
-        entries[_key(entry)] = entry
-        print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
-        keep()
-        follow(entry["group"], GROUPS[entry["group"]].line(entry["line"]))
-    for worker in workers:
-        worker.kill()  # a run that is asked to end would finish its step first
-    todo.cancel_join_thread()
-    failed = sum("error" in entry for entry in entries.values())
-    print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
-
-
-def _key(entry: dict[str, Any]) -> tuple[str, str, str, float, int]:
-    return entry["group"], entry["line"], entry["task"], entry["rate"], entry["seed"]
+    run_all(measure, wanted, NAMES, args)
 
 
 def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
@@ -350,14 +275,9 @@ def lines_of(group: str) -> list[str]:
     return [*names, *BESIDE] if group == "vision" else names
 
 
-def shown(values: Sequence[float], metric: str, wanted: int = SEEDS) -> str:
-    """Mean and half of the 95 % interval; accuracy in per cent."""
-    from inlay.workflow.compare import half_width
-
-    size, digits = (1, 2) if metric == "perplexity" else (100, 1)
-    width = half_width(values)
-    fewer = "" if len(values) >= wanted else f" ({len(values)} seeds)"
-    return f"{size * fmean(values):.{digits}f}" + ("" if width is None else f" ± {size * width:.{digits}f}") + fewer
+def scale(metric: str) -> tuple[float, int]:
+    """What a metric is multiplied by to be shown, and its digits: accuracy is in per cent."""
+    return (1, 2) if metric == "perplexity" else (100, 1)
 
 
 def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
@@ -378,22 +298,20 @@ def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
             name,
             count(cells[0][0]["trained"]) if cells[0][0]["trained"] else "0",
             f"{cells[0][0]['rate']:g}" if cells[0][0]["rate"] else "-",
-            *(shown(each, found[0]["metric"], wanted) for each, found in zip(values, cells, strict=True)),
+            *(shown(each, wanted, *scale(found[0]["metric"])) for each, found in zip(values, cells, strict=True)),
         ]
         if group == "language":
             right = [r["answers"] for r in cells[-1] if "answers" in r]
-            row.append(shown(right, "accuracy", wanted) if right else "-")
+            row.append(shown(right, wanted) if right else "-")
         else:
             by_seed = [[each[seed] for each in values] for seed in range(min(map(len, values)))]
-            row.append(shown([fmean(each) for each in by_seed], "accuracy", wanted))
+            row.append(shown([fmean(each) for each in by_seed], wanted))
         lines.append("| " + " | ".join(row) + " |")
     return lines
 
 
 def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
     """NTK-Attention less each other line, seed by seed; bold where the 95 % interval leaves 0 out."""
-    from inlay.workflow.compare import half_width
-
     tasks = GROUPS[group].tasks
     lines = ["| ntk-attention less | " + " | ".join(tasks) + " |", "| --- |" + " ---: |" * len(tasks)]
     for name in lines_of(group):
@@ -403,11 +321,8 @@ def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
             seeds = sorted(set(mine) & set(theirs))
             if not seeds:
                 break
-            size, digits = (1, 2) if mine[seeds[0]]["metric"] == "perplexity" else (100, 1)
-            values = [size * (mine[seed]["test"] - theirs[seed]["test"]) for seed in seeds]
-            width = half_width(values)
-            text = f"{fmean(values):+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
-            cells.append(f"**{text}**" if width is not None and abs(fmean(values)) > width else text)
+            values = ([side[seed]["test"] for seed in seeds] for side in (mine, theirs))
+            cells.append(difference(*values, *scale(mine[seeds[0]]["metric"])))
         if len(cells) == len(tasks):
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
@@ -426,17 +341,10 @@ def cost_table(gpu: Path, cpu: Path) -> list[str]:
 def write(args: argparse.Namespace) -> None:
     """Put the tables into the page, between its marks; the words around them are people's."""
     runs = json.loads(Path(args.results).read_text())["runs"] + beside(Path(args.beside))
-    page = Path(args.page).read_text()
     parts = {group: results_table(runs, group) for group in GROUPS}
     parts |= {f"{group} differences": difference_table(runs, group) for group in GROUPS}
     parts["costs"] = cost_table(Path(args.gpu), Path(args.cpu))
-    for name, lines in parts.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        if begin not in page or end not in page:
-            raise SystemExit(f"{args.page} has no marks for {name!r}")
-        before, _, rest = page.partition(begin)
-        page = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-    Path(args.page).write_text(page)
+    fill(Path(args.page), parts)
 
 
 def draw(args: argparse.Namespace) -> None:
@@ -451,15 +359,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     doing = commands.add_parser("run", help="make the runs of the tables")
-    doing.add_argument("--models-dir", required=True)
-    doing.add_argument("--data-dir", required=True)
+    run_options(doing, "ntk_table.json")
     doing.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     doing.add_argument("--seeds", type=int, default=SEEDS)
     doing.add_argument("--steps", type=int, help="fewer steps than the protocol's, and no answers: to try it out")
-    doing.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    doing.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
-    doing.add_argument("--known", help="results of an earlier call: what they have is not run again")
-    doing.add_argument("--results", default=str(RESULTS / "ntk_table.json"))
     doing.set_defaults(do=run)
     writing = commands.add_parser("write", help="put the tables into the page")
     writing.add_argument("--results", default=str(RESULTS / "ntk_table.json"))

@@ -1,0 +1,154 @@
+"""What the scripts share that fill a page's tables with runs: processes that make runs, cells, marks in a page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+Key = tuple[Any, ...]
+Entry = dict[str, Any]  # of one run: what names it, and what was found or the error
+
+
+class Work(Protocol):
+    """One run to make. `named` is what tells it from others."""
+
+    @property
+    def named(self) -> dict[str, Any]: ...
+
+
+Measure = Callable[[Any], dict[str, Any]]  # from a work to what was found
+
+
+def where(model: str, models_dir: str) -> str:
+    """The folder of a model, or its embedded name."""
+    found = [Path(models_dir) / model, *sorted(Path(models_dir).glob(f"{model}-*"))]
+    return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
+
+
+def attempt(measure: Measure, work: Work) -> Entry:
+    """One run: what the tables need of it, or why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    try:
+        found = measure(work)
+    except Exception as error:  # one run must not stop the others
+        found = {"error": f"{type(error).__name__}: {error}"}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the card is shared
+    return work.named | found | {"seconds": round(time.perf_counter() - begin, 1)}
+
+
+def serve(measure: Measure, todo: Any, done: Any) -> None:
+    """What a worker does until it is killed: one run after another."""
+    while True:
+        done.put(attempt(measure, todo.get()))
+
+
+def run_all(
+    measure: Measure,
+    wanted: Callable[[dict[Key, Entry]], Iterable[Any]],
+    names: Sequence[str],
+    args: argparse.Namespace,
+) -> None:
+    """Make runs until none is wanted or the time is over, and keep what they found in a file.
+
+    `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
+    told apart by the fields `names`.
+    """
+    from inlay.records.versions import versions
+
+    end = time.monotonic() + args.seconds
+    made_with = versions()
+    known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
+
+    def key(named: Mapping[str, Any]) -> Key:
+        return tuple(named[name] for name in names)
+
+    entries: dict[Key, Entry] = {key(entry): entry for entry in known if "error" not in entry}
+    context = multiprocessing.get_context("spawn")
+    todo, done = context.Queue(), context.Queue()
+    workers = [context.Process(target=serve, args=(measure, todo, done), daemon=True) for _ in range(args.workers)]
+    for worker in workers:
+        worker.start()
+    given: set[Key] = set(entries)
+    pending = 0
+
+    def submit() -> None:
+        nonlocal pending
+        for work in wanted(entries):
+            if key(work.named) not in given:
+                given.add(key(work.named))
+                pending += 1
+                todo.put(work)
+
+    submit()
+    while pending:
+        try:
+            entry = done.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            break
+        pending -= 1
+        entries[key(entry)] = entry
+        print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
+        found = {"versions": made_with, "runs": list(entries.values())}
+        Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+        submit()
+    for worker in workers:
+        worker.kill()  # a run that is asked to end would finish its step first
+    todo.cancel_join_thread()
+    failed = sum("error" in entry for entry in entries.values())
+    print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
+
+
+def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int = 1) -> str:
+    """Mean and half of the 95 % interval, times `size`; how many seeds there are where more are wanted."""
+    from inlay.workflow.compare import half_width
+
+    width = half_width(values)
+    fewer = "" if len(values) >= wanted else f" ({len(values)} seed{'s' * (len(values) > 1)})"
+    return f"{size * fmean(values):.{digits}f}" + ("" if width is None else f" ± {size * width:.{digits}f}") + fewer
+
+
+def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100, digits: int = 1) -> str:
+    """The mean of paired differences, times `size`; bold where the 95 % interval leaves 0 out."""
+    from inlay.workflow.compare import half_width
+
+    values = [size * (a - b) for a, b in zip(mine, theirs, strict=True)]
+    width = half_width(values)
+    text = f"{fmean(values):+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
+    return f"**{text}**" if width is not None and abs(fmean(values)) > width else text
+
+
+def fill(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
+    """Put tables into a page, each between its marks; the words around them are people's."""
+    text = page.read_text()
+    for name, lines in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin not in text or end not in text:
+            raise SystemExit(f"{page} has no marks for {name!r}")
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    page.write_text(text)
+
+
+def run_options(parser: argparse.ArgumentParser, results: str) -> None:
+    """The options that every `run` has."""
+    parser.add_argument("--models-dir", required=True)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
+    parser.add_argument("--known", help="results of an earlier call: what they have is not run again")
+    parser.add_argument("--results", default=str(RESULTS / results))
