@@ -47,6 +47,7 @@ TRAINING_ONLY = (
     "weight_decay",
     "warmup",
     "schedule",
+    "clip",
     "early_stopping",
     "evaluations",
     "gradient_checkpointing",

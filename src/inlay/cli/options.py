@@ -79,6 +79,7 @@ Warmup = Annotated[
     float, typer.Option(help="Share of the updates over which the rate rises.", rich_help_panel=TRAINING)
 ]
 Schedule = Annotated[str, typer.Option(help="linear, cosine or constant.", rich_help_panel=TRAINING)]
+Clip = Annotated[float, typer.Option(help="Largest norm of a gradient; longer ones are cut.", rich_help_panel=TRAINING)]
 Patience = Annotated[
     int | None,
     typer.Option("--early-stopping", help="Stop after this many evaluations without gain.", rich_help_panel=TRAINING),
@@ -149,6 +150,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "weight_decay": (Decay, 0.0),
     "warmup": (Warmup, 0.06),
     "schedule": (Schedule, "linear"),
+    "clip": (Clip, 1.0),
     "early_stopping": (Patience, None),
     "evaluations": (Evaluations, None),
     "max_length": (MaxLength, None),
