@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli import compare, compress, explain, export, lab, methods, models, predict, runs, serve, tasks, tune
+from inlay.cli import (
+    compare,
+    compress,
+    explain,
+    export,
+    lab,
+    methods,
+    models,
+    predict,
+    report,
+    reproduce,
+    runs,
+    serve,
+    tasks,
+    tune,
+)
 
 app = typer.Typer(
     name="inlay",
@@ -43,7 +58,9 @@ app.command("tune")(tune.command)
 app.command("compare")(compare.command)
 app.command("predict")(predict.command)
 app.command("compress")(compress.command)
+app.command("reproduce")(reproduce.command)
 app.command("export")(export.command)
+app.command("report")(report.command)
 app.command("serve")(serve.command)
 app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)

@@ -1,0 +1,104 @@
+"""Table 2: what the methods cost. Parameters are counted on models of the paper's own shapes, without weights; memory,
+time and throughput are those of runs on the models at hand, whose ratios are what the claims are about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce.activation_prompts import protocol as p
+from inlay.reproduce.predicates import above, near
+from inlay.reproduce.recipe import Claim, Recipe, Scale
+from inlay.reproduce.results import Results
+
+if TYPE_CHECKING:
+    from inlay.reproduce.bench import Bench
+
+PARAMETERS, MEMORY, TIME, THROUGHPUT = "parameters (M)", "memory (G)", "time (s/epoch)", "throughput (image/s)"
+PORTRAIT: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    MEMORY: lambda portrait: portrait["peak_memory"]["bytes"] / 2**30,
+    TIME: lambda portrait: portrait["seconds_per_epoch"]["mean"],
+    THROUGHPUT: lambda portrait: portrait["inference_examples_per_second"]["mean"],
+}
+
+
+def costs(bench: Bench, settings: Mapping[str, Any], rows: tuple[str, ...]) -> Results:
+    """The counts, and the portraits of runs without the trunk cache, which the paper does not have."""
+    part = {"shapes": settings["shapes"], "rows": rows}
+    found = bench.once("activation-prompts/counts", part, lambda: p.counted(settings["shapes"], rows, PARAMETERS))
+    training = {**settings["training"], "trunk_cache": "off"}
+    specs = p.specs(bench, settings["models"], rows, {"": settings["task"]}, training)
+    runs, failures = bench.runs(specs, settings["seeds"])
+    cells = {
+        (panel, row, column): [read(run.portrait) for run in made]
+        for (panel, row, _), made in runs.items()
+        for column, read in PORTRAIT.items()
+    }
+    return found.with_([Results.of(cells, failures=failures)])
+
+
+TABLE_2 = Recipe(
+    name="activation-prompts/table-2",
+    title="What the methods cost: parameters, memory, time, throughput",
+    printed=p.printed("table-2"),
+    scales={
+        "paper": Scale(
+            "ResNet-101 and ViT-L/16 on CIFAR-10, batches of 128, on one GPU; an epoch is enough.",
+            "15 min on one GPU of 48 GB",
+            (p.RESNET_101, p.VIT_LARGE),
+            ("cifar10",),
+            {
+                "shapes": {"ResNet": "ResNet-101", "ViT": "ViT-L/16"},
+                "models": {"ResNet": p.RESNET_101, "ViT": p.VIT_LARGE},
+                "task": "cifar10",
+                "training": {"epochs": 2, "batch_size": 128},
+                "seeds": 1,
+            },
+        ),
+        "here": Scale(
+            "Parameters of ResNet-101 and ViT-L/16, exactly; the rest by runs of the small embedded ResNet and ViT on "
+            "200 digits, 3 epochs, 3 seeds.",
+            "6 min on two cores",
+            tuple(p.HOUSE.values()),
+            ("digits",),
+            {
+                "shapes": {"ResNet": "ResNet-101", "ViT": "ViT-L/16"},
+                "models": p.HOUSE,
+                "task": "digits",
+                "training": {"shots": 200, "epochs": 3, "batch_size": 50, "evaluations": 1},
+                "seeds": 3,
+            },
+        ),
+        "smoke": Scale(
+            "The counts of shallow models; one step of AP and of VP.",
+            "2 s",
+            (p.VIT_LARGE,),
+            ("cifar10",),
+            {
+                "shapes": {"ResNet": "ResNet-18", "ViT": "ViT-1"},
+                "models": {"ViT": p.VIT_LARGE},
+                "rows": ("VP", "AP"),
+                "task": "cifar10",
+                "training": p.ONE_STEP,
+                "seeds": 1,
+            },
+        ),
+    },
+    run=lambda bench, settings: costs(bench, settings, settings.get("rows", p.MAIN)),
+    claims=(
+        Claim("AP needs less memory than VP, on both", above("VP", "AP", columns=[MEMORY]), "section 6.2"),
+        Claim("AP trains faster than VP, on both", above("VP", "AP", columns=[TIME]), "section 6.2"),
+        Claim("AP has a higher throughput than VP, on both", above("AP", "VP", columns=[THROUGHPUT]), "section 6.2"),
+        Claim("AP trains faster than NORM-TUNE, on both", above("NORM-TUNE", "AP", columns=[TIME]), "section 6.2"),
+        Claim(
+            "On a ViT AP needs more memory than NORM-TUNE",
+            above("AP", "NORM-TUNE", columns=[MEMORY], panels=["ViT"]),
+            "section 6.2",
+        ),
+        Claim("AP trains 0.16M parameters in ViT-L/16", near("AP", PARAMETERS, 0.16, panel="ViT"), "table 2"),
+        Claim("AP trains 0.12M parameters in ResNet-101", near("AP", PARAMETERS, 0.12, panel="ResNet"), "table 2"),
+        Claim("VP trains 0.11M parameters in ViT-L/16", near("VP", PARAMETERS, 0.11, panel="ViT"), "table 2"),
+        Claim("AP trains no more than VP", above("VP", "AP", columns=[PARAMETERS], by=-1e-9), "section 3"),
+    ),
+)
+RECIPES = (TABLE_2,)

@@ -1,0 +1,161 @@
+"""What the recipes of this paper share: its methods by the names of its tables, its backbones, and one protocol.
+
+All tables at `here` run under the same protocol, so that a run made for one of them is found again by the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce.results import Cell, Key, Results
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from inlay.records.spec import Spec
+    from inlay.records.store import Run
+    from inlay.reproduce.bench import Bench
+
+FOLDER = Path(__file__).parent
+RESNET_101, VIT_LARGE, VIT_BASE = (
+    "microsoft/resnet-101",
+    "google/vit-large-patch16-224",
+    "google/vit-base-patch16-224-in21k",
+)
+CLIP, SWIN = "openai/clip-vit-base-patch32", "microsoft/swin-base-patch4-window7-224"
+HOUSE = {"ResNet": "embedded:resnet", "ViT": "embedded:vit"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of the paper's tables: the method and its settings. `tokens`: needs a transformer."""
+
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tokens: bool = False
+
+
+WAYS: Mapping[str, Way] = {
+    "FULL-FINETUNE": Way("full"),
+    "LINEAR-PROBE": Way("linear-probe"),
+    "NORM-TUNE": Way("norm"),
+    "VP": Way("visual-prompt"),
+    "BIAS": Way("bias"),
+    "LoRA": Way("lora", {"r": 10, "lora_alpha": 10}),
+    "LoRA-1": Way("lora", {"r": 1, "lora_alpha": 1}),
+    "LoRA-10": Way("lora", {"r": 10, "lora_alpha": 10}),
+    "LoRA-20": Way("lora", {"r": 20, "lora_alpha": 20}),
+    "LoRA-50": Way("lora", {"r": 50, "lora_alpha": 50}),
+    "VPT": Way("vpt-deep", {"num_prompt_tokens": 10}, tokens=True),
+    "VPT-10": Way("vpt-deep", {"num_prompt_tokens": 10}, tokens=True),
+    "VPT-50": Way("vpt-deep", {"num_prompt_tokens": 50}, tokens=True),
+    "VPT-SHALLOW": Way("vpt-shallow", {"num_prompt_tokens": 10}, tokens=True),
+    "VPT-DEEP": Way("vpt-deep", {"num_prompt_tokens": 10}, tokens=True),
+    "GATEVPT": Way("gate-vpt", {}, tokens=True),
+    "E2VPT": Way("e2vpt", {}, tokens=True),
+    "ADAPTER": Way("adapter-pfeiffer", {}, tokens=True),
+    "ADAPTERFORMER": Way("adaptformer", {}, tokens=True),
+    "SSF": Way("ssf"),
+    "AP-PRODUCT": Way("activation-prompt", {"kind": "product"}),
+    "AP-CONCATE": Way("activation-prompt", {"kind": "concat"}, tokens=True),
+    "AP-3": Way("activation-prompt", {"layers": [1, 2, 3]}),
+    "AP-5": Way("activation-prompt", {"layers": [1, 2, 3, 4, 5]}),
+    "AP": Way("activation-prompt"),
+}
+ONE_STEP = {"max_steps": 1, "batch_size": 8, "evaluations": 1}  # for `smoke`
+MAIN = ("FULL-FINETUNE", "LINEAR-PROBE", "NORM-TUNE", "VP", "AP")
+
+
+def printed(item: str) -> Path:
+    """The file of an item's printed numbers."""
+    return FOLDER / f"{item}.csv"
+
+
+def fits(row: str, panel: str) -> bool:
+    """Whether a row can be had in a panel: tokens are a transformer's."""
+    return not (WAYS[row].tokens and panel == "ResNet")
+
+
+def specs(
+    bench: Bench, models: Mapping[str, str], rows: Iterable[str], tasks: Mapping[str, str], training: Mapping[str, Any]
+) -> dict[Key, Spec]:
+    """A spec for each backbone (panel), method (row) and set (column): `tasks` are the columns' names."""
+    return {
+        (panel, row, column): bench.spec(
+            model, WAYS[row].method, task=task, settings=WAYS[row].settings, **dict(training)
+        )
+        for panel, model in models.items()
+        for row in rows
+        if fits(row, panel)
+        for column, task in tasks.items()
+    }
+
+
+def accuracy(run: Run) -> float:
+    """A run's test metric, in per cent."""
+    return 100 * float(run.metrics["test"][run.record["metric"]])
+
+
+def with_average(results: Results, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
+    """The same with a column of each row's mean over sets, seed by seed, where the row has them all."""
+    wanted = list(results.columns if columns is None else columns)
+    cells = dict(results.cells)
+    for panel in results.panels:
+        for row in results.rows(panel):
+            found = [cell for column in wanted if (cell := results.get(row, column, panel)) is not None]
+            if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
+                cells[panel, row, name] = Cell(tuple(map(fmean, zip(*(cell.values for cell in found), strict=True))))
+    return Results(cells, results.stated, results.failures, results.notes)
+
+
+# --------------------------------------------------------------------------------------------- models without weights
+
+
+def _vit(hidden: int, layers: int, heads: int) -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return ViTForImageClassification(ViTConfig(**shape, intermediate_size=4 * hidden, num_labels=10))
+
+
+def _resnet(depths: list[int]) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    return ResNetForImageClassification(ResNetConfig(depths=depths, num_labels=10))
+
+
+SHAPES: Mapping[str, Callable[[], nn.Module]] = {
+    "ResNet-101": lambda: _resnet([3, 4, 23, 3]),
+    "ResNet-18": lambda: _resnet([1, 1, 1, 1]),
+    "ViT-L/16": lambda: _vit(1024, 24, 16),
+    "ViT-B/16": lambda: _vit(768, 12, 12),
+    "ViT-1": lambda: _vit(64, 1, 2),
+}
+
+
+def counted(models: Mapping[str, str], rows: Iterable[str], column: str = "parameters (M)") -> Results:
+    """What each method trains in a model of this shape and ten classes, in millions; without weights, to the digit."""
+    import torch
+
+    from inlay.errors import InlayError
+    from inlay.methods.attach import attach, trained_parameters
+
+    cells: dict[Key, float] = {}
+    failures = {}
+    for panel, shape in models.items():
+        for row in rows:
+            if fits(row, panel):
+                with torch.device("meta"):
+                    model = SHAPES[shape]()
+                way = WAYS[row]
+                try:
+                    adapted = attach(model, way.method, settings=way.settings, newly_initialised=["classifier"])
+                except InlayError as error:
+                    failures[f"{panel}, {row}, count"] = str(error)
+                    continue
+                cells[panel, row, column] = sum(one.numel() for one in trained_parameters(adapted).values()) / 1e6
+    return Results.of(cells, failures=failures)

@@ -1,0 +1,157 @@
+"""What a recipe works with: where models and data lie, runs that are made or found again, and parts that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.records.atomic import write_folder, write_json, write_text, writing
+from inlay.records.spec import Spec
+from inlay.records.store import Run
+from inlay.records.versions import versions
+from inlay.reproduce.recipe import Scale
+from inlay.reproduce.results import Key, Results
+from inlay.workflow.compare import Comparison, compare
+from inlay.workflow.tune import Say, tune
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The place where recipes are made. Runs go to `out`/runs, like those of `inlay compare`; parts to `out`/parts."""
+
+    out: Path
+    data_dir: str | None = None
+    models_dir: str | None = None
+    progress: bool = True
+    say: Say = lambda line: None
+
+    # ------------------------------------------------------------------------------------------------ models and data
+
+    def model(self, name: str) -> str:
+        """A model by its name: embedded, a folder of --models-dir (with or without the hub's owner), or a hub id."""
+        if name.startswith("embedded:") or self.models_dir is None:
+            return name
+        root = Path(self.models_dir).expanduser()
+        for folder in (root / name, root / name.rpartition("/")[2]):
+            if (folder / "config.json").is_file():
+                return str(folder)
+        return name
+
+    def spec(self, model: str, method: str, **fields: Any) -> Spec:
+        """The spec of a run, with models and data from where they lie."""
+        return Spec(model=self.model(model), method=method, data_dir=self.data_dir, **fields)
+
+    def check(self, name: str, scale: Scale) -> None:
+        """Find out before the work whether all it needs is there; else say what to download and where to put it."""
+        wanted = [self._missing_model(model) for model in scale.models] + [
+            self._missing_data(task) for task in scale.data
+        ]
+        missing = [line for line in wanted if line]
+        if missing:
+            raise InlayError(f"{name} lacks {len(missing)} things at this scale.\n- " + "\n- ".join(missing))
+
+    def _missing_model(self, name: str) -> str | None:
+        from inlay.backbones import locate
+
+        folder = name.rpartition("/")[2]
+        if "/" not in name and ":" not in name and self.model(name) == name:
+            return (
+                f"The model {name!r}: put its folder (config.json, model.safetensors; Transformers' layout) into a "
+                f"folder DIR as DIR/{folder} and pass --models-dir DIR."
+            )
+        try:
+            locate.find(self.model(name))
+        except InlayError as error:
+            if name.startswith("embedded:"):
+                return str(error)
+            return (
+                f"The model {name!r}: on a machine with a network, `hf download {name} --local-dir DIR/{folder}` gets "
+                f"it; then pass --models-dir DIR. ({error})"
+            )
+        return None
+
+    def _missing_data(self, name: str) -> str | None:
+        from inlay.fetch import cache_root, hub_reachable
+        from inlay.tasks import catalogue, sources
+
+        card = catalogue.describe(name)
+        roots = [*([Path(self.data_dir).expanduser()] if self.data_dir else []), cache_root() / "data"]
+        if any(sources.find_local(card, root) for root in roots) or (card.hub and hub_reachable()):
+            return None
+        try:
+            sources.load(card, self.data_dir)
+        except InlayError as error:
+            return str(error)
+        return None
+
+    def with_standins(self, scale: Scale) -> Bench:
+        """The same bench over tiny stand-ins of everything that the scale names; made once for a folder `out`."""
+        from inlay.reproduce import standins
+
+        root = self.out / "standins"
+        with writing(root):
+            for name in scale.models:
+                folder = root / "models" / standins.folder_of(name)
+                if not (folder / "config.json").is_file():
+                    write_folder(folder, partial(standins.model, name))
+            for name in scale.data:
+                if not (root / f"{name}.made").is_file():
+                    standins.data(name, root / "data")
+                    write_text(root / f"{name}.made", "")
+        return replace(self, models_dir=str(root / "models"), data_dir=str(root / "data"))
+
+    # ----------------------------------------------------------------------------------------------------------- work
+
+    def tune(self, spec: Spec) -> Run:
+        """One run, made or found again."""
+        return tune(spec, self.out / "runs", progress=self.progress, say=self.say)
+
+    def compare(self, spec: Spec, methods: Sequence[str], seeds: int) -> Comparison:
+        """Methods over seeds, made or found again."""
+        return compare(spec, methods, seeds, self.out / "runs", progress=self.progress, say=self.say)
+
+    def runs(self, specs: Mapping[Key, Spec], seeds: int) -> tuple[dict[Key, list[Run]], dict[str, str]]:
+        """The runs of each spec with the seeds 0, 1, ..., and what failed: a cell with a failed run is left out."""
+        found: dict[Key, list[Run]] = {}
+        failures = {}
+        for number, (key, spec) in enumerate(specs.items(), start=1):
+            label = ", ".join(part for part in key if part)
+            self.say(f"[{number}/{len(specs)}] {label}")
+            try:
+                found[key] = [self.tune(spec.with_(seed=seed)) for seed in range(seeds)]
+            except InlayError as error:
+                failures[label] = str(error)
+        if failures and not found:
+            raise InlayError(f"No run finished. {next(iter(failures.values()))}")
+        return found, failures
+
+    def values(self, specs: Mapping[Key, Spec], seeds: int, measure: Callable[[Run], float]) -> Results:
+        """One cell a spec, one value a seed, read off its runs by `measure`."""
+        found, failures = self.runs(specs, seeds)
+        return Results.of({key: [measure(run) for run in runs] for key, runs in found.items()}, failures=failures)
+
+    def once(self, name: str, settings: Mapping[str, Any], work: Callable[[], Results]) -> Results:
+        """What `work` gives, kept by its name, its settings and the version of the code."""
+        known = versions()
+        key = {"name": name, "settings": dict(settings), "inlay": known["inlay"], "commit": known["commit"]}
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        path = self.out / "parts" / f"{name.replace('/', '-')}-{digest}.json"
+        clean = not str(known["commit"]).endswith("+")
+        if clean and path.is_file():
+            try:
+                found = Results.from_json(json.loads(path.read_text(encoding="utf-8"))["results"])
+                self.say(f"already done: {path.name}")
+                return found
+            except (ValueError, KeyError, TypeError):
+                self.say(f"{path} cannot be read and is made again")
+        results = work()
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"key": json.loads(json.dumps(key, default=str)), "results": results.to_json()})
+        return results

@@ -1,0 +1,176 @@
+"""Carry out a recipe at a scale, judge its claims on the paper's numbers and on ours, and keep all in one folder."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError, unknown
+from inlay.records.atomic import write_folder, write_json, writing
+from inlay.records.versions import versions
+from inlay.reproduce import catalogue
+from inlay.reproduce.bench import Bench
+from inlay.reproduce.recipe import SCALES, Claim, Recipe, Verdict
+from inlay.reproduce.results import Results
+
+DEFAULT_OUT = "reproduce"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A recipe carried out: the paper's table (None where it prints none), ours, and what both say of each claim."""
+
+    recipe: Recipe
+    scale: str
+    printed: Results | None
+    ours: Results
+    seconds: float
+    folder: Path
+    command: tuple[str, ...] = ()
+
+    @property
+    def verdicts(self) -> list[tuple[Claim, Verdict, Verdict]]:
+        """Each claim, on the printed numbers and on ours."""
+        pairs = zip(self.recipe.judged(self.printed), self.recipe.judged(self.ours), strict=True)
+        return [(claim, *pair) for claim, pair in zip(self.recipe.claims, pairs, strict=True)]
+
+    def beside(self) -> tuple[list[str], list[list[str]]]:
+        """Our table with the paper's numbers beside ours, wherever both have a column."""
+        return beside(self.printed, self.ours)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON-ready data."""
+        scale = self.recipe.scales[self.scale]
+        return {
+            "recipe": self.recipe.name,
+            "title": self.recipe.title,
+            "scale": self.scale,
+            "settings": {"summary": scale.summary, "stated_time": scale.time, **dict(scale.settings)},
+            "models": list(scale.models),
+            "data": list(scale.data),
+            "seconds": round(self.seconds, 1),
+            "command": list(self.command),
+            "claims": [
+                {"claim": claim.text, "where": claim.where, "printed": vars(printed), "ours": vars(ours)}
+                for claim, printed, ours in self.verdicts
+            ],
+            "ours": self.ours.to_json(),
+            "versions": versions(),
+        }
+
+    def to_markdown(self) -> str:
+        """The outcome as a page."""
+        scale = self.recipe.scales[self.scale]
+        parts = [
+            f"# {self.recipe.name}: {self.recipe.title}",
+            f"Scale `{self.scale}`: {scale.summary} Stated time: {scale.time}; taken: {self.seconds:.0f} s.",
+            *self.recipe.notes,
+            grid(*self.beside()),
+            grid(
+                ["claim", "the paper's numbers", "measured", "ours", "measured"],
+                [
+                    [claim.text, str(printed), printed.measured, str(ours), ours.measured]
+                    for claim, printed, ours in self.verdicts
+                ],
+            ),
+            *(f"- {note}" for note in self.ours.notes),
+            *(f"- failed: {which}: {why}" for which, why in self.ours.failures.items()),
+        ]
+        if self.printed is not None:
+            parts += ["The paper's table:", grid(*self.printed.table())]
+        return "\n\n".join(parts) + "\n"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
+    )
+
+
+def beside(printed: Results | None, ours: Results) -> tuple[list[str], list[list[str]]]:
+    """Our rows, and in every column that the paper has too its number before ours; then the paper's further rows."""
+    paper = Results() if printed is None else printed
+    shared = [column for column in ours.columns if column in paper.columns]
+    with_panel = ours.panels not in ([], [""]) or paper.panels not in ([], [""])
+    head = [*(["panel"] if with_panel else []), "row"]
+    for column in ours.columns:
+        head += [f"{column}, paper", f"{column}, here"] if column in shared else [column]
+    places = [(panel, row) for panel in ours.panels for row in ours.rows(panel)]
+    if shared:
+        more = [(panel, row) for panel in paper.panels for row in paper.rows(panel)]
+        places = list(dict.fromkeys([*places, *more]))
+    lines = []
+    for panel, row in places:
+        cells = []
+        for column in ours.columns:
+            both = [paper.get(row, column, panel)] if column in shared else []
+            cells += ["-" if cell is None else str(cell) for cell in [*both, ours.get(row, column, panel)]]
+        if any(cell != "-" for cell in cells):
+            lines.append([*([panel] if with_panel else []), row, *cells])
+    return head, lines
+
+
+def reproduce(
+    name: str | Recipe,
+    scale: str = "here",
+    out: Path | str = DEFAULT_OUT,
+    *,
+    data_dir: str | None = None,
+    models_dir: str | None = None,
+    progress: bool = True,
+    say: Any = None,
+    command: Sequence[str] = (),
+) -> Outcome:
+    """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>."""
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
+    recipe = name if isinstance(name, Recipe) else _one(name)
+    for option, folder in (("--data-dir", data_dir), ("--models-dir", models_dir)):
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise InlayError(f"{option} {folder!r} is not a folder.")
+    bench = Bench(Path(out), data_dir, models_dir, progress, say or (lambda line: None))
+    folder = Path(out) / recipe.paper / recipe.item / scale
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    chosen = recipe.scales[scale]
+    bench = bench.with_standins(chosen) if scale == "smoke" else bench
+    bench.check(recipe.name, chosen)
+    begin = time.perf_counter()
+    ours = recipe.run(bench, chosen.settings)
+    seconds = time.perf_counter() - begin
+    outcome = Outcome(recipe, scale, recipe.printed_results(), ours, seconds, folder, tuple(command))
+    keep(outcome)
+    return outcome
+
+
+def _one(name: str) -> Recipe:
+    found = catalogue.choose(name)
+    if len(found) > 1:
+        raise InlayError(f"{name!r} names {len(found)} recipes: give one, such as {found[0].name!r}.")
+    return found[0]
+
+
+def keep(outcome: Outcome) -> None:
+    """Write table (CSV, Markdown), picture (PNG, SVG) and all of it as JSON, whole or not at all."""
+    from inlay.report import charts
+
+    item = outcome.recipe.item
+    figure = None if outcome.recipe.draw is None else outcome.recipe.draw(outcome.printed, outcome.ours)
+
+    def fill(place: Path) -> None:
+        head, rows = outcome.ours.table()
+        with open(place / f"{item}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([head, *rows])
+        (place / f"{item}.md").write_text(outcome.to_markdown(), encoding="utf-8")
+        if figure is not None:
+            charts.save(figure, place / f"{item}.png")
+            charts.save(figure, place / f"{item}.svg")
+        write_json(place / f"{item}.json", outcome.to_json())
+
+    write_folder(outcome.folder, fill)

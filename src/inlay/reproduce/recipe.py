@@ -1,0 +1,141 @@
+"""What a recipe is: a table, figure or theorem of a paper, how to make it again, and the claims that it must show.
+
+How to add a recipe
+-------------------
+1. Put the paper's printed numbers, if it prints any, into `src/inlay/reproduce/<paper>/<item>.csv`: the columns
+   `panel` (a backbone, a data set; leave it out where there is one part), `row` (a method) and one for each column of
+   the table. A cell is `81.3`, `81.3±0.4` or empty.
+2. In a module of that folder (one file for a group of items) write a `Recipe` and put it into the module's `RECIPES`.
+   Modules are found by themselves; nothing is registered. At the top of a module import nothing heavy: the list of
+   recipes must be quick. Import torch, tasks and workflows inside `run`.
+3. `run(bench, settings)` makes the results at a scale, with the same panels, rows and columns as the printed table
+   wherever the two are the same thing. It composes what there is and computes nothing of its own: `bench.spec(...)`
+   fills in where models and data lie; `bench.runs(specs, seeds)` and `bench.values(specs, seeds, measure)` make runs,
+   or find them again; `bench.once(name, settings, work)` keeps what is not a run (theory, counts) from being repeated;
+   `results.from_finding(finding)` takes what a function of `inlay lab` gave.
+4. Three scales. `paper`: the exact settings, models and data by their names on the hub and in the catalogue. `here`:
+   what runs on two cores (or says that it wants a GPU) in a stated time, 5 to 10 minutes at most. `smoke`: a second or
+   so, without a network: models and data are named as at `paper`, and stand-ins are made for them (standins.py). The
+   settings of a scale are plain data handed to `run`; its `models` and `data` are looked for before anything starts.
+5. Claims are sentences with a predicate over `Results` (predicates.py has the usual ones; a function of your own is as
+   good). The same predicate is put to the printed numbers and to ours. Where what it needs is not in a table it says
+   "not tested", and why. A predicate must be one that can fail.
+6. `inlay reproduce <paper>/<item> --scale smoke` runs it; tests/reproduce runs every recipe at `smoke`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from inlay.reproduce.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from inlay.reproduce.bench import Bench
+
+Judgement = Literal["holds", "does not hold", "not tested"]
+HOLDS: Judgement = "holds"
+FAILS: Judgement = "does not hold"
+UNTESTED: Judgement = "not tested"
+SCALES = ("paper", "here", "smoke")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a table says of a claim. By the means; `interval` is that of the number that decides.
+
+    `clear`: whether the interval leaves out the limit that the number must pass. None where there is no interval.
+    """
+
+    judgement: Judgement
+    measured: str
+    interval: tuple[float, float] | None = None
+    clear: bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        holds: bool,
+        measured: str,
+        interval: tuple[float, float] | None = None,
+        limit: float = 0.0,
+    ) -> Verdict:
+        """Holds or not; with an interval also whether it leaves the limit out."""
+        clear = None if interval is None else not interval[0] <= limit <= interval[1]
+        return cls(HOLDS if holds else FAILS, measured, interval, clear)
+
+    @classmethod
+    def untested(cls, why: str) -> Verdict:
+        """Nothing can be said, and why."""
+        return cls(UNTESTED, why)
+
+    def __str__(self) -> str:
+        return self.judgement + ("" if self.clear is not False else ", not told apart")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper and the predicate that decides it on any table of results. `where`: its section."""
+
+    text: str
+    test: Callable[[Results], Verdict]
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a recipe is run, with what, and how long it takes. `settings` go to the recipe's `run` as they are.
+
+    `models` and `data` are looked for before anything starts: hub ids, `embedded:NAME`, or names of folders in
+    --models-dir; and names of tasks.
+    """
+
+    summary: str
+    time: str
+    models: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One item of a paper. `name` is `<paper>/<item>`, as in `activation-prompts/table-2`.
+
+    `printed` is the CSV of the paper's numbers, None where it prints none. `draw` makes the picture of a figure from
+    the printed results (None where there are none) and ours.
+    """
+
+    name: str
+    title: str
+    scales: Mapping[str, Scale]
+    run: Callable[[Bench, Mapping[str, Any]], Results]
+    claims: tuple[Claim, ...]
+    printed: Path | None = None
+    draw: Callable[[Results | None, Results], Figure] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert set(self.scales) == set(SCALES), f"{self.name}: scales {sorted(self.scales)}"
+        assert self.claims, f"{self.name} claims nothing"
+
+    @property
+    def paper(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def item(self) -> str:
+        return self.name.partition("/")[2]
+
+    def printed_results(self) -> Results | None:
+        """The paper's numbers."""
+        return None if self.printed is None else Results.read(self.printed)
+
+    def judged(self, results: Results | None) -> list[Verdict]:
+        """What a table says of each claim."""
+        if results is None:
+            return [Verdict.untested("the paper prints no numbers") for _ in self.claims]
+        return [claim.test(results) for claim in self.claims]

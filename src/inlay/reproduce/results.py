@@ -1,0 +1,189 @@
+"""A table of results: one shape for what a paper prints and for what was measured, so that one predicate reads both.
+
+A cell has a panel (a backbone, a data set; "" where a table has one part), a row (a method) and a column (a set, a
+measure). What was measured has one value a seed; what was printed has one value, with or without its error.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from inlay.errors import InlayError
+
+Key = tuple[str, str, str]
+PLUS_MINUS = "±"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value a seed, in the order of the seeds; `error` is half of the interval, where only that is known."""
+
+    values: tuple[float, ...]
+    error: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+    @property
+    def half(self) -> float | None:
+        """Half of the mean's 95 % interval: of the values, or as printed; None where nothing is known of the spread."""
+        from inlay.workflow.compare import half_width
+
+        return half_width(self.values) if len(self.values) > 1 else self.error
+
+    def __str__(self) -> str:
+        return brief(self.mean) + ("" if self.half is None else f" {PLUS_MINUS} {brief(self.half)}")
+
+
+def brief(value: float) -> str:
+    """A number as a table shows it: to four significant digits."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A claim that an experiment of the lab has judged itself: `inlay.theory.findings.Claim` as plain data."""
+
+    claim: str
+    measured: str
+    holds: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """Cells by (panel, row, column), in the order in which a table shows them.
+
+    `stated` are claims that came judged from the lab, `failures` what did not finish, `notes` what a reader must know.
+    """
+
+    cells: Mapping[Key, Cell] = field(default_factory=dict)
+    stated: tuple[Stated, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """A CSV with the columns `panel` (may be absent), `row`, and one for each column of the table.
+
+        A cell is a number, `81.3±0.4`, or empty where the paper prints nothing.
+        """
+        cells: dict[Key, Cell] = {}
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            names = [name for name in reader.fieldnames or () if name not in ("panel", "row")]
+            if not names or "row" not in (reader.fieldnames or ()):
+                raise InlayError(f"{path}: printed numbers need a column 'row' and one for each column of the table.")
+            for line in reader:
+                for name in names:
+                    if (text := (line[name] or "").strip()) != "":
+                        value, _, error = text.partition(PLUS_MINUS)
+                        cell = Cell((float(value),), float(error) if error else None)
+                        cells[line.get("panel") or "", line["row"], name] = cell
+        return cls(cells)
+
+    @classmethod
+    def of(cls, cells: Mapping[Key, float | Sequence[float] | Cell], **more: Any) -> Results:
+        """Results from plain numbers, or from one number a seed."""
+        return cls({key: _cell(value) for key, value in cells.items()}, **more)
+
+    def get(self, row: str, column: str, panel: str = "") -> Cell | None:
+        """One cell; None where there is none."""
+        return self.cells.get((panel, row, column))
+
+    @property
+    def panels(self) -> list[str]:
+        return list(dict.fromkeys(panel for panel, _, _ in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for _, _, column in self.cells))
+
+    def rows(self, panel: str | None = None) -> list[str]:
+        """The rows, of one panel or of all."""
+        return list(dict.fromkeys(row for where, row, _ in self.cells if panel is None or where == panel))
+
+    def with_(self, others: Iterable[Results]) -> Results:
+        """These results and others in one table."""
+        every = [self, *others]
+        return Results(
+            {key: cell for one in every for key, cell in one.cells.items()},
+            tuple(claim for one in every for claim in one.stated),
+            {which: why for one in every for which, why in one.failures.items()},
+            tuple(dict.fromkeys(note for one in every for note in one.notes)),
+        )
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Columns and rows of text, for people and for the CSV."""
+        with_panel = self.panels not in ([], [""])
+        head = [*(["panel"] if with_panel else []), "row", *self.columns]
+        lines = []
+        for panel in self.panels:
+            for row in self.rows(panel):
+                found = [self.get(row, column, panel) for column in self.columns]
+                cells = ["" if cell is None else str(cell) for cell in found]
+                lines.append([*([panel] if with_panel else []), row, *cells])
+        return head, lines
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        return {
+            "cells": [
+                {"panel": panel, "row": row, "column": column, "values": list(cell.values), "error": cell.error}
+                for (panel, row, column), cell in self.cells.items()
+            ],
+            "stated": [vars(claim) for claim in self.stated],
+            "failures": dict(self.failures),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Results:
+        """What `to_json` made."""
+        return cls(
+            {
+                (one["panel"], one["row"], one["column"]): Cell(tuple(one["values"]), one["error"])
+                for one in data["cells"]
+            },
+            tuple(Stated(**claim) for claim in data["stated"]),
+            dict(data["failures"]),
+            tuple(data["notes"]),
+        )
+
+
+def _cell(value: float | Sequence[float] | Cell) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    return Cell((float(value),)) if isinstance(value, int | float) else Cell(tuple(map(float, value)))
+
+
+def from_finding(found: Any, row: Sequence[str] = (), panel: str | None = None, columns: Sequence[str] = ()) -> Results:
+    """A lab's `Finding` as results: its claims as they were judged, and of its rows a table of numbers.
+
+    `row` names the columns whose values, put together, name a row; `panel` the one that names a panel; `columns` are
+    the numbers to show (default: all that are left).
+    """
+    names = list(found.columns)
+    shown = list(columns) or [name for name in names if name not in row and name != panel]
+    cells: dict[Key, Cell] = {}
+    for line in found.rows:
+        by_name = dict(zip(names, line, strict=True))
+        label = ", ".join(f"{name} {_short(by_name[name])}" for name in row) or "all"
+        where = "" if panel is None else str(by_name[panel])
+        for name in shown:
+            if isinstance(by_name[name], int | float):
+                key = (where, label, name)
+                cells[key] = Cell((*(cells[key].values if key in cells else ()), float(by_name[name])))
+    return Results(cells, tuple(Stated(claim.claim, claim.measured, claim.holds) for claim in found.claims))
+
+
+def _short(value: Any) -> str:
+    return brief(value) if isinstance(value, float) else str(value)
