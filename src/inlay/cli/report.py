@@ -1,0 +1,55 @@
+"""`inlay report`: runs to one web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.cli import options as o
+from inlay.cli import show
+
+
+def command(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs, as `inlay tune` and `inlay compare` make it.")],
+    out: Annotated[Path, typer.Option(help="The page.", rich_help_panel=o.OUTPUT)] = Path("report.html"),
+    csv: Annotated[
+        Path | None, typer.Option(help="Also a CSV file with a line a run.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Also the table for LaTeX (booktabs).", rich_help_panel=o.OUTPUT)
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Also the table for Markdown.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    explain: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder of explanations to show; may be repeated. Default: those among the runs, and those of the "
+            "same tasks in `explain` beside them."
+        ),
+    ] = None,
+) -> None:
+    """Make one web page of a folder of runs: tables, plots, explanations, warnings, and every run's command.
+
+    The page is a single file that needs no network. Open it in any browser, or send it.
+
+    \b
+    inlay report runs/ --out report.html
+
+    \b
+    inlay report runs/ --out report.html --csv runs.csv --latex table.tex --markdown table.md
+    """
+    from inlay.report import exports, html
+
+    html.check_out(out)
+    found = html.collect(runs)
+    tables = ((csv, exports.write_csv), (latex, exports.write_latex), (markdown, exports.write_markdown))
+    written = [write(found, path) for path, write in tables if path is not None]
+    html.write_report(runs, out, explain, found=found)
+    lost = len(found.unfinished) + len(found.damaged)
+    aside = f"; {lost} without a result are listed at its end" if lost else ""
+    show.say(f"{len(found.results)} runs in {out} ({out.stat().st_size / 1e6:.1f} MB){aside}")
+    for path in written:
+        show.say(f"table in {path}")

@@ -1,0 +1,164 @@
+// The figures: cost, seeds, curves. Each draws the rows that the table shows, a panel for each comparison.
+const PANELS = 6, LINES = 10, LISTED = 40;
+const COSTS = {
+  trained: { label: 'trained parameters', show: count, log: true },
+  memory: { label: 'peak memory', show: bytes, unit: 2 ** 20, name: 'MiB' },
+  seconds: { label: 'time per epoch', show: (value) => `${figure(value)} s`, name: 's' },
+  saved: { label: 'size on disk', show: bytes, unit: 2 ** 10, name: 'KiB', log: true },
+  infer_rate: { label: 'inference, examples per second', show: figure, more: true },
+};
+const chosen = { cost: 'trained', log: null, curve: 'validation' };
+
+function bySet(rows) {
+  const sets = new Map();
+  for (const row of rows) sets.set(row.set, [...(sets.get(row.set) ?? []), row]);
+  return [...sets.values()].sort((a, b) => b.length - a.length);
+}
+
+function panels(place, rows, draw) {
+  const groups = bySet(rows);
+  place.replaceChildren();
+  for (const group of groups.slice(0, PANELS)) draw(place, group);
+  if (groups.length > PANELS) place.append(el('p', { class: 'note' }, `${PANELS} of ${groups.length} comparisons are drawn, the largest ones. Filter by task, model or examples to see the others.`));
+  if (!groups.length) place.append(el('p', { class: 'note' }, 'Nothing to draw for these filters.'));
+}
+
+const bounds = (row) => missing(row.interval) ? [row.mean, row.mean] : [row.mean - row.interval, row.mean + row.interval];
+const told = (row) => [`${row.of.split} ${row.of.metric} ${score(row.mean)}${missing(row.interval) ? '' : ` ± ${score(row.interval)}`}, ${plural(row.runs.length, 'seed')}`];
+
+function front(rows, cost) {
+  const worth = (row) => row.of.greater ? row.mean : -row.mean;
+  const price = (row) => COSTS[cost].more ? -row[cost] : row[cost];
+  return rows.filter((row) => !rows.some((other) => worth(other) >= worth(row) && price(other) <= price(row)
+    && (worth(other) > worth(row) || price(other) < price(row)))).sort((a, b) => a[cost] - b[cost]);
+}
+
+function drawCost(rows) {
+  const place = $('#cost .panels');
+  const cost = chosen.cost, how = COSTS[cost];
+  const known = rows.filter((row) => !missing(row[cost]) && row[cost] > 0);
+  const log = chosen.log ?? Boolean(how.log);
+  panels(place, known, (within, group) => {
+    const unit = !log && how.unit ? how.unit : 1;
+    const costs = group.map((row) => row[cost] / unit);
+    const inside = panel(within, group[0].of.label, `${group[0].of.split} ${group[0].of.metric} against ${how.label}`);
+    const y = span(group.flatMap(bounds), isShare(group));
+    const x = log ? { low: Math.min(...costs), high: Math.max(...costs) } : span([0, ...costs], false);
+    if (!log) x.low = 0;
+    const show = unit === 1 ? how.show : figure;
+    const { drawn, at, box } = frame(inside, { x: { ...x, log, show, label: unit === 1 ? how.label : `${how.label} (${how.name})` }, y,
+      label: `${group[0].of.metric} against ${how.label}, ${plural(group.length, 'row')}. Arrow keys go from mark to mark.` });
+    const best = front(group, cost);
+    const points = best.map((row) => at(row[cost] / unit, row.mean));
+    const corner = how.more === Boolean(group[0].of.greater);
+    drawn.append(svg('path', { class: 'front', d: points.map(([a, b], i) => i ? (corner ? `V${b}H${a}` : `H${a}V${b}`) : `M${a} ${b}`).join('') }));
+    const spots = [];
+    const order = [...group].sort((a, b) => best.includes(a) - best.includes(b));
+    for (const row of order) {
+      const [a, b] = at(row[cost] / unit, row.mean);
+      const faded = best.includes(row) ? '' : 'off';
+      const [low, high] = bounds(row).map((value) => Math.max(box.top, Math.min(box.bottom, at(1, value)[1])));
+      if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${look(row.method).colour} ${faded}`, d: `M${a - 4} ${low}h8M${a} ${low}V${high}M${a - 4} ${high}h8` }));
+      drawn.append(mark(row.method, a, b, best.includes(row) ? 7 : 5, faded));
+      spots.push({ x: a, y: b, title: named(row), lines: [...told(row), `${how.label}: ${how.show(row[cost])}`, ...(row.verdict && row.verdict !== 'worse' ? [`beside the best: ${row.verdict}`] : []), ...(best.includes(row) ? ['on the front'] : [])] });
+    }
+    labels(drawn, best, points, box);
+    answers(drawn, spots);
+  });
+  legend($('#cost .legend'), METHODS.filter((method) => known.some((row) => row.method === method)));
+}
+
+// Names beside the marks of the front, where they do not run into each other.
+function labels(drawn, rows, points, box) {
+  const taken = points.map(([x, y]) => [x - 8, y - 8, x + 8, y + 8]);
+  rows.forEach((row, index) => {
+    const [x, y] = points[index];
+    const wide = row.method.length * 6.6 + 4;
+    for (const [dx, dy] of [[11, 4], [-11 - wide, 4], [-wide / 2, -12], [-wide / 2, 21]]) {
+      const area = [x + dx, y + dy - 11, x + dx + wide, y + dy + 3];
+      if (area[0] < box.left || area[2] > box.right + 8 || area[1] < 0 || area[3] > box.bottom) continue;
+      if (taken.some((other) => area[0] < other[2] && area[2] > other[0] && area[1] < other[3] && area[3] > other[1])) continue;
+      taken.push(area);
+      const text = svg('text', { x: x + dx, y: y + dy, class: 'name halo' });
+      text.textContent = row.method;
+      drawn.append(text);
+      return;
+    }
+  });
+}
+
+function drawSeeds(rows) {
+  panels($('#seeds .panels'), rows, (within, group) => {
+    const listed = group.slice(0, LISTED);
+    const more = group.length - listed.length;
+    const inside = panel(within, group[0].of.label, `${group[0].of.split} ${group[0].of.metric}${more ? `; the first ${LISTED} of ${group.length} rows` : ''}`);
+    const left = Math.min(190, Math.max(90, inside.clientWidth * .34));
+    const height = listed.length * 26 + 62;
+    const x = span(listed.flatMap((row) => [...bounds(row), ...row.seeds.map((run) => run.value)]), isShare(listed));
+    const { drawn, at, box } = frame(inside, { x: { ...x, show: figure, label: `${group[0].of.split} ${group[0].of.metric}` }, height, left,
+      label: `Every seed of ${plural(listed.length, 'row')}. Arrow keys go from mark to mark.` });
+    const clip = (value) => Math.max(box.left, Math.min(box.right, value));
+    const spots = [];
+    listed.forEach((row, index) => {
+      const y = box.top + 16 + index * 26;
+      const { colour } = look(row.method);
+      const room = Math.floor((left - 14) / 6.4);
+      const text = svg('text', { x: left - 9, y: y + 4, 'text-anchor': 'end', class: 'name' });
+      text.textContent = named(row).length > room ? `${named(row).slice(0, room - 1)}…` : named(row);
+      const title = svg('title');
+      title.textContent = named(row);
+      text.append(title);
+      drawn.append(text);
+      const [low, high] = bounds(row).map((value) => clip(at(value, 0)[0]));
+      if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${colour}`, d: `M${low} ${y - 5}v10M${low} ${y}H${high}M${high} ${y - 5}v10` }));
+      for (const run of row.seeds) {
+        const a = at(run.value, 0)[0];
+        drawn.append(mark(row.method, a, y, 3.2, 'off'));
+        spots.push({ x: a, y, title: `${named(row)}, seed ${run.seed}`, lines: [`${row.of.split} ${row.of.metric} ${score(run.value)}`, ...(missing(run.validation) || row.of.split === 'validation' ? [] : [`validation ${score(run.validation)}`])] });
+      }
+      const a = at(row.mean, 0)[0];
+      drawn.append(mark(row.method, a, y, 6.2));
+      spots.push({ x: a, y, title: named(row), lines: told(row) });
+    });
+    answers(drawn, spots);
+  });
+}
+
+function drawCurves(rows) {
+  const kind = chosen.curve;
+  const known = rows.filter((row) => row.seeds.some((run) => run.curve[kind]));
+  panels($('#curves .panels'), known, (within, group) => {
+    const listed = group.slice(0, LINES);
+    const what = kind === 'loss' ? 'training loss' : `validation ${group[0].of.metric}`;
+    const more = group.length > LINES ? `; the first ${LINES} of ${group.length} rows of the table` : '';
+    const inside = panel(within, group[0].of.label, what + more);
+    const curves = listed.flatMap((row) => row.seeds.flatMap((run) => run.curve[kind] ? [run.curve[kind]] : []));
+    const x = span([0, ...curves.flatMap(([epochs]) => epochs)], false);
+    const y = span(curves.flatMap(([, values]) => values), kind !== 'loss' && isShare(listed));
+    const { drawn, at } = frame(inside, { x: { low: 0, high: x.high, show: figure, label: 'epoch' }, y, label: `${what} by epoch, ${plural(listed.length, 'row')}. Arrow keys go from mark to mark.` });
+    const spots = [];
+    for (const row of listed) {
+      const { colour } = look(row.method);
+      const path = ([epochs, values]) => epochs.map((epoch, i) => `${i ? 'L' : 'M'}${at(epoch, values[i]).map((n) => n.toFixed(1)).join(' ')}`).join('');
+      const mine = row.seeds.flatMap((run) => run.curve[kind] ? [run.curve[kind]] : []);
+      const mean = meanCurve(mine);
+      if (mine.length > 1) for (const each of mine) drawn.append(svg('path', { class: `stroke off ${colour}`, 'stroke-width': .9, d: path(each) }));
+      drawn.append(svg('path', { class: `stroke ${colour}`, 'stroke-width': 2.2, 'stroke-linejoin': 'round', 'stroke-dasharray': row.chosen ? null : '6 4', d: path(mean) }));
+      const every = Math.ceil(mean[0].length / 10);
+      mean[0].forEach((epoch, i) => {
+        const [a, b] = at(epoch, mean[1][i]);
+        if (i === mean[0].length - 1 || i % every === 0) drawn.append(mark(row.method, a, b, i === mean[0].length - 1 ? 5.5 : 3.6));
+        spots.push({ x: a, y: b, title: named(row), lines: [`${what} ${figure(mean[1][i], 4)}`, `epoch ${figure(epoch)}`] });
+      });
+    }
+    answers(drawn, spots);
+  });
+  legend($('#curves .legend'), METHODS.filter((method) => known.some((row) => row.method === method)));
+}
+
+// The mean at the epochs that all seeds have; of curves that share none, the first one.
+function meanCurve(curves) {
+  const shared = curves[0][0].filter((epoch) => curves.every(([epochs]) => epochs.includes(epoch)));
+  if (!shared.length) return curves[0];
+  return [shared, shared.map((epoch) => curves.reduce((sum, [epochs, values]) => sum + values[epochs.indexOf(epoch)], 0) / curves.length)];
+}

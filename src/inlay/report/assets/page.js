@@ -1,0 +1,115 @@
+// The page, put together.
+const cost = el('select', { id: 'axis', on: { change: () => { chosen.cost = cost.value; chosen.log = null; logBox.checked = Boolean(COSTS[cost.value].log); drawCost(shownRows); } } },
+  ...Object.entries(COSTS).filter(([key]) => DATA.rows.some((row) => !missing(row[key]))).map(([key, how]) => el('option', { value: key }, how.label)));
+const logBox = el('input', { type: 'checkbox', id: 'log', checked: true, on: { change: () => { chosen.log = logBox.checked; drawCost(shownRows); } } });
+const curveKind = el('select', { id: 'curve', on: { change: () => { chosen.curve = curveKind.value; drawCurves(shownRows); } } },
+  el('option', { value: 'validation' }, 'validation metric'), el('option', { value: 'loss' }, 'training loss'));
+let shownRows = [];
+
+function redraw() {
+  shownRows = body();
+  drawCost(shownRows);
+  drawSeeds(shownRows);
+  if (!$('#curves').hidden) drawCurves(shownRows);
+}
+
+function intro() {
+  $('#name').textContent = DATA.name;
+  const parts = [plural(DATA.runs.length, 'finished run'), plural(METHODS.length, 'method'), plural(new Set(DATA.sets.map((each) => each.task)).size, 'task'), plural(new Set(DATA.sets.map((each) => each.model)).size, 'model')];
+  const lost = DATA.unfinished.length + DATA.damaged.length;
+  if (lost) parts.push(`${lost} without a result`);
+  $('#lead').textContent = `${parts.join(' · ')} · ${day(DATA.first)}${day(DATA.first) === day(DATA.last) ? '' : ` to ${day(DATA.last)}`}`;
+  $('#findings').replaceChildren(...DATA.findings.slice(0, 6).map((text) => el('li', {}, text)));
+  if (DATA.findings.length > 6) $('#findings').append(el('li', {}, `… and ${DATA.findings.length - 6} more comparisons: see the table.`));
+}
+
+const day = (time) => time.slice(0, 10);
+
+function warned() {
+  const kinds = { result: 'touches the results', cost: 'touches time and memory', note: 'good to know' };
+  $('#warnings').hidden = !DATA.warnings.length;
+  $('#warnings ul').replaceChildren(...DATA.warnings.map((each) => el('li', { class: `${each.level}-level` },
+    el('span', { class: 'sign', 'aria-hidden': 'true' }, each.level === 'note' ? 'i' : '!'),
+    el('h3', {}, each.title, el('span', { class: 'kind' }, ` · ${kinds[each.level]}`)), el('p', {}, each.text))));
+}
+
+function explanations() {
+  $('#explanations').hidden = !DATA.explanations.length;
+  $('#explanations .gallery').replaceChildren(...DATA.explanations.map((each) => el('figure', { class: 'card' },
+    el('h3', {}, each.title), el('p', { class: 'note' }, each.subject), el('img', { src: each.picture, alt: `${each.title}: ${each.sentence}`, loading: 'lazy' }),
+    el('figcaption', {}, each.sentence), numbers(each), each.command ? command(each.command) : null)));
+}
+
+function numbers(each) {
+  const made = el('details', {}, el('summary', {}, `The numbers (${plural(each.rows.length + each.left_out, 'row')})`));
+  made.addEventListener('toggle', () => {
+    if (made.children.length > 1) return;
+    made.append(el('div', { class: 'plain', tabindex: 0 }, el('table', {},
+      el('thead', {}, el('tr', {}, ...each.columns.map((name) => el('th', { scope: 'col' }, name.replaceAll('_', ' '))))),
+      el('tbody', {}, ...each.rows.map((row) => el('tr', {}, ...row.map((cell) => el('td', {}, cell))))))));
+    if (each.left_out) made.append(el('p', { class: 'note' }, `${plural(each.left_out, 'more row')} in the CSV beside the picture.`));
+  });
+  return made;
+}
+
+function lost() {
+  $('#lost').hidden = !(DATA.unfinished.length || DATA.damaged.length);
+  $('#lost .cards').replaceChildren(
+    ...DATA.unfinished.map((run) => el('div', { class: 'card' }, el('h3', {}, el('span', { class: 'status' }, run.status), ' ', el('code', {}, run.id)),
+      run.error ? el('pre', {}, run.error) : null, command(run.command))),
+    ...DATA.damaged.map((text) => el('div', { class: 'card' }, el('h3', {}, el('span', { class: 'status' }, 'unreadable')), el('pre', {}, text))));
+}
+
+function made() {
+  const list = (title, entries) => entries.length ? el('div', { class: 'card' }, el('h3', {}, title), el('dl', {}, ...entries.flatMap(({ name, values, kinds }) => [
+    el('dt', {}, name.replaceAll('_', ' ')),
+    el('dd', {}, ...values.map(({ value, runs }) => el('span', {}, value.replace(/^"(.*)"$/, '$1'), values.length > 1 ? el('span', { class: 'kind' }, ` · ${plural(runs, 'run')}`) : null)),
+      kinds > values.length ? el('span', { class: 'kind' }, `and ${kinds - values.length} more`) : null)]))) : null;
+  const plain = (entries) => entries.map(({ name, source }) => ({ name, values: [{ value: source }] }));
+  const same = DATA.settings.filter((each) => each.kinds === 1), differing = DATA.settings.filter((each) => each.kinds > 1);
+  $('#made .columns').replaceChildren(...[list('Differs between runs', differing), list('The same in all runs', same), list('Models', plain(DATA.models)), list('Data', plain(DATA.data)),
+    list('Versions', DATA.versions), list('Machine', DATA.machine)].filter(Boolean));
+  $('#foot').textContent = `Made by inlay ${DATA.version} on ${DATA.made.slice(0, 16).replace('T', ' ')} UTC. This file holds everything it shows and asks nothing of the network.`;
+}
+
+function navigation() {
+  const names = { results: 'Results', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
+  $('#nav').append(...Object.entries(names).filter(([id]) => !$(`#${id}`).hidden).map(([id, name]) => el('a', { href: `#${id}` }, name)));
+}
+
+function theme() {
+  const root = document.documentElement, button = $('#theme');
+  const wishes = ['auto', 'light', 'dark'];
+  let wish = 'auto';
+  try { wish = wishes.includes(localStorage.getItem('inlay-theme')) ? localStorage.getItem('inlay-theme') : 'auto'; } catch { /* a file may have no storage */ }
+  const apply = () => {
+    if (wish === 'auto') root.removeAttribute('data-theme'); else root.setAttribute('data-theme', wish);
+    button.textContent = `Theme: ${wish}`;
+  };
+  button.addEventListener('click', () => {
+    wish = wishes[(wishes.indexOf(wish) + 1) % wishes.length];
+    try { localStorage.setItem('inlay-theme', wish); } catch { /* as above */ }
+    apply();
+  });
+  apply();
+}
+
+theme();
+intro();
+warned();
+filters(redraw);
+header();
+explanations();
+lost();
+made();
+$('#curves').hidden = !DATA.runs.some((run) => Object.keys(run.curve).length);
+$('#cost .controls').append(el('label', {}, 'Across', cost), el('label', { class: 'check' }, logBox, 'Logarithmic'));
+$('#curves .controls').append(el('label', {}, 'Show', curveKind));
+navigation();
+redraw();
+let width = innerWidth, waiting;
+addEventListener('resize', () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => { if (width !== innerWidth) { width = innerWidth; redraw(); } }, 120);
+});
+document.documentElement.setAttribute('data-ready', '');

@@ -1,0 +1,144 @@
+// The table: sorting by its headers, filtering, rows that open to their runs.
+const state = { sort: null, down: false, filters: {}, text: '', chosen: false, open: new Set() };
+
+const COLUMNS = [
+  { key: 'method', label: 'Method', get: named },
+  { key: 'task', label: 'Task', get: (row) => row.of.task },
+  { key: 'model', label: 'Model', get: (row) => row.of.model },
+  { key: 'shots', label: 'Examples', get: (row) => row.of.shots ?? Infinity, show: shotsOf, num: true },
+  { key: 'metric', label: 'Metric', get: (row) => `${row.of.split} ${row.of.metric}` },
+  { key: 'mean', label: 'Result', get: (row) => row.mean, show: result, num: true },
+  { key: 'n', label: 'Seeds', get: (row) => row.runs.length, num: true },
+  { key: 'trained', label: 'Trained', get: (row) => row.trained, show: (row) => count(row.trained), num: true },
+  { key: 'memory', label: 'Peak memory', get: (row) => row.memory, show: (row) => bytes(row.memory), num: true },
+  { key: 'seconds', label: 's / epoch', get: (row) => row.seconds, show: (row) => figure(row.seconds), num: true },
+  { key: 'saved', label: 'Saved', get: (row) => row.saved, show: (row) => bytes(row.saved), num: true },
+  { key: 'train', label: 'Train / s', get: (row) => row.train_rate, show: (row) => figure(row.train_rate), num: true },
+  { key: 'infer', label: 'Infer / s', get: (row) => row.infer_rate, show: (row) => figure(row.infer_rate), num: true },
+];
+// Columns with one value throughout are said once, above the table.
+const CONSTANT = ['task', 'model', 'shots', 'metric'].filter((key) => new Set(DATA.rows.map(COLUMNS.find((c) => c.key === key).get)).size === 1);
+const VISIBLE = COLUMNS.filter((column) => !CONSTANT.includes(column.key));
+
+function result(row) {
+  const parts = [score(row.mean)];
+  if (!missing(row.interval)) parts.push(el('span', { class: 'pm' }, ` ± ${score(row.interval)}`));
+  const many = DATA.rows.some((other) => other !== row && other.set === row.set);
+  if (row.best && many) parts.push(el('span', { class: 'tag best' }, 'best'));
+  const tag = { 'not distinguishable': '≈ best', 'too few seeds': 'too few seeds' }[row.verdict];
+  if (tag) parts.push(el('span', { class: 'tag tie' }, tag));
+  return parts;
+}
+
+const hasVariants = DATA.rows.some((row) => !row.chosen);
+
+function words(row) {
+  row.words ??= [named(row), row.of.task, row.of.model, row.of.metric, shotsOf(row), ...row.seeds.map((run) => run.id)].join(' ').toLowerCase();
+  return row.words;
+}
+
+// What a filter goes by: of a method's column its name without the variant.
+const filtered = (key) => key === 'method' ? (row) => row.method : COLUMNS.find((column) => column.key === key).get;
+
+function visibleRows() {
+  const wanted = state.text.toLowerCase().split(/\s+/).filter(Boolean);
+  return DATA.rows.filter((row) => (!state.chosen || row.chosen)
+    && Object.entries(state.filters).every(([key, value]) => !value || String(filtered(key)(row)) === value)
+    && wanted.every((word) => words(row).includes(word)));
+}
+
+function sorted(rows) {
+  const column = COLUMNS.find((each) => each.key === state.sort);
+  if (!column) return rows;
+  const sign = state.down ? -1 : 1;
+  return [...rows].sort((a, b) => {
+    const [x, y] = [column.get(a), column.get(b)];
+    if (missing(x) || missing(y)) return missing(x) - missing(y);
+    return sign * (typeof x === 'string' ? x.localeCompare(y, 'en', { numeric: true }) : x - y);
+  });
+}
+
+function header() {
+  $('#table thead').replaceChildren(el('tr', {}, ...VISIBLE.map((column) => {
+    const active = state.sort === column.key;
+    const button = el('button', { type: 'button', 'data-key': column.key, on: { click: () => sortBy(column.key) } },
+      column.label, el('span', { class: 'dir', 'aria-hidden': 'true' }, active ? (state.down ? '▼' : '▲') : ''));
+    return el('th', { scope: 'col', class: column.num && 'num', 'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none' }, button);
+  })));
+}
+
+function sortBy(key) {
+  const column = COLUMNS.find((each) => each.key === key);
+  state.down = state.sort === key ? !state.down : Boolean(column.num) && !['trained', 'memory', 'seconds', 'saved', 'shots'].includes(key);
+  state.sort = key;
+  header();
+  body();
+  $(`#table thead [data-key="${key}"]`).focus();
+}
+
+function body() {
+  const rows = sorted(visibleRows());
+  const lines = [];
+  for (const row of rows) {
+    lines.push(line(row));
+    if (state.open.has(row)) lines.push(detail(row));
+  }
+  if (!rows.length) lines.push(el('tr', { class: 'empty' }, el('td', { colspan: VISIBLE.length }, 'Nothing matches. Clear a filter to see more.')));
+  $('#table tbody').replaceChildren(...lines);
+  const runs = rows.reduce((sum, row) => sum + row.runs.length, 0);
+  $('#shown').textContent = `${rows.length.toLocaleString('en')} of ${plural(DATA.rows.length, 'row')}, ${plural(runs, 'run')}. Open a row to see its runs and their commands.`;
+  return rows;
+}
+
+function line(row) {
+  const cells = VISIBLE.slice(1).map((column) => {
+    const shown = column.show ? column.show(row) : String(column.get(row));
+    return el('td', { class: column.num && 'num' }, ...(Array.isArray(shown) ? shown : [shown]));
+  });
+  const button = el('button', { type: 'button', class: 'open', 'aria-expanded': state.open.has(row) ? 'true' : 'false', on: { click: toggle } },
+    el('span', { class: 'turn', 'aria-hidden': 'true' }, '▸'), swatch(row.method), row.method,
+    hasVariants && row.chosen && row.variant ? el('span', { class: 'tag set' }, 'chosen') : null);
+  const made = el('tr', { class: 'row' }, el('th', { scope: 'row' }, button, row.variant ? el('span', { class: 'variant' }, row.variant) : null), ...cells);
+  function toggle() {
+    const open = !state.open.has(row);
+    button.setAttribute('aria-expanded', String(open));
+    if (open) { state.open.add(row); made.after(detail(row)); } else { state.open.delete(row); made.nextSibling.remove(); }
+  }
+  return made;
+}
+
+function detail(row) {
+  const settings = Object.entries(row.settings).map(([key, value]) => `${key.replaceAll('_', ' ')} ${typeof value === 'object' ? JSON.stringify(value) : value}`).join(', ');
+  const fact = (label, value) => el('span', {}, `${label} `, el('b', {}, value));
+  const runs = row.seeds.map((run) => el('div', { class: 'run' },
+    el('div', { class: 'facts' }, fact('seed', String(run.seed)), fact(`${row.of.split} ${row.of.metric}`, score(run.value)),
+      missing(run.validation) || row.of.split === 'validation' ? null : fact('validation', score(run.validation)),
+      fact('s / epoch', figure(run.seconds)), fact('memory', bytes(run.memory)), fact('updates', figure(run.steps, 6)), el('span', {}, el('code', {}, run.id))),
+    command(run.command)));
+  return el('tr', { class: 'detail' }, el('td', { colspan: VISIBLE.length },
+    el('div', { class: 'inner' }, el('p', { class: 'note' }, `${settings}.`), ...runs)));
+}
+
+function filters(changed) {
+  const place = $('.filters');
+  let timer;
+  const search = el('input', { type: 'search', id: 'search', placeholder: 'method, task, model, run …', autocomplete: 'off', on: { input: () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => { state.text = search.value; changed(); }, 80);
+  } } });
+  place.append(el('label', {}, 'Search', search));
+  for (const key of ['task', 'model', 'shots', 'method', 'metric']) {
+    const column = COLUMNS.find((each) => each.key === key);
+    const values = [...new Set(DATA.rows.map(filtered(key)))].sort((a, b) => typeof a === 'number' ? a - b : a.localeCompare(b));
+    if (values.length < 2) continue;
+    const select = el('select', { 'data-key': key, on: { change: () => { state.filters[key] = select.value; changed(); } } },
+      el('option', { value: '' }, 'all'), ...values.map((value) => el('option', { value: String(value) }, value === Infinity ? 'all there are' : String(value))));
+    place.append(el('label', {}, column.label, select));
+  }
+  if (hasVariants) {
+    const box = el('input', { type: 'checkbox', id: 'chosen', on: { change: () => { state.chosen = box.checked; changed(); } } });
+    place.append(el('label', { class: 'check' }, box, 'Only the variant chosen by validation'));
+  }
+  const said = CONSTANT.map((key) => { const c = COLUMNS.find((each) => each.key === key); return `${c.label.toLowerCase()} ${c.show ? c.show(DATA.rows[0]) : c.get(DATA.rows[0])}`; });
+  $('#same').textContent = said.length ? `In all rows: ${said.join(', ')}.` : '';
+}

@@ -1,0 +1,342 @@
+"""Runs as plain data for a report: each run's result, cost, curve and command, and the rows that they amount to.
+
+A row is all runs whose specs differ in the seed alone: nothing else may be averaged over. A set is what can be put side
+by side at all: the same task, model, number of examples, metric and split. Rows of one method within a set are its
+variants, told apart by what differs between them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError
+from inlay.records.command import command
+from inlay.records.spec import Spec
+from inlay.records.store import Run, Store
+
+if TYPE_CHECKING:
+    from inlay.workflow.statistics import Verdict
+
+CURVE_POINTS = 40
+# What says which set a run belongs to, and the seed: none of them tells two variants of a method apart.
+OF_THE_SET = (
+    "model",
+    "method",
+    "task",
+    "tasks",
+    "data",
+    "test_data",
+    "data_dir",
+    "protocol",
+    "revision",
+    "shots",
+    "seed",
+)
+SHORT = {"learning_rate": "rate", "max_steps": "steps", "batch_size": "batch", "gradient_accumulation": "accumulation"}
+
+
+@dataclass
+class Result:
+    """A finished run, with what a report shows of it; `watched` is the metric that validation is given in."""
+
+    id: str
+    spec: Spec
+    metric: str
+    split: str
+    value: float
+    watched: str
+    validation: float | None
+    metrics: Mapping[str, Mapping[str, float]]
+    portrait: Mapping[str, Any]
+    record: Mapping[str, Any]
+    curve: dict[str, list[list[float]]]
+    command: str
+
+
+@dataclass
+class Row:
+    """The runs of one spec over its seeds; `place` is its set's number. The best variant of its method is `chosen`."""
+
+    spec: Spec
+    place: int
+    results: list[Result]
+    variant: str = ""
+    chosen: bool = True
+    best: bool = False
+    verdict: Verdict | None = None  # beside the best row of its set
+
+    @property
+    def values(self) -> list[float]:
+        """The metric, a value a seed."""
+        return [result.value for result in self.results]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean; None for a single seed."""
+        from inlay.workflow.statistics import half_width
+
+        return half_width(self.values)
+
+    @property
+    def label(self) -> str:
+        """The method, and which variant of it."""
+        return self.spec.method + (f" ({self.variant})" if self.variant else "")
+
+
+@dataclass(frozen=True)
+class Set:
+    """What is the same in all rows that can be put side by side."""
+
+    task: str
+    model: str
+    shots: int | None
+    metric: str
+    split: str
+    more: str = ""
+
+    @property
+    def label(self) -> str:
+        """The set in words."""
+        shots = "all examples" if self.shots is None else f"{self.shots:,} examples"
+        return " · ".join(part for part in (self.task, self.model, shots, self.more) if part)
+
+
+@dataclass
+class Unfinished:
+    """A run without a result, and why."""
+
+    id: str
+    spec: Spec
+    status: str
+    error: str | None
+    command: str
+
+
+@dataclass
+class Collected:
+    """All that a report tells of a folder of runs."""
+
+    name: str
+    results: list[Result] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    sets: list[Set] = field(default_factory=list)
+    unfinished: list[Unfinished] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+
+def collect(runs: Path | str | Sequence[Run]) -> Collected:
+    """Read runs, of a folder or given; an error where there is no finished one to report on."""
+    if isinstance(runs, Path | str):
+        found, listed = _in_folder(Path(runs))
+    else:
+        listed = list(runs)
+        found = Collected(listed[0].folder.parent.name if listed else "no runs")
+    for run in listed:
+        try:
+            _add(found, run)
+        except InlayError as error:
+            found.damaged.append(str(error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            found.damaged.append(f"The record of the run {run.id} lacks what a result has: {error!r}.")
+    if not found.results:
+        raise InlayError(_nothing(found, runs))
+    _arrange(found)
+    return found
+
+
+def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
+    if not folder.is_dir():
+        kind = "a file" if folder.exists() else "not there"
+        raise InlayError(f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.")
+    store = Store(folder)
+    return Collected(folder.resolve().name, damaged=store.problems()), store.list()
+
+
+def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:
+    folder = Path(runs) if isinstance(runs, Path | str) else None
+    where = "among those given" if folder is None else f"in {str(folder)!r}"
+    if found.unfinished:
+        first = found.unfinished[0]
+        why = f": {first.error}" if first.error else ""
+        return (
+            f"No finished run {where}, so there is nothing to report yet: {len(found.unfinished)} unfinished; "
+            f"{first.id} is {first.status}{why}. Give its command again to resume it: {first.command}"
+        )
+    if found.damaged:
+        return f"No readable run {where}: {found.damaged[0]}"
+    below = sorted({path.parent.parent.as_posix() for path in folder.glob("*/*/spec.json")}) if folder else []
+    hint = f" There are some in {', '.join(below[:3])}." if below else " `inlay tune` or `inlay compare` makes some."
+    return f"No runs {where}.{hint}"
+
+
+def _add(found: Collected, run: Run) -> None:
+    line = command(run.spec, _out(run))
+    if run.status != "finished":
+        found.unfinished.append(Unfinished(run.id, run.spec, run.status, run.error, line))
+        return
+    record = run.record
+    metric, metrics = record["metric"], run.metrics
+    split = "test" if "test" in metrics else "validation"
+    # Tasks that are scored by written texts are followed by their loss alone.
+    watched = metric if metric in metrics.get("validation", {metric: 0}) else "loss"
+    result = Result(
+        id=run.id,
+        spec=run.spec,
+        metric=metric,
+        split=split,
+        value=float(metrics[split][metric]),
+        watched=watched,
+        validation=metrics.get("validation", {}).get(watched),
+        metrics=metrics,
+        portrait=run.portrait,
+        record=record,
+        curve=curve(run.history(), watched),
+        command=line,
+    )
+    if not isinstance(result.portrait["parameters"]["trained"], int):
+        raise TypeError("parameters")
+    if not math.isfinite(result.value):
+        raise InlayError(f"The run {run.id} ended with {split} {metric} = {result.value}: left out of the tables.")
+    found.results.append(result)
+
+
+def _out(run: Run) -> str | None:
+    """The folder to be named in a command: one that means the same elsewhere, and is not the default."""
+    folder = run.folder.parent
+    return None if folder.is_absolute() or folder == Path("runs") else str(folder)
+
+
+def curve(history: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[list[float]]]:
+    """Epochs and values of the training loss and of the validation metric, a moderate number of points each.
+
+    A run that was resumed has some steps twice: the later entry is the one that counts.
+    """
+    series: dict[str, dict[float, float]] = {"loss": {}, "validation": {}}
+    for entry in history:
+        values = {"loss": entry.get("loss"), "validation": (entry.get("validation") or {}).get(metric)}
+        for name, value in values.items():
+            if isinstance(value, int | float) and math.isfinite(value) and "epoch" in entry:
+                series[name][entry["epoch"]] = value
+    return {name: _thin(sorted(points.items())) for name, points in series.items() if points}
+
+
+def _thin(points: list[tuple[float, float]]) -> list[list[float]]:
+    step = max(1, math.ceil(len(points) / CURVE_POINTS))
+    kept = points[::step] if (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
+    return [[float(f"{x:.4g}") for x, _ in kept], [float(f"{y:.4g}") for _, y in kept]]
+
+
+# ------------------------------------------------------------------------------------------------------- rows and sets
+
+
+def _arrange(found: Collected) -> None:
+    sets: dict[Set, int] = {}
+    groups: dict[str, list[Result]] = {}
+    for result in found.results:
+        sets.setdefault(set_of(result), len(sets))
+        key = json.dumps(result.spec.with_(seed=0).to_json(), sort_keys=True) + result.metric + result.split
+        groups.setdefault(key, []).append(result)
+    found.sets = list(sets)
+    for results in groups.values():
+        results.sort(key=lambda result: result.spec.seed)
+        found.rows.append(Row(results[0].spec, sets[set_of(results[0])], results))
+    for place, name in enumerate(found.sets):
+        rows = [row for row in found.rows if row.place == place]
+        sign = 1 if greater_is_better(name.metric) else -1
+        for method in dict.fromkeys(row.spec.method for row in rows):
+            _tell_apart([row for row in rows if row.spec.method == method])
+        _compare_with_best([row for row in rows if row.chosen], sign)
+    signs = [1 if greater_is_better(name.metric) else -1 for name in found.sets]
+    found.rows.sort(key=lambda row: (row.place, -signs[row.place] * row.mean))
+
+
+def set_of(result: Result) -> Set:
+    """The set that a run belongs to."""
+    spec = result.spec
+    more = (spec.protocol, spec.revision and f"revision {spec.revision}", spec.test_data and f"test {spec.test_data}")
+    return Set(
+        task=spec.task or " + ".join(spec.tasks) or str(spec.data),
+        model=spec.model,
+        shots=spec.shots,
+        metric=result.metric,
+        split=result.split,
+        more=", ".join(part for part in more if part),
+    )
+
+
+def greater_is_better(metric: str) -> bool:
+    """Which way a metric improves; the average over tasks, and what an older inlay measured, upwards."""
+    from inlay.tasks.metrics import LOWER_IS_BETTER
+
+    return metric not in LOWER_IS_BETTER and metric != "loss"
+
+
+def settings_of(spec: Spec) -> dict[str, Any]:
+    """What may differ between variants of a method: the spec's fields but for those of the set, settings one by one."""
+    fields = {name: value for name, value in spec.to_json().items() if name not in OF_THE_SET}
+    settings = fields.pop("settings")
+    return {**fields, **settings}
+
+
+def _tell_apart(rows: list[Row]) -> None:
+    """Name what differs between the variants of a method, and choose one by validation on the seeds they share."""
+    if len(rows) < 2:
+        return
+    settings = [settings_of(row.spec) for row in rows]
+    names = dict.fromkeys(name for each in settings for name in each)
+    missing = object()
+    varying = [
+        name for name in names if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
+    ]
+    for row, each in zip(rows, settings, strict=True):
+        told = [f"{SHORT.get(name, name.replace('_', ' '))} {_said(each.get(name))}" for name in varying]
+        row.variant = ", ".join(told)
+    shared = set.intersection(*({result.spec.seed for result in row.results} for row in rows))
+
+    def by_validation(row: Row) -> float:
+        known = [
+            result.validation if greater_is_better(result.watched) else -result.validation
+            for result in row.results
+            if result.validation is not None and (not shared or result.spec.seed in shared)
+        ]
+        return fmean(known) if known else -math.inf
+
+    best = max(rows, key=lambda row: (by_validation(row), len(row.results)))
+    for row in rows:
+        row.chosen = row is best
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)
+
+
+def _compare_with_best(rows: list[Row], sign: int) -> None:
+    """What can be said of each row beside the best one, over the seeds that both have."""
+    from inlay.workflow.statistics import holm, paired, verdict
+
+    best = max(rows, key=lambda row: sign * row.mean)
+    best.best = True
+    known = {result.spec.seed: result.value for result in best.results}
+    tests = []
+    for row in rows:
+        pairs = [(each.value, known[each.spec.seed]) for each in row.results if each.spec.seed in known]
+        if row is not best and pairs:
+            mine, theirs = zip(*pairs, strict=True)
+            tests.append((row, paired(mine, theirs)))
+        elif row is not best:
+            row.verdict = "too few seeds"
+    for (row, test), p in zip(tests, holm([test.p for _, test in tests]), strict=True):
+        row.verdict = verdict(test, p, greater_is_better=sign > 0)

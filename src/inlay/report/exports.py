@@ -1,0 +1,125 @@
+"""The report's table for other programs: a line a run as CSV; the rows over seeds as LaTeX and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inlay.records.atomic import write_text, writing
+from inlay.report.collect import Collected, Row
+from inlay.report.html import check_out
+
+HEADS = ("method", "result", "seeds", "trained parameters", "peak MiB", "s/epoch")
+
+
+def write_csv(found: Collected, out: Path) -> Path:
+    """One line a run: what its spec says, its metrics on every split, what it cost, its command; then those without."""
+    results = [
+        {
+            "run": result.id,
+            "status": "finished",
+            **_flat(result.spec.to_json()),
+            **{f"{split} {name}": value for split, each in result.metrics.items() for name, value in each.items()},
+            "trained parameters": result.portrait["parameters"]["trained"],
+            "saved bytes": result.portrait.get("saved_bytes"),
+            "peak memory bytes": (result.portrait.get("peak_memory") or {}).get("bytes"),
+            **{
+                entry.replace("_", " "): (result.portrait.get(entry) or {}).get("mean")
+                for entry in ("seconds_per_epoch", "train_examples_per_second", "inference_examples_per_second")
+            },
+            "command": result.command,
+        }
+        for result in found.results
+    ]
+    others = [
+        {"run": run.id, "status": run.status, **_flat(run.spec.to_json()), "error": run.error, "command": run.command}
+        for run in found.unfinished
+    ]
+    lines = [*results, *others]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{name: "" if value is None else value for name, value in line.items()} for line in lines])
+    return _write(out, text.getvalue(), (".csv",))
+
+
+def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+    return {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in spec.items()}
+
+
+def write_markdown(found: Collected, out: Path) -> Path:
+    """A table a comparison, the best row in bold."""
+    parts = []
+    for place, name in enumerate(found.sets):
+        parts += [f"### {_marked(name.label)}: {name.split} {name.metric}", ""]
+        parts += [f"| {' | '.join(HEADS)} |", f"| --- |{' ---: |' * (len(HEADS) - 1)}"]
+        parts += [f"| {' | '.join(_cells(row, _marked, '**{}**'))} |" for row in found.rows if row.place == place]
+        parts.append("")
+    return _write(out, "\n".join(parts), (".md", ".markdown"))
+
+
+def write_latex(found: Collected, out: Path) -> Path:
+    """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the best row in bold."""
+    parts = []
+    for place, name in enumerate(found.sets):
+        rows = [row for row in found.rows if row.place == place]
+        parts += [
+            f"% {name.label}: {name.split} {name.metric}".replace("\n", " "),
+            rf"\begin{{tabular}}{{l{'r' * (len(HEADS) - 1)}}}",
+            r"\toprule",
+            " & ".join(HEADS) + r" \\",
+            r"\midrule",
+            *(" & ".join(_cells(row, _escaped, r"\textbf{{{}}}")) + r" \\" for row in rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    return _write(out, "\n".join(parts), (".tex",))
+
+
+def _cells(row: Row, escape: Callable[[str], str], bold: str) -> list[str]:
+    from inlay.workflow.comparison import mean_of, pooled
+
+    portraits = [dict(result.portrait) for result in row.results]
+    seconds, memory = pooled(portraits, "seconds_per_epoch"), mean_of(portraits, "peak_memory", "bytes")
+    plus_minus = r"$\pm$" if escape is _escaped else "±"
+    result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
+    return [
+        escape(row.label),
+        bold.format(result) if row.best else result,
+        str(len(row.results)),
+        f"{portraits[0]['parameters']['trained']:,}",
+        "-" if memory is None else f"{memory / 2**20:,.0f}",
+        "-" if seconds is None else f"{seconds.mean:.3g}",
+    ]
+
+
+def _marked(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+def _escaped(text: str) -> str:
+    """A text that LaTeX shows as it is."""
+    words = {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+    }
+    return re.sub(r"[\\~^<>&%$#_{}]", lambda sign: words.get(sign[0], "\\" + sign[0]), " ".join(text.split()))
+
+
+def _write(out: Path, text: str, endings: tuple[str, ...]) -> Path:
+    check_out(out, endings)
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
+    return out

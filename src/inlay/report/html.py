@@ -1,0 +1,265 @@
+"""Runs to one self-contained web page: no network, no library, one file to look at and to send.
+
+The page's structure, look and behaviour are files of their own in `assets/`. The data go in as JSON, inert; whatever a
+spec or an error says reaches the page as text, never as markup. The page's own policy forbids every request and every
+script but the one whose digest it names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.records.atomic import write_text, writing
+from inlay.records.spec import Spec
+from inlay.records.store import Run, now
+from inlay.report import explanations
+from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
+from inlay.report.comparable import warnings
+
+ENDINGS = (".html", ".htm")
+SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
+PACKAGES = (
+    "inlay",
+    "commit",
+    "python",
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "safetensors",
+    "numpy",
+)
+LISTED = 12  # values of one setting
+MACHINE = ("cpu", "cores", "threads", "gpu", "cuda", "platform")
+
+
+def write_report(
+    runs: Path | Sequence[Run], out: Path, explain: Sequence[Path] | None = None, *, found: Collected | None = None
+) -> Path:
+    """Write the page about the runs of a folder, or about those given, to `out`; the path comes back.
+
+    `explain` are folders of explanations to show; by default those among the runs, and those in a folder `explain`
+    beside theirs that are about the same tasks. `found` is what `collect(runs)` gave, where that was done already.
+    """
+    out = Path(out)
+    check_out(out)
+    found = found or collect(runs)
+    pictures, problems = _explanations(runs, found, explain)
+    found.damaged += problems
+    data = page_data(found) | {"explanations": [asdict(picture) for picture in pictures]}
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, render(data))
+    return out
+
+
+def check_out(out: Path, endings: Sequence[str] = ENDINGS) -> None:
+    """Refuse before the work what cannot be a page's place."""
+    if out.is_dir():
+        raise InlayError(
+            f"{str(out)!r} is a folder: give the name of a file in it, such as {out / ('report' + endings[0])}."
+        )
+    if out.suffix.lower() not in endings:
+        raise InlayError(f"{str(out)!r} does not end in {' or '.join(endings)}: say --out report{endings[0]}.")
+
+
+def _explanations(
+    runs: Path | Sequence[Run], found: Collected, explain: Sequence[Path] | None
+) -> tuple[list[explanations.Kept], list[str]]:
+    if explain is not None:
+        for folder in explain:
+            explanations.check(folder)
+        return explanations.read(explain)
+    folders = {runs} if isinstance(runs, Path) else {run.folder.parent for run in runs}
+    tasks = {name.task for name in found.sets}
+    pictures, problems = [], []
+    for folder in sorted(folders):
+        more, wrong = explanations.beside(folder, tasks)
+        pictures += more
+        problems += wrong
+    return pictures, problems
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page with its data, as one text."""
+    style = _asset("page.css")
+    script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    # In JSON `<` only stands in strings, where its escape means the same; so no string can end the element.
+    inert = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
+    policy = (
+        f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = _asset("page.html")
+    parts = {"policy": policy, "title": html.escape(data["title"]), "style": style, "data": inert, "script": script}
+    for name, text in parts.items():
+        before, mark, after = page.partition(f"{{{{{name}}}}}")
+        assert mark, name
+        page = before + text + after
+    return page
+
+
+def _asset(name: str) -> str:
+    return resources.files("inlay.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _finite(data: Any) -> Any:
+    """The same data with null for what JSON has no number for."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+# ------------------------------------------------------------------------------------------------------------ the data
+
+
+def page_data(found: Collected) -> dict[str, Any]:
+    """What the page's script reads."""
+    from inlay import __version__
+
+    numbers = {id(result): number for number, result in enumerate(found.results)}
+    return {
+        "title": f"{found.name}: inlay report",
+        "name": found.name,
+        "made": now(),
+        "version": __version__,
+        "sets": [
+            {**asdict(each), "label": each.label, "greater": greater_is_better(each.metric)} for each in found.sets
+        ],
+        "rows": [_row(row, numbers) for row in found.rows],
+        "runs": [_run(result) for result in found.results],
+        "findings": findings(found),
+        "warnings": [asdict(warning) for warning in warnings(found)],
+        "unfinished": [
+            {"id": run.id, "status": run.status, "error": run.error, "command": run.command} for run in found.unfinished
+        ],
+        "damaged": found.damaged,
+        "settings": _settings([result.spec for result in found.results]),
+        "versions": _seen(found.results, PACKAGES),
+        "machine": _seen(found.results, MACHINE),
+        "models": _told(
+            (result.spec.model, (result.record.get("backbone") or {}).get("source")) for result in found.results
+        ),
+        "data": _told((task, source) for result in found.results for task, source in _sources(result)),
+        "first": min(str(result.record.get("created", "")) for result in found.results),
+        "last": max(str(result.record.get("finished", "")) for result in found.results),
+    }
+
+
+def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
+    from inlay.workflow.comparison import mean_of, pooled
+
+    portraits = [dict(result.portrait) for result in row.results]
+
+    def rate(entry: str) -> float | None:
+        found = pooled(portraits, entry)
+        return None if found is None else found.mean
+
+    known = [result.validation for result in row.results if result.validation is not None]
+    return {
+        "method": row.spec.method,
+        "variant": row.variant,
+        "set": row.place,
+        "mean": row.mean,
+        "interval": row.interval,
+        "validation": sum(known) / len(known) if known else None,
+        "chosen": row.chosen,
+        "best": row.best,
+        "verdict": row.verdict,
+        "trained": mean_of(portraits, "parameters", "trained"),
+        "share": mean_of(portraits, "parameters", "share"),
+        "saved": portraits[0].get("saved_bytes"),
+        "memory": mean_of(portraits, "peak_memory", "bytes"),
+        "seconds": rate("seconds_per_epoch"),
+        "first_epoch": mean_of(portraits, "trunk", "first_epoch_seconds"),
+        "train_rate": rate("train_examples_per_second"),
+        "infer_rate": rate("inference_examples_per_second"),
+        "settings": {key: value for key, value in settings_of(row.spec).items() if value not in (None, [], {}, False)},
+        "runs": [numbers[id(result)] for result in row.results],
+    }
+
+
+def _run(result: Result) -> dict[str, Any]:
+    record, portrait = result.record, result.portrait
+    return {
+        "id": result.id,
+        "seed": result.spec.seed,
+        "value": result.value,
+        "validation": result.validation,
+        "seconds": (portrait.get("seconds_per_epoch") or {}).get("mean"),
+        "memory": (portrait.get("peak_memory") or {}).get("bytes"),
+        "steps": record.get("steps"),
+        "finished": record.get("finished"),
+        "curve": result.curve,
+        "command": result.command,
+    }
+
+
+def _sources(result: Result) -> list[tuple[str, str | None]]:
+    tasks = result.record.get("tasks") or {result.spec.task or str(result.spec.data): result.record.get("task") or {}}
+    return [(name, task.get("source")) for name, task in tasks.items()]
+
+
+def _told(pairs: Any) -> list[dict[str, str]]:
+    return [{"name": str(name), "source": str(source)} for name, source in dict.fromkeys(pairs)]
+
+
+def _seen(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Every value of some entries of `versions`, the commonest first, with how many runs have it."""
+    seen = []
+    for name in names:
+        values = Counter(str(value) for result in results if (value := (result.record.get("versions") or {}).get(name)))
+        if values:
+            seen.append({"name": name, "values": [{"value": v, "runs": n} for v, n in values.most_common()]})
+    return seen
+
+
+def _settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+    """What all runs share, and what differs, of what their specs say."""
+    told = []
+    said = [spec.to_json() for spec in specs]
+    for name in said[0]:
+        values = Counter(json.dumps(each[name], sort_keys=True) for each in said)
+        if set(values) - {"null", "[]", "{}", "false"}:
+            listed = [{"value": value, "runs": runs} for value, runs in values.most_common(LISTED)]
+            told.append({"name": name, "values": listed, "kinds": len(values)})
+    return told
+
+
+def findings(found: Collected) -> list[str]:
+    """One sentence a comparison: which method is best, and from which it cannot be told apart."""
+    told = []
+    for place, name in enumerate(found.sets):
+        rows = [row for row in found.rows if row.place == place and row.chosen]
+        if len(rows) < 2:
+            continue
+        best = next(row for row in rows if row.best)
+        width = "" if best.interval is None else f" ± {best.interval:.3f}"
+        words = {"not distinguishable": "Not distinguishable from it", "too few seeds": "Too few seeds to tell from it"}
+        ties = {text: [row.spec.method for row in rows if row.verdict == word] for word, text in words.items()}
+        rest = "".join(f" {text}: {', '.join(names)}." for text, names in ties.items() if names)
+        rest = rest or " All others are worse."
+        told.append(
+            f"{name.label}: {best.label} has the best {name.split} {name.metric}, {best.mean:.3f}{width}.{rest}"
+        )
+    return told
