@@ -188,7 +188,7 @@ def percent(values: list[float]) -> str:
     """Mean and half of the 95 % interval, in per cent."""
     from statistics import fmean
 
-    from inlay.workflow.compare import half_width
+    from inlay.workflow.statistics import half_width
 
     width = half_width(values)
     fewer = "" if len(values) == SEEDS else f" ({len(values)} seeds)"
@@ -226,7 +226,7 @@ def difference(
     """The mean of the differences seed by seed, in points, and half its 95 % interval."""
     from statistics import fmean
 
-    from inlay.workflow.compare import half_width
+    from inlay.workflow.statistics import half_width
 
     pairs = zip(chosen(runs, model, better, task), chosen(runs, model, worse, task), strict=True)
     values = [100 * (one["test"] - other["test"]) for one, other in pairs]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from inlay.cli import show
-from inlay.workflow.compare import Comparison, Measured, Row
+from inlay.workflow.comparison import Comparison, Measured, Row
 
 
 @pytest.mark.parametrize(("columns", "tables"), [(200, 1), (80, 2)])

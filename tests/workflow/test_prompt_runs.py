@@ -15,7 +15,7 @@ from inlay.cli.app import app
 from inlay.methods.registry import get
 from inlay.records.store import Store
 from inlay.training import fit
-from inlay.workflow.compare import against
+from inlay.workflow.comparison import against
 
 
 @pytest.mark.parametrize("method", ["infoprompt", "warp"])

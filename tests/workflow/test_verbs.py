@@ -19,8 +19,9 @@ from scipy import stats
 from inlay import InlayError, Spec, compare, predict, tune
 from inlay.portrait.speed import spread
 from inlay.records.store import Store
-from inlay.workflow.compare import half_width, pooled
+from inlay.workflow.comparison import pooled
 from inlay.workflow.predict import joined
+from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import settled
 
 

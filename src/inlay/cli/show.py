@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
-    from inlay.workflow.compare import Comparison, Difference, Measured
+    from inlay.workflow.comparison import Comparison, Difference, Measured
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
@@ -203,8 +203,30 @@ def comparison(found: Comparison) -> None:
         table(columns[:5], [row[:5] for row in rows], right=range(1, 5))
         table((columns[0], *columns[5:]), [(row[0], *row[5:]) for row in rows], right=range(1, 6))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
+
+
+def conclusions(found: Comparison, baseline: str | None = None) -> None:
+    """What a comparison's numbers allow one to say, and what is missing from it."""
+    from inlay.workflow.comparison import COSTS, words
+
+    for line in words(found, baseline):
+        say(line)
+    fronts = {name: [row.method for row in found.rows if cost in row.front] for cost, name in COSTS.items()}
+    if len(found.rows) > 1:
+        told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in fronts.items() if methods)
+        say(f"No other method is as good for less ({told}).")
+    for method in dict.fromkeys(each.method for each in found.tried):
+        tried = [each for each in found.tried if each.method == method]
+        scores = ", ".join(f"{each.rate:g}: {each.validation:.4f}{' *' * each.chosen}" for each in tried)
+        say(f"learning rate of {method}, by validation: {scores}")
+    for method, why in found.left_out.items():
+        say(f"left out: {method}: {why}")
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")
+    if found.failures:
+        say("Failed runs are not tried again by themselves: --retry-failed does.")
+    if found.unfinished:
+        say(f"not done, the same command goes on: {'; '.join(found.unfinished)}")
 
 
 def differences(found: Sequence[Difference], baseline: str) -> None:
@@ -214,7 +236,15 @@ def differences(found: Sequence[Difference], baseline: str) -> None:
         return "-" if mean is None else f"{mean:.4f}" + ("" if error is None else f" ± {error:.4f}")
 
     rows = [
-        (each.method, pair(each.mean, each.error), pair(each.difference, each.difference_error), figure(each.p))
+        (
+            each.method,
+            pair(each.mean, each.error),
+            pair(each.difference, each.difference_error),
+            "-" if each.low is None else f"{each.low:.4f} to {each.high:.4f}",
+            figure(each.p),
+            each.verdict or "the baseline",
+        )
         for each in found
     ]
-    table(("method", "mean ± s.e.", f"less {baseline} ± s.e.", "p, paired t"), rows, right=range(1, 4))
+    columns = ("method", "mean ± s.e.", f"less {baseline} ± s.e.", "95 %, paired bootstrap", "p, paired t", "verdict")
+    table(columns, rows, right=range(1, 5))

@@ -25,6 +25,10 @@ TEMPORARY = ".tmp-"
 ASIDE = f"{TEMPORARY}old-"
 
 
+class Unwritable(InlayError):
+    """The disk refused: it is full, or not ours. Nothing is wrong with what was to be written."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk may refuse while `path` is being written into an error a user can act on.
@@ -42,21 +46,21 @@ def writing(path: Path) -> Iterator[None]:
         raise _refused(path, number, error) from error
 
 
-def _refused(path: Path, number: int | None, error: Exception) -> InlayError:
+def _refused(path: Path, number: int | None, error: Exception) -> Unwritable:
     if number in FULL:
         existing = next((folder for folder in (path, *path.parents) if folder.exists()), Path("/"))
         left = shutil.disk_usage(existing).free / 2**20
-        return InlayError(
+        return Unwritable(
             f"No room to write {path} ({left:.0f} MiB left, or a quota or size limit reached). What was there before "
             "is unharmed. Free some space or choose another folder with --out, then give the same command again: it "
             "goes on from the last checkpoint."
         )
     if number in FORBIDDEN:
-        return InlayError(
+        return Unwritable(
             f"No permission to write {path}. Choose a folder of your own with --out, or change the permissions of "
             f"{path.parent}."
         )
-    return InlayError(f"Cannot write {path}: {error}. Check the disk and the path, then give the same command again.")
+    return Unwritable(f"Cannot write {path}: {error}. Check the disk and the path, then give the same command again.")
 
 
 def sync_file(path: Path) -> None:

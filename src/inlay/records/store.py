@@ -31,6 +31,7 @@ from typing import Any, Literal
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import (
     TEMPORARY,
+    Unwritable,
     clear_leftovers,
     file_digest,
     sync_tree,
@@ -187,7 +188,7 @@ class Run:
     ) -> None:
         try:
             if error is not None and self.status != "finished":
-                if isinstance(error, Exception):
+                if isinstance(error, Exception) and not isinstance(error, Unwritable):
                     self.fail(error)
                 else:
                     self.interrupt()

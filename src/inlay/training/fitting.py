@@ -71,13 +71,15 @@ def fit(
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watchers: Sequence[TrainerCallback] = (),
+    stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Adapt `backbone` to `task` by `method`, in `folder`: checkpoints on the way, `adapter/` at the end.
 
     Called again after any end before that (a kill, an interruption, a full disk), it goes on from the last checkpoint
     and comes to the same result, on a CPU to the bit. `progress` shows a bar or lines on stderr; `checkpoint_seconds`
     is about how much work may be lost (0: a checkpoint after every update; otherwise they never take more than 2 % of
-    the time). `watchers` are called as the Trainer's own callbacks are.
+    the time). `watchers` are called as the Trainer's own callbacks are. Where `stop` says so, the run ends as if it had
+    been interrupted: with a checkpoint, at the next moment when nothing is half-done.
     """
     processor = backbone.processor
     with writing(folder):
@@ -105,7 +107,7 @@ def fit(
     place = Place(plan.device, plan.dtype, plan.micro_batch)
     collate = task.collator(processor, model)
     memory = PeakMemory(model, plan.device)
-    interrupts = Interrupts()
+    interrupts = Interrupts(stop)
     pace = Pace()
     main = is_main()
     display = Display(f"{task.name} {method.name}", show=progress and main, log=folder / "log.txt" if main else None)

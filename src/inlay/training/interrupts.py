@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,14 +16,21 @@ class Interrupted(KeyboardInterrupt):
 class Interrupts:
     """While entered, the first signal is only noted (`wanted`); a second one interrupts at once.
 
-    Signals can be handled in the main thread only: elsewhere nothing is changed.
+    Signals can be handled in the main thread only: elsewhere nothing is changed. `also` is asked whenever it could
+    stop: a run may have another reason to end early, such as a time that is up.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
-        self.wanted = False
+    def __init__(self, also: Callable[[], bool] | None = None) -> None:
+        self._signalled = False
+        self._also = also
         self._earlier: dict[signal.Signals, Any] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the run should stop."""
+        return self._signalled or (self._also is not None and self._also())
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -37,6 +45,6 @@ class Interrupts:
         self._earlier.clear()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.wanted:
+        if self._signalled:
             raise KeyboardInterrupt
-        self.wanted = True
+        self._signalled = True

@@ -18,9 +18,9 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run
-from inlay.workflow.compare import half_width
 from inlay.workflow.explain import Bar, Value, bars_aside
 from inlay.workflow.explain_norms import norm_of, prompt_in
+from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, tune
 
 # Where a layer 0, the pixels, means something.

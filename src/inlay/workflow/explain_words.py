@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from inlay.workflow.compare import half_width
+from inlay.workflow.statistics import half_width
 
 if TYPE_CHECKING:
     from inlay.workflow.explain_runs import Point, Sweep

@@ -5,7 +5,8 @@ A spec that was run before is found and not repeated; one that was cut short goe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,17 @@ from inlay.records.store import Run, Store
 from inlay.records.versions import versions
 
 if TYPE_CHECKING:
+    from transformers import TrainerCallback
+
     from inlay.backbones.loading import Backbone
     from inlay.tasks import Task
 
 DEFAULT_OUT = "runs"
 Say = Callable[[str], None]
+
+
+class FailedBefore(InlayError):
+    """The run is on record as failed, and nobody asked to try it again."""
 
 
 def tune(
@@ -30,11 +37,17 @@ def tune(
     progress: bool = True,
     tensorboard: bool = False,
     say: Say | None = None,
+    retry_failed: bool = True,
+    opened: Callable[[str], None] | None = None,
+    watchers: Sequence[TrainerCallback] = (),
+    stop: Callable[[], bool] | None = None,
 ) -> Run:
     """Adapt the model to the task and record it under `out`; the run that comes back is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
-    dropped, cut or assumed.
+    dropped, cut or assumed. A run that is on record as failed is tried again unless `retry_failed` is False.
+    The rest is for whoever looks after several runs: `opened` is told the run's name as soon as it has one; of
+    `watchers` and `stop` see `inlay.training.fit`.
     """
     from inlay import backbones, tasks
 
@@ -48,7 +61,12 @@ def tune(
     check_modality(spec)
     task = tasks.load(spec)
     digest = identity(spec, task)
+    if not retry_failed:
+        refuse_failed(Store(out).find(digest))
+    began = time.monotonic()
     with Store(out).open(spec, digest) as run:
+        if opened is not None:
+            opened(run.id)
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
@@ -76,6 +94,8 @@ def tune(
             run.folder,
             progress=progress,
             tensorboard=tensorboard,
+            watchers=watchers,
+            stop=stop,
         )
         for line in (*task.notes[told:], *outcome.notes):
             say(line)
@@ -84,6 +104,8 @@ def tune(
                 "metrics": outcome.metrics,
                 "metric": task.metrics[0],
                 "portrait": outcome.portrait,
+                "seconds": time.monotonic() - began,
+                "resumed_from": outcome.resumed_from,
                 "steps": outcome.steps,
                 "best_step": outcome.best_step,
                 "stopped_early": outcome.stopped_early,
@@ -94,6 +116,12 @@ def tune(
             }
         )
         return run
+
+
+def refuse_failed(known: Run | None) -> None:
+    """An error where a run is on record as failed, with the reason that is on record."""
+    if known is not None and known.status == "failed":
+        raise FailedBefore(f"{known.error} (It failed before and was not tried again.)")
 
 
 def described(backbone: Backbone) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""A process of the local engine: reads jobs, one a line, does them, and says how it goes, one line of JSON a word.
+
+    python -m inlay.engines.worker <descriptor> <settings as JSON>
+
+The descriptor is one end of a socket; the parent has the other. What libraries print does not get in the way there. A
+worker whose parent is gone stops at the next moment at which its run can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from inlay.engines.gpus import Share, share_of
+from inlay.engines.job import Job, work
+from inlay.errors import InlayError
+
+
+def main() -> None:
+    """Work until the parent closes its end."""
+    settings = json.loads(sys.argv[2])
+    with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("r", encoding="utf-8") as jobs:
+        try:
+            prepare(settings)
+        except InlayError as error:
+            tell(channel, {"refused": str(error)})
+            return
+        tell(channel, {"ready": True})
+        for line in jobs:
+            order = json.loads(line)
+            do(channel, Job.from_json(order["job"]), order["seconds"], settings["parent"])
+
+
+def prepare(settings: dict[str, Any]) -> None:
+    """Take this worker's part of the machine, and import what every run needs while nobody waits for it."""
+    import torch
+
+    torch.set_num_threads(settings["threads"])
+    apply(share_of(settings["index"], settings["workers"], settings["gpus"], torch.cuda.device_count()))
+    import peft  # noqa: F401
+
+    import inlay.training.fitting  # noqa: F401
+
+
+def apply(share: Share) -> None:
+    """See just one GPU, or none, and leave the others' part of its memory alone."""
+    import torch
+
+    if share.device is None:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        return
+    torch.cuda.set_device(share.device)
+    torch.cuda.set_per_process_memory_fraction(share.memory, share.device)
+
+
+def do(channel: socket.socket, job: Job, seconds: float | None, parent: int) -> None:
+    """One job, and its outcome to the parent."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def stop() -> bool:
+        return os.getppid() != parent or (deadline is not None and time.monotonic() >= deadline)
+
+    outcome = work(
+        job,
+        step=lambda done, total: tell(channel, {"step": [done, total]}),
+        say=lambda line: tell(channel, {"say": line}),
+        stop=stop,
+        opened=lambda name: tell(channel, {"opened": name}),
+        signals_stop=True,
+    )
+    tell(channel, {"end": outcome.to_json()})
+
+
+def tell(channel: socket.socket, word: dict[str, Any]) -> None:
+    """One line to the parent; one that is gone is noticed by `stop`, between two updates."""
+    try:
+        channel.sendall(json.dumps(word).encode() + b"\n")
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""What runs of several methods amount to: a line a method, the choice of learning rates, differences, words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.records.spec import Spec
+from inlay.records.store import Run
+from inlay.workflow import statistics
+from inlay.workflow.statistics import Verdict, half_width, standard_error
+
+COSTS = {"parameters": "trained parameters", "memory": "peak memory", "time": "seconds an epoch"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean, standard deviation (None for a single repetition) and number of the repetitions of a measurement."""
+
+    mean: float
+    spread: float | None
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's line: its test metric over the seeds, and what it cost.
+
+    `first_epoch` is the seconds of an epoch that has to compute the frozen trunk as well, where later ones do not.
+    `rate` is the learning rate of its runs, and `front` names the costs for which no other method beats it.
+    """
+
+    method: str
+    metric: str
+    values: tuple[float, ...]
+    trained: int
+    seconds_per_epoch: Measured | None
+    first_epoch: float | None
+    peak_memory: float | None
+    train_rate: Measured | None
+    inference_rate: Measured | None
+    saved_bytes: int
+    seeds: tuple[int, ...] = ()
+    rate: float | None = None
+    front: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean; None for a single seed."""
+        return half_width(self.values)
+
+    def cost(self, name: str) -> float | None:
+        """One of the `COSTS`."""
+        if name == "time":
+            return None if self.seconds_per_epoch is None else self.seconds_per_epoch.mean
+        return self.peak_memory if name == "memory" else float(self.trained)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One method at one learning rate: what its runs did on validation, by which the rate is chosen."""
+
+    method: str
+    rate: float | None
+    validation: float
+    seeds: tuple[int, ...]
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The finished runs of a comparison, a line a method, and what did not finish.
+
+    `runs` are those of the chosen learning rates, whose test metrics are in the rows; `tried` are all the rates there
+    was a choice of. `unfinished` are runs that were not begun, or stopped, because time was up.
+    """
+
+    rows: list[Row]
+    runs: list[Run]
+    failures: dict[str, str] = field(default_factory=dict)
+    spec: Spec | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    unfinished: dict[str, str] = field(default_factory=dict)
+    tried: list[Tried] = field(default_factory=list)
+    complete: bool = True  # whether every method that was named one by one could be run
+
+    @property
+    def title(self) -> str:
+        """What was learnt from, on which model."""
+        if self.spec is None:
+            return ""
+        what = self.spec.task or Path(str(self.spec.data)).name
+        return f"{what} on {self.spec.model}" + (f", {self.spec.shots} examples" if self.spec.shots else "")
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Which way the metric improves."""
+        from inlay.tasks.metrics import greater_is_better
+
+        return greater_is_better(self.rows[0].metric)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One method beside a named baseline, over the seeds that both have finished.
+
+    `error` and `difference_error` are standard errors of the means; `low` and `high` bound the difference by the paired
+    bootstrap; `p` is the two-sided paired t-test's, None where there are too few seeds or nothing differs. `verdict`
+    is the one word that they allow together (see `inlay.workflow.statistics`).
+    """
+
+    method: str
+    mean: float
+    error: float | None
+    difference: float | None = None
+    difference_error: float | None = None
+    p: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: Verdict | None = None
+
+
+def against(found: Comparison, baseline: str) -> list[Difference]:
+    """Every method's mean and standard error, and how it differs from the baseline, paired by seed."""
+    by_method = {row.method: dict(zip(row.seeds, row.values, strict=True)) for row in found.rows}
+    if baseline not in by_method:
+        raise InlayError(f"baseline={baseline!r} is not among the methods that finished: {', '.join(by_method)}.")
+    known = by_method[baseline]
+    tests: dict[str, statistics.Paired] = {}
+    for name, values in by_method.items():
+        common = sorted(values.keys() & known.keys())
+        if name != baseline and common:
+            tests[name] = statistics.paired([values[seed] for seed in common], [known[seed] for seed in common])
+    raised = dict(zip(tests, statistics.holm([test.p for test in tests.values()]), strict=True))
+
+    def difference(name: str) -> Difference:
+        values = list(by_method[name].values())
+        made = Difference(name, fmean(values), standard_error(values))
+        if (test := tests.get(name)) is None:
+            return made
+        word = statistics.verdict(test, raised[name], greater_is_better=found.greater_is_better)
+        return replace(
+            made,
+            difference=test.difference,
+            difference_error=test.error,
+            p=test.p,
+            low=test.low,
+            high=test.high,
+            verdict=word,
+        )
+
+    return [difference(name) for name in by_method]
+
+
+def words(found: Comparison, baseline: str | None = None) -> list[str]:
+    """What the numbers allow one to say, in sentences: who cannot be told from the best, or from the baseline."""
+    if len(found.rows) < 2:
+        return []
+    reference = baseline or found.rows[0].method
+    by_verdict: dict[Verdict, list[str]] = {}
+    for each in against(found, reference):
+        if each.verdict is not None:
+            by_verdict.setdefault(each.verdict, []).append(each.method)
+    who = f"the baseline {reference}" if baseline else f"{reference}, the best here"
+    told = [
+        f"{'Not distinguishable' if word == 'not distinguishable' else word.capitalize()} "
+        f"{'from' if word == 'not distinguishable' else 'than'} {who}: {', '.join(names)}."
+        for word, names in by_verdict.items()
+        if word != "too few seeds"
+    ]
+    if few := by_verdict.get("too few seeds"):
+        told.append(
+            f"Too few seeds to tell from {who}: {', '.join(few)}. Take {statistics.FEWEST} at least, better 5 or more."
+        )
+    return told
+
+
+def select(runs: Sequence[tuple[Spec, Run]]) -> tuple[list[Run], list[Tried]]:
+    """The runs of each method at its best learning rate, by the mean of the validation metric over the seeds that all
+    its rates have finished; and what every rate came to. The test split has no say.
+
+    Where no seed has finished with all rates, those with the most seeds are compared.
+    """
+    by_method: dict[str, dict[float | None, dict[int, Run]]] = {}
+    for spec, run in runs:
+        by_method.setdefault(spec.method, {}).setdefault(spec.learning_rate, {})[spec.seed] = run
+    chosen: list[Run] = []
+    tried: list[Tried] = []
+    for method, by_rate in by_method.items():
+        if len(by_rate) == 1:
+            chosen += next(iter(by_rate.values())).values()
+            continue
+        most = max(len(seeds) for seeds in by_rate.values())
+        common = set.intersection(*(set(seeds) for seeds in by_rate.values()))
+        rivals = {rate: seeds for rate, seeds in by_rate.items() if common or len(seeds) == most}
+        scores = {
+            rate: fmean(_selected_by(run) for seed, run in seeds.items() if not common or seed in common)
+            for rate, seeds in rivals.items()
+        }
+        best = max(scores, key=lambda rate: (scores[rate], -(rate or 0.0)))
+        sign = _sign(next(iter(rivals[best].values())))
+        chosen += by_rate[best].values()
+        tried += [
+            Tried(method, rate, sign * score, tuple(sorted(rivals[rate])), rate == best)
+            for rate, score in scores.items()
+        ]
+    return chosen, tried
+
+
+def _sign(run: Run) -> int:
+    from inlay.tasks.metrics import greater_is_better
+
+    return 1 if greater_is_better(_metric(run)) else -1
+
+
+def _selected_by(run: Run) -> float:
+    """A run's value on validation, greater for better."""
+    if "validation" not in run.metrics:
+        raise InlayError(
+            f"{run.id} has no metrics on a validation split, by which a learning rate is chosen. Give one rate."
+        )
+    return _sign(run) * run.metrics["validation"][_metric(run)]
+
+
+def _metric(run: Run) -> str:
+    """The task's first metric, or its loss where that metric is only known of the test split."""
+    name = run.record["metric"]
+    return name if name in run.metrics.get("validation", {name: 0}) else "loss"
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """One line a method, the best mean first, with the fronts it is on."""
+    from inlay.tasks.metrics import greater_is_better
+
+    by_method: dict[str, list[Run]] = {}
+    for run in runs:
+        by_method.setdefault(run.spec.method, []).append(run)
+    rows = [row_of(name, group) for name, group in by_method.items()]
+    up = greater_is_better(rows[0].metric)
+    rows = sorted(rows, key=lambda row: -row.mean if up else row.mean)
+    fronts = {
+        cost: statistics.pareto([(row.cost(cost), row.mean) for row in rows], greater_is_better=up) for cost in COSTS
+    }
+    return [replace(row, front=tuple(cost for cost in COSTS if fronts[cost][index])) for index, row in enumerate(rows)]
+
+
+def row_of(method: str, runs: Sequence[Run]) -> Row:
+    """One method's runs in one line: means over the seeds."""
+    runs = sorted(runs, key=lambda run: run.spec.seed)
+    portraits = [run.portrait for run in runs]
+    split = "test" if "test" in runs[0].metrics else "validation"
+    metric = runs[0].record["metric"]
+    return Row(
+        method=method,
+        metric=metric,
+        values=tuple(run.metrics[split][metric] for run in runs),
+        trained=portraits[0]["parameters"]["trained"],
+        seconds_per_epoch=pooled(portraits, "seconds_per_epoch"),
+        first_epoch=mean_of(portraits, "trunk", "first_epoch_seconds"),
+        peak_memory=mean_of(portraits, "peak_memory", "bytes"),
+        train_rate=pooled(portraits, "train_examples_per_second"),
+        inference_rate=pooled(portraits, "inference_examples_per_second"),
+        saved_bytes=portraits[0]["saved_bytes"],
+        seeds=tuple(run.spec.seed for run in runs),
+        rate=runs[0].spec.learning_rate,
+    )
+
+
+def pooled(portraits: Sequence[Mapping[str, Any]], entry: str) -> Measured | None:
+    """One measurement's repetitions over several runs, as if they had been made in one."""
+    known = [portrait[entry] for portrait in portraits if portrait.get(entry)]
+    if not known:
+        return None
+    count = sum(one["repetitions"] for one in known)
+    mean = sum(one["mean"] * one["repetitions"] for one in known) / count
+    squares = sum(
+        (one["spread"] or 0.0) ** 2 * (one["repetitions"] - 1) + one["repetitions"] * (one["mean"] - mean) ** 2
+        for one in known
+    )
+    return Measured(mean, math.sqrt(squares / (count - 1)) if count > 1 else None, count)
+
+
+def mean_of(portraits: Sequence[Mapping[str, Any]], entry: str, key: str) -> float | None:
+    """The mean of one entry over several portraits, of those that have it."""
+    known = [portrait[entry][key] for portrait in portraits if (portrait.get(entry) or {}).get(key) is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,155 @@
+"""A comparison as independent specs: methods x seeds x sizes of the training set x learning rates.
+
+Nothing is run here, and no model is loaded. Which methods fit a model is what the probes found
+(`inlay.methods.capabilities`); a method that does not fit is left out, with the reason, before there is a folder for
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.methods.capabilities import capabilities
+from inlay.records.spec import Spec
+from inlay.tasks import kinds
+from inlay.workflow.tune import Say, check_modality, default_rate
+
+ALL = "all"
+DEFAULT, GRID = "default", "grid"
+Rates = str | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One comparison: its specs, and the methods that were left out, with the reason.
+
+    `asked` are those of them that were named one by one, not by `all`: to leave those out is a failure.
+    """
+
+    specs: tuple[Spec, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    asked: frozenset[str] = frozenset()
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods that will run, in order."""
+        return list(dict.fromkeys(spec.method for spec in self.specs))
+
+
+def plan(
+    spec: Spec,
+    methods: Sequence[str],
+    seeds: int | Sequence[int] = 3,
+    *,
+    shots: Sequence[int | None] = (None,),
+    rates: Rates = DEFAULT,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    say: Say | None = None,
+) -> Planned:
+    """All runs of `spec` with every method, seed, size and learning rate; its own method and seed do not count.
+
+    `rates`: `default` is each method's own; `grid` each method's own grid; or numbers for all. `settings` are those of
+    single methods, beside the spec's, which go to every one. `methods` may be `["all"]`.
+    """
+    check_modality(spec)
+    numbers = list(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
+    sizes = list(dict.fromkeys(shots)) or [None]
+    everything = list(methods) == [ALL]
+    if ALL in methods and not everything:
+        raise InlayError(f"methods={list(methods)!r}: `all` stands alone; with it there is nothing to add.")
+    named = list(registry.all_methods()) if everything else [registry.get(name).name for name in dict.fromkeys(methods)]
+    if not named or not numbers:
+        raise InlayError(f"Nothing to compare: methods={list(methods)!r}, seeds={seeds!r}. Give one of each at least.")
+    for name in settings or {}:
+        if registry.get(name).name not in named:
+            raise InlayError(f"There are settings for {name!r}, which is not among the methods: {', '.join(named)}.")
+    if rates != DEFAULT and spec.learning_rate is not None:
+        raise InlayError(
+            f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
+        )
+    left_out = misfits(spec, named)
+    tell = say or (lambda line: None)
+    made = [
+        with_own_layers(spec.with_(method=name, settings={**spec.settings, **(settings or {}).get(name, {})}), tell)
+        for name in named
+        if name not in left_out
+    ]
+    if not made:
+        raise InlayError(f"None of the methods fits. {' '.join(left_out.values())}")
+    # Seeds on the outside: where time runs out, methods have been tried equally often.
+    specs = tuple(
+        each.with_(seed=seed, shots=spec.shots if size is None else size, learning_rate=rate)
+        for seed in numbers
+        for size in sizes
+        for each in made
+        for rate in rates_of(each, rates)
+    )
+    return Planned(specs, left_out, frozenset() if everything else frozenset(left_out))
+
+
+def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
+    """The learning rates to try with a spec's method; None is the one that it has by itself."""
+    if rates == DEFAULT:
+        return [spec.learning_rate]
+    if rates == GRID:
+        return sorted({*registry.get(spec.method).grid, *filter(None, [default_rate(spec)])})
+    if isinstance(rates, str):
+        raise InlayError(f"learning_rates={rates!r}: give {DEFAULT}, {GRID}, or numbers as in 1e-3,3e-3.")
+    if not rates or not all(rate > 0 for rate in rates):
+        raise InlayError(f"learning_rates={list(rates)!r}: give numbers greater than 0.")
+    return sorted({float(rate) for rate in rates})
+
+
+def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
+    """The methods that the probes found not to work on this model for this kind of task, with the reason.
+
+    A model of a type that was not probed is judged by those built like it; where there are none, nothing is left out.
+    """
+    from inlay.backbones.locate import find
+
+    known = capabilities()
+    place = find(spec.model, spec.revision)
+    families = [family for family, type_ in known["model_types"].items() if type_ == place.model_type]
+    families = families or _alike(place.model_type, place.modality)
+    task = _PROBED_AS.get(kind_of(spec), "classification")
+    probed = [family for family in families if task in known["tasks"].get(family, ())]
+    if not probed:
+        return {}
+    works = {name: any(task in known["methods"].get(name, {}).get(f, ()) for f in probed) for name in names}
+    return {
+        name: f"{name} does not work on {place.model_type} models for {task} ({place.modality}s)."
+        for name, fits in works.items()
+        if not fits and name in known["methods"]
+    }
+
+
+_PROBED_AS = {kinds.TOKENS: "token-classification", kinds.CAUSAL_LM: "causal-lm", kinds.DATA_TO_TEXT: "causal-lm"}
+
+
+def _alike(model_type: str, modality: str) -> list[str]:
+    from inlay.anatomy import kind_of as built
+
+    known = capabilities()
+    found = (built(model_type), modality)
+    return [family for family, kind in known["kinds"].items() if (kind, known["modalities"][family]) == found]
+
+
+def kind_of(spec: Spec) -> str:
+    """The kind of a spec's task: from the catalogue where it is named there, else from the data."""
+    from inlay import tasks
+
+    if spec.task is not None and tasks.is_named(spec.task):
+        return tasks.describe(spec.task).kind
+    return tasks.load(spec).kind
+
+
+def with_own_layers(spec: Spec, say: Say) -> Spec:
+    """The spec without a choice of layers where its method has none: the choice is for the others."""
+    if "layers" not in spec.settings or registry.get(spec.method).takes("layers"):
+        return spec
+    say(f"layers={spec.settings['layers']!r} says nothing to {spec.method}, which has no layers to choose")
+    return spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"})
