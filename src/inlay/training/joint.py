@@ -120,11 +120,14 @@ class JointTrainer(InlayTrainer):
         self._sampler: Any = JointSampler(self.train_dataset.sizes, self.args.seed, temperature)
         self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
         self._task_losses: Tensor | None = None
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        self._owned = {task: [p for name, p in named if f".{task}." in name] for task in self.tasks}
-        strangers = [name for name, _ in named if not any(f".{task}." in name for task in self.tasks)]
+        self._owned = self.owned({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+
+    def owned(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+        """Each task's own among the parameters that are trained."""
+        strangers = [name for name in trained if not any(f".{task}." in name for task in self.tasks)]
         if strangers:
             raise InlayError(f"{strangers[0]} would be trained and belongs to no task: it cannot be trained jointly.")
+        return {task: [p for name, p in trained.items() if f".{task}." in name] for task in self.tasks}
 
     def training(self, task: str) -> bool:
         """Whether a task is still being trained."""

@@ -89,11 +89,13 @@ def fit_joint(
     progress: bool = True,
     tensorboard: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    trainer_class: type[JointTrainer] = JointTrainer,
 ) -> Outcome:
     """Adapt `backbone` to all of `tasks`, by the names of their adapters, in `folder`.
 
     As `fit` does for one, it goes on from the last checkpoint when it is called again. `adapter/` holds a folder for
     each task. The metrics are those of each task, `<task>/<metric>`, and the average over tasks of the first of each.
+    `trainer_class` may train otherwise.
     """
     processor = backbone.processor
     with writing(folder):
@@ -124,7 +126,7 @@ def fit_joint(
     if spec.early_stopping and lacking:
         raise InlayError(f"early_stopping needs a validation split, and {', '.join(lacking)} has none. Leave it out.")
     judge = Judge(model, tasks, encode, collate, place)
-    trainer = JointTrainer(
+    trainer = trainer_class(
         values={name for name, task in tasks.items() if task.kind == kinds.REGRESSION},
         watch={name: (task.selection_metric, task.greater_is_better()) for name, task in tasks.items()},
         temperature={"proportional": 1.0, "temperature": spec.temperature, "uniform": math.inf}[spec.sampling],
