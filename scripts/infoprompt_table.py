@@ -1,0 +1,512 @@
+"""InfoPrompt beside WARP, IDPG, its own ablations, adapters, LoRA and full training: docs/infoprompt-measured.md.
+
+Few-shot runs of three real models on six tasks, N = 64 and 256, five seeds; and section 6.2's sensitivity to the start,
+ten seeds after one epoch. For each model and line of the tables the learning rate is chosen from five, a factor of
+about three apart: by the mean accuracy on what is held out of the training data of two tasks, N = 64, with two seeds
+that no table uses. Every task, N and seed uses it. Test data choose nothing.
+
+    python scripts/infoprompt_table.py run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 540
+    python scripts/infoprompt_table.py write    # its tables, from benchmarks/results/infoprompt_table.json
+
+Runs come in the order of the groups, within one seed by seed: what the clock cuts off are the last groups' last seeds.
+`--known` has results of an earlier call, which are not made again. The workers share the machine, so that times of
+these runs are not to be compared: benchmarks/infoprompt.py measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where
+
+NAMES = ("group", "line", "task", "rate", "seed")
+FILE = "infoprompt_table.json"
+TASKS = ("sst2", "rte", "mrpc", "cola", "semeval2010", "wnut17-spans")
+CHOOSING = ("sst2", "semeval2010")  # where learning rates are chosen
+CHOOSING_SEEDS = (100, 101)
+EPOCHS = (1, 2, 5, 10, 20, 30)  # after which the validation part is scored
+HELD_OUT, CURVE_ROWS, TEST_ROWS = 500, 256, 1000  # rows that are scored at most: for a choice, on the way, at the end
+TRIAL_ROWS = 16  # where it is only tried out
+TEST_BATCH = 64
+MOST_LENGTH = 128
+PROMPTS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+RATES: Mapping[str, tuple[float, ...]] = {
+    "infoprompt": PROMPTS,
+    "warp": PROMPTS,
+    "idpg": PROMPTS,
+    "adapter": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "lora": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with settings."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+LINES = (
+    Line("infoprompt", "infoprompt"),
+    Line("warp", "warp"),
+    Line("idpg", "idpg"),
+    Line("without head loss", "infoprompt", {"gamma": 0.0}),
+    Line("without representation loss", "infoprompt", {"beta": 0.0}),
+    Line("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
+    Line("adapter", "adapter"),
+    Line("lora", "lora"),
+    Line("full", "full"),
+)
+UNIFORM = Line("warp, uniform", "warp", {"initial": "uniform"})
+
+
+@dataclass(frozen=True)
+class Group:
+    """A model, its lines and seeds, and how they are trained; `name` of the group where its rates are chosen."""
+
+    model: str
+    shots: int
+    batch_size: int
+    rates_of: str
+    tasks: tuple[str, ...] = TASKS
+    lines: tuple[Line, ...] = LINES
+    seeds: int = 5
+    epochs: int = 30
+    schedule: str = "linear"
+
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+
+# 240 updates at either N: 30 epochs of batches of 8 (as in the paper) and of 32.
+GROUPS = {
+    "mlm-64": Group("minilm_l6_mlm", 64, 8, "mlm-64"),
+    "mlm-256": Group("minilm_l6_mlm", 256, 32, "mlm-64"),
+    "sensitivity": Group(
+        "minilm_l6_mlm",
+        2000,
+        8,
+        "mlm-64",
+        tasks=("sst2", "wnut17-spans"),
+        lines=(*LINES[:3], UNIFORM),
+        seeds=10,
+        epochs=1,
+        schedule="constant",
+    ),
+    "initialisation": Group("minilm_l6_mlm", 64, 8, "mlm-64", tasks=("mrpc",), lines=(UNIFORM,)),
+    "minilm-64": Group("minilm", 64, 8, "minilm-64"),
+    "minilm-256": Group("minilm", 256, 32, "minilm-64"),
+    "smollm2-64": Group("smollm2", 64, 8, "smollm2-64"),
+    "smollm2-256": Group("smollm2", 256, 32, "smollm2-64"),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- the runs
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run, and where its model and data lie."""
+
+    group: str
+    line: str
+    task: str
+    rate: float
+    seed: int
+    models_dir: str
+    data_dir: str
+    steps: int | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def chooses(self) -> bool:
+        return self.seed in CHOOSING_SEEDS
+
+    def spec(self) -> Any:
+        from inlay import Spec
+
+        group = GROUPS[self.group]
+        line = group.line(self.line)
+        return Spec(
+            model=where(group.model, self.models_dir),
+            task=self.task,
+            data_dir=self.data_dir,
+            method=line.method,
+            settings=line.settings,
+            learning_rate=self.rate,
+            seed=self.seed,
+            shots=group.shots,
+            batch_size=group.batch_size,
+            epochs=group.epochs,
+            max_steps=self.steps,
+            schedule=group.schedule,
+            max_length=MOST_LENGTH,
+            evaluations=1,
+        )
+
+
+@functools.cache
+def rows(task: str, data_dir: str, shots: int, seed: int) -> Any:
+    """A task with its rows: read once by each worker, for all methods."""
+    from inlay import Spec, tasks
+
+    return tasks.load(Spec(model="", method="full", task=task, data_dir=data_dir, shots=shots, seed=seed))
+
+
+def some(data: Any, most: int) -> Any:
+    """At most so many rows, the same ones for everybody."""
+    import numpy as np
+
+    if len(data) <= most:
+        return data
+    return data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:most]))
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """Train, score the held-out part on the way, and in the end the test part, unless the run is to choose a rate."""
+    import dataclasses
+
+    from inlay import backbones
+    from inlay.methods.registry import get
+    from inlay.training import fit
+    from inlay.training.evaluation import evaluate
+
+    spec, group = work.spec(), GROUPS[work.group]
+    whole = rows(work.task, work.data_dir, group.shots, work.seed)
+    test = some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS)
+    held = some(whole.validation, TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS)
+    # Without a test part `fit` scores none: it is scored below, in larger batches.
+    task = dataclasses.replace(whole, validation=held, test=whole.test.select([]), notes=[])
+    backbone = backbones.load(
+        spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
+    )
+    a_step = -(-group.shots // group.batch_size)
+    watchers = [] if work.chooses else [at_steps({epoch * a_step for epoch in EPOCHS})]
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=watchers)
+    metric = task.metrics[0]
+    found: dict[str, Any] = {
+        "metric": metric,
+        "validation": rounded(outcome.metrics["validation"]),
+        "trained": outcome.portrait["parameters"]["trained"],
+        "steps": outcome.steps,
+    }
+    if work.chooses:
+        return found
+    task = dataclasses.replace(task, test=test)
+    metrics, _ = evaluate(outcome.model, task, "test", backbone.processor, spec.with_(batch_size=TEST_BATCH))
+    return found | {"test": rounded(metrics), **curves(outcome.history, metric)}
+
+
+def rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in metrics.items()}
+
+
+def at_steps(steps: set[int]) -> Any:
+    """A watcher that has the validation part scored after these updates."""
+    from transformers import TrainerCallback
+
+    class AtSteps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = control.should_evaluate or state.global_step in steps
+
+    return AtSteps()
+
+
+def curves(history: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[Any]]:
+    """The validation metric by update, and the mean of each part of the loss since the one before."""
+    scored: list[list[float]] = []
+    losses: list[dict[str, float]] = []
+    since: list[Mapping[str, Any]] = []
+    for entry in history:
+        if "loss" in entry:
+            since.append(entry)
+        if "validation" in entry:
+            scored.append([entry["step"], round(entry["validation"][metric], 5)])
+            names = sorted({name for each in since for name in each if name.endswith("loss")})
+            losses.append({name: round(fmean(each[name] for each in since), 4) for name in names})
+            since = []
+    return {"curve": scored, "losses": losses}
+
+
+def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Work]:
+    """All that is to be run, the most telling first: rates to choose, then seed by seed what they were chosen for."""
+
+    def work(group: str, line: Line, task: str, rate: float, seed: int) -> Work:
+        return Work(group, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
+
+    entries = list(known.values())
+    for name in args.groups:
+        group = GROUPS[name]
+        if name == group.rates_of:
+            for seed, task, line in itertools.product(CHOOSING_SEEDS[: args.choosing_seeds], CHOOSING, group.lines):
+                for rate in RATES[line.method]:
+                    yield work(name, line, task, rate, seed)
+        chosen = {line.name: best_rate(entries, name, line, args.choosing_seeds) for line in group.lines}
+        for seed, task, line in itertools.product(range(min(group.seeds, args.seeds)), group.tasks, group.lines):
+            rate = chosen[line.name]
+            if rate is not None:
+                yield work(name, line, task, rate, seed)
+
+
+def best_rate(
+    entries: Iterable[Entry], group: str, line: Line, seeds: int = len(CHOOSING_SEEDS), *, partly: bool = False
+) -> float | None:
+    """The rate with the best mean accuracy on what was held out; of equals the smallest. None: not all are known.
+
+    A line that starts in another way than WARP has WARP's rate. A run that came to no end counts as none right.
+    """
+    home = GROUPS[group].rates_of
+    name = line.name if line in GROUPS[home].lines else line.method
+    mine = [e for e in entries if e["group"] == home and e["line"] == name and e["seed"] in CHOOSING_SEEDS[:seeds]]
+    by_rate: dict[float, list[float]] = {}
+    for entry in mine:
+        by_rate.setdefault(entry["rate"], []).append(entry.get("validation", {}).get("accuracy", 0.0))
+    complete = len(mine) >= len(RATES[line.method]) * len(CHOOSING) * seeds
+    if not by_rate or not (complete or partly):
+        return None
+    return min(by_rate, key=lambda rate: (-fmean(by_rate[rate]), rate))
+
+
+def run(args: argparse.Namespace) -> None:
+    """A window of what is wanted is given out: what is known later may be more telling."""
+    window = args.workers + 4
+
+    def next_ones(known: Mapping[Key, Entry]) -> Iterator[Work]:
+        missing = (work for work in wanted(known, args) if tuple(work.named.values()) not in known)
+        return itertools.islice(missing, window)
+
+    run_all(measure, next_ones, NAMES, args)
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
+    """The runs of one cell at the rate that was chosen, by seed."""
+    rate = best_rate(runs, group, line, partly=True)
+    return {
+        r["seed"]: r
+        for r in sorted(runs, key=lambda r: r["seed"])
+        if (r["group"], r["line"], r["task"], r["rate"]) == (group, line.name, task, rate) and "test" in r
+    }
+
+
+def value(entry: Entry) -> float:
+    """The task's metric, times 100: Matthews for CoLA, accuracy for the others."""
+    return 100 * entry["test"][entry["metric"]]
+
+
+def with_error(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and standard error."""
+    from inlay.workflow.compare import standard_error
+
+    error = standard_error(values)
+    return f"{fmean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def head(*cells: str) -> list[str]:
+    return [row(*cells), "| --- |" + " ---: |" * (len(cells) - 1)]
+
+
+def by_seed(runs: Sequence[Entry], group: str, line: Line) -> dict[int, float]:
+    """The mean over all tasks of each seed that has all of them."""
+    cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+    seeds = set.intersection(*(set(found) for found in cells))
+    return {seed: fmean(value(found[seed]) for found in cells) for seed in sorted(seeds)}
+
+
+def results_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """Every line's test metric on every task, mean and standard error; the mean over the tasks."""
+    from inlay.cli.show import count
+
+    lines = head("method", "trained", "rate", *GROUPS[group].tasks, "mean", "seeds")
+    for line in GROUPS[group].lines:
+        cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+        if not all(cells):
+            continue
+        first = next(iter(cells[0].values()))
+        mean = by_seed(runs, group, line)
+        lines.append(
+            row(
+                line.name,
+                count(first["trained"]),
+                f"{first['rate']:g}",
+                *(with_error([value(entry) for entry in found.values()]) for found in cells),
+                with_error(list(mean.values())) if mean else "-",
+                str(min(map(len, cells))),
+            )
+        )
+    return lines
+
+
+def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """InfoPrompt less each other line, seed by seed; the mean over tasks with the p of a paired t-test over seeds."""
+    from scipy.stats import ttest_rel
+
+    tasks = GROUPS[group].tasks
+    lines = head("infoprompt less", *tasks, "mean", "p")
+    mine = {task: cell(runs, group, LINES[0], task) for task in tasks}
+    my_mean = by_seed(runs, group, LINES[0])
+    for line in LINES[1:]:
+        cells = []
+        for task in tasks:
+            theirs = cell(runs, group, line, task)
+            seeds = sorted(set(mine[task]) & set(theirs))
+            if seeds:
+                pair = ([value(one[seed]) for seed in seeds] for one in (mine[task], theirs))
+                cells.append(difference(*pair, size=1))
+        their_mean = by_seed(runs, group, line)
+        seeds = sorted(set(my_mean) & set(their_mean))
+        if len(cells) < len(tasks) or not seeds:
+            continue
+        a, b = [my_mean[seed] for seed in seeds], [their_mean[seed] for seed in seeds]
+        p = (
+            f"{ttest_rel(a, b).pvalue:.3f}"
+            if len(seeds) > 1 and stdev(x - y for x, y in zip(a, b, strict=True))
+            else "-"
+        )
+        lines.append(row(line.name, *cells, difference(a, b, size=1), p))
+    return lines
+
+
+def curve_of(runs: Sequence[Entry], group: str, line: Line) -> dict[int, dict[int, float]]:
+    """The mean over tasks of the validation metric, by epoch and seed."""
+    a_step = -(-GROUPS[group].shots // GROUPS[group].batch_size)
+    cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+    found: dict[int, dict[int, float]] = {}
+    for seed in sorted(set.intersection(*(set(each) for each in cells))):
+        for points in zip(*(each[seed]["curve"] for each in cells), strict=True):
+            found.setdefault(points[0][0] // a_step, {})[seed] = 100 * fmean(each for _, each in points)
+    return found
+
+
+def curve_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """How far each line has come after so many epochs, on what is held out, and how much seeds differ at first."""
+    lines = head("after epochs", *map(str, EPOCHS), "deviation over seeds after 1")
+    for line in GROUPS[group].lines:
+        found = curve_of(runs, group, line)
+        if not found:
+            continue
+        first = list(found[1].values()) if 1 in found else []
+        spread = f"{stdev(first):.1f}" if len(first) > 1 else "-"
+        shown = [with_error(list(found[epoch].values())) if epoch in found else "-" for epoch in EPOCHS]
+        lines.append(row(line.name, *shown, spread))
+    return lines
+
+
+def loss_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """The parts of InfoPrompt's loss in the first and the last stretch of training, by task."""
+    names = ("task_loss", "head_loss", "representation_loss")
+    lines = head("task", *(f"{name.replace('_', ' ')}, {when}" for name in names for when in ("first epoch", "end")))
+    for task in GROUPS[group].tasks:
+        found = [entry["losses"] for entry in cell(runs, group, LINES[0], task).values() if entry["losses"]]
+        if found:
+            cells = (f"{fmean(each[i][name] for each in found):.2f}" for name in names for i in (0, -1))
+            lines.append(row(task, *cells))
+    return lines
+
+
+def sensitivity_table(runs: Sequence[Entry]) -> list[str]:
+    """Test accuracy after one epoch, mean and standard error over ten seeds, as section 6.2 has it."""
+    group = GROUPS["sensitivity"]
+    lines = head("method", *(f"{task}{what}" for task in group.tasks for what in ("", ", deviation")), "seeds")
+    for line in group.lines:
+        cells = [[value(e) for e in cell(runs, "sensitivity", line, task).values()] for task in group.tasks]
+        if all(len(found) > 1 for found in cells):
+            shown = itertools.chain(*((with_error(found), f"{stdev(found):.1f}") for found in cells))
+            lines.append(row(line.name, *shown, str(min(map(len, cells)))))
+    return lines
+
+
+def initialisation_table(runs: Sequence[Entry]) -> list[str]:
+    """Section 6.1: how prompts start, on MRPC."""
+    lines = head("start", "mrpc, N = 64")
+    for name, group, line in (
+        ("warp, random uniform", "initialisation", UNIFORM),
+        ("warp, sampled vocabulary", "mlm-64", LINES[1]),
+        ("infoprompt", "mlm-64", LINES[0]),
+    ):
+        if found := cell(runs, group, line, "mrpc"):
+            lines.append(row(name, with_error([value(entry) for entry in found.values()])))
+    return lines
+
+
+def rates_table(runs: Sequence[Entry]) -> list[str]:
+    """What was held out, by rate: the mean over the two tasks and seeds that choose; the choice is bold."""
+    homes = [name for name, group in GROUPS.items() if group.rates_of == name]
+    lines = head("model and line", *(f"rate {i + 1}" for i in range(len(PROMPTS))))
+    for home in homes:
+        for line in GROUPS[home].lines:
+            best = best_rate(runs, home, line, partly=True)
+            cells = []
+            for rate in RATES[line.method]:
+                scored = [
+                    100 * e["validation"]["accuracy"]
+                    for e in runs
+                    if (e["group"], e["line"], e["rate"]) == (home, line.name, rate)
+                    and e["seed"] in CHOOSING_SEEDS
+                    and "validation" in e
+                ]
+                text = f"{rate:g}: {fmean(scored):.1f}" if scored else f"{rate:g}: -"
+                cells.append(f"**{text}**" if rate == best else text)
+            if best is not None:
+                lines.append(row(f"{GROUPS[home].model}, {line.name}", *cells))
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    """Put the tables into the page, between its marks; the words around them are people's."""
+    runs = [entry for entry in json.loads(Path(args.results).read_text())["runs"] if "error" not in entry]
+    tables = [name for name, group in GROUPS.items() if group.tasks == TASKS]
+    parts = {name: results_table(runs, name) for name in tables}
+    parts |= {f"{name} differences": difference_table(runs, name) for name in tables}
+    parts |= {f"{name} curves": curve_table(runs, name) for name in tables}
+    parts |= {f"{name} losses": loss_table(runs, name) for name in tables}
+    parts |= {
+        "sensitivity": sensitivity_table(runs),
+        "initialisation": initialisation_table(runs),
+        "rates": rates_table(runs),
+    }
+    fill(Path(args.page), parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="make the runs of the tables")
+    run_options(doing, FILE)
+    doing.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    doing.add_argument("--seeds", type=int, default=100, help="fewer seeds than the tables have")
+    doing.add_argument("--choosing-seeds", type=int, default=len(CHOOSING_SEEDS), choices=(1, 2))
+    doing.add_argument("--steps", type=int, help="fewer updates and rows than the protocol's: to try it out")
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the tables into the page")
+    writing.add_argument("--results", default=str(RESULTS / FILE))
+    writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
+    writing.set_defaults(do=write)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()
