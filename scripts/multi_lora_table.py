@@ -101,7 +101,7 @@ QUESTIONS = dataclasses.replace(
     ENCODER,
     lines=(
         Line("trained A", "multi-lora", joint=True, trained_a=True),
-        Line("alone", "multi-lora", like=("encoder", "multi-lora")),
+        Line("alone", "multi-lora", like=("encoder", "multi-lora"), seeds=3),
         *(
             Line(f"A of seed {seed}", "multi-lora", {"seed": seed}, True, like=("encoder", "multi-lora"), seeds=1)
             for seed in OTHER_AS
@@ -111,7 +111,7 @@ QUESTIONS = dataclasses.replace(
 DECODER = Group(
     model="smollm2",
     tasks=("e2e", "webnlg", "dart"),
-    seeds=2,
+    seeds=3,
     lines=(
         Line("multi-lora", "multi-lora", {"r": 4, "lora_alpha": 32}, joint=True),
         Line("lora", "lora", {"r": 4, "lora_alpha": 32}),
