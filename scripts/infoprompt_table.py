@@ -373,8 +373,8 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
             theirs = cell(runs, group, line, task)
             seeds = sorted(set(mine[task]) & set(theirs))
             if seeds:
-                pair = ([value(one[seed]) for seed in seeds] for one in (mine[task], theirs))
-                cells.append(difference(*pair, size=1))
+                pair = [[value(one[seed]) for seed in seeds] for one in (mine[task], theirs)]
+                cells.append(difference(pair[0], pair[1], size=1))
         their_mean = by_seed(runs, group, line)
         seeds = sorted(set(my_mean) & set(their_mean))
         if len(cells) < len(tasks) or not seeds:
