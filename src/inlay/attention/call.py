@@ -38,7 +38,8 @@ class Call:
 
 def autocasts(query: Tensor) -> bool:
     device = query.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    # Asking whether a device has autocast at all cannot be traced by every torch.
+    return (device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
 
 
 def make_call(

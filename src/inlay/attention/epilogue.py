@@ -30,18 +30,24 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from inlay.attention.cuda_kernels import capability
 from inlay.attention.epilogue_kernels import backward_kernel, forward_kernel, sum_kernel
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST
 
-FORWARD_PROGRAMS, BACKWARD_PROGRAMS, LEAST_TILES = 8, 8, 2
-"""Programs a multiprocessor, and the tiles of one: more programs load Z more often and make more parts to add; fewer
-leave the last ones alone, or have too little to do at once."""
-FOLD_AT_MOST, FOLD_AT_MOST_IF_ROOMY = 64 * 64, 128 * 128
-"""Entries of Z up to which it is multiplied out; the second where a program may have 160 KB of fast memory."""
-ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
-STAGES = 1
-"""Tiles under way at once in a program; more of them were slower where it was measured, on an H200."""
+WARPS, LEAST_TILES = 8, 2
+"""Warps a multiprocessor, over the programs on it, and the least tiles of a program: more programs load Z more often
+and make more parts to add; fewer leave the last ones alone, or have too little to do at once."""
+
+
+class Share(NamedTuple):
+    """Rows of a tile at most, and how many warps run a program: at least so many, and one for so many entries of Z."""
+
+    tile: int
+    warps: int
+    entries: int
+
+
+FORWARD, BACKWARD = Share(32, 1, 4096), Share(64, 2, 2048)
+"""With these and `WARPS` the kernels were fastest on an H200, with 64 and with 128 features."""
 SUMMED, SUM_TILE = 32, 128
 """Parts and numbers that the last kernel adds at once."""
 
@@ -92,26 +98,27 @@ class Kind(NamedTuple):
 
     @property
     def numbers(self) -> tuple[float, float]:
-        return math.sqrt(self.scale), self.rows**-0.5
+        """What a query is multiplied by, to the base of exp2, and the features by."""
+        return math.sqrt(self.scale) / math.log(2), self.rows**-0.5
 
-    def constants(self, few: bool, unit: int) -> tuple[int, tuple[Any, ...], int]:
+    def constants(self, share: Share, length: int, unit: int) -> tuple[int, tuple[Any, ...], int]:
         """The rows of a tile, what the kernels take as constants, and how many warps run a program."""
         blocks = self.rows // self.size
-        size_p = _power(self.size)
-        rows_p = size_p * (1 << (blocks - 1).bit_length())
-        rank_p = _power(self.rank) if self.pair else size_p
+        size_p, rows_p, rank_p = self.padded
         short = self.dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
-        roomy = self.device.type == "cuda" and capability(self.device) in ROOMY
-        most = FOLD_AT_MOST_IF_ROOMY if roomy else FOLD_AT_MOST
-        fold = self.pair and short and not few and rows_p * size_p <= most
-        width = size_p if fold else rank_p
-        tile = 16 if few else max(16, min(64, (8192 if short else 4096) // rows_p))
+        tile = 16 if length <= 16 else max(16, min(share.tile, (4096 if short else 2048) // rows_p))
         precision = "ieee" if self.dtype == torch.float32 else "tf32"
         made = (
-            *(self.size, blocks, self.rank, self.pair, fold, self.pair and not fold, self.signed),
-            *(size_p, rows_p, rank_p, width, tile, unit, STAGES, tl.bfloat16 if short else tl.float32, precision),
+            *(self.size, blocks, self.rank, self.pair, self.signed, size_p, rows_p, rank_p),
+            *(tile, unit, tl.bfloat16 if short else tl.float32, precision),
         )
-        return tile, made, 8 if max(tile, width) * rows_p > 4096 else 4
+        return tile, made, max(share.warps, min(8, rows_p * max(rank_p, 32) // share.entries))
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """Head size, features and rank as powers of two, as tiles have them."""
+        size = _power(self.size)
+        return size, size * (1 << (self.rows // self.size - 1).bit_length()), _power(self.rank) if self.pair else size
 
 
 def _power(n: int) -> int:
@@ -127,9 +134,9 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2  # interpreted
 
 
-def _programs(kind: Kind, share: int, heads: int, tiles: int) -> int:
+def _programs(kind: Kind, warps: int, heads: int, tiles: int) -> int:
     """For each head."""
-    return max(1, min(-(-tiles // LEAST_TILES), share * _multiprocessors(kind.device) // heads))
+    return max(1, min(-(-tiles // LEAST_TILES), WARPS // warps * _multiprocessors(kind.device) // heads))
 
 
 Strides = tuple[int, ...]
@@ -140,9 +147,9 @@ def _forward_launch(
     kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int
 ) -> Launch:
     unit = _unit(*query[:3], *out[:3])
-    tile, constants, warps = kind.constants(length <= 16, unit)
+    tile, constants, warps = kind.constants(FORWARD, length, unit)
     a_row = -(-length // tile)
-    grid = (_programs(kind, FORWARD_PROGRAMS, heads, batch * a_row), heads, 1)
+    grid = (_programs(kind, warps, heads, batch * a_row), heads, 1)
     strides = [stride // unit for stride in (*query[:3], *out[:3])]
     rest = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers, *constants, -LIGHTEST, LEAST_TOTAL)
     return Launch(forward_kernel, grid, rest, warps)
@@ -156,9 +163,9 @@ def _backward_launches(
     of_query = g_query is not None
     given = (*query[:3], *out[:3], *(g_query or query)[:3])
     unit = _unit(*given)
-    tile, constants, warps = kind.constants(length <= 16, unit)
+    tile, constants, warps = kind.constants(BACKWARD, length, unit)
     a_row = -(-length // tile)
-    programs = _programs(kind, BACKWARD_PROGRAMS, heads, batch * a_row)
+    programs = _programs(kind, warps, heads, batch * a_row)
     strides = [stride // unit for stride in given]
     rest = (*strides, length, a_row, batch * a_row, *kind.numbers, *constants, of_query, state)
     first = heads * kind.rows * kind.rank

@@ -1,13 +1,14 @@
 """The Triton kernels of epilogue.py, where the formulas stand.
 
-A program takes many tiles of one head and loads Z once. `PAIR` says that Z came as the factors `left right`; `FOLD`,
-that they are multiplied out before the first tile, and the gradient of Z pulled back to them after the last: two
-products a tile each way less. `LEAN` is `PAIR` without `FOLD`. With `SIGNED` kappa is `|rho|`, of slope +1 at 0, and
-rho is what is given. Strides come in units of `UNIT` elements, so that the compiler knows by which number they divide;
-no number but that is compiled in, or every new length would be a new kernel.
+A program takes many tiles of one head and loads Z once. `PAIR` says that Z came as the factors `left right`. With
+`SIGNED` kappa is `|rho|`, of slope +1 at 0, and rho is what is given. Strides come in units of `UNIT` elements, so that
+the compiler knows by which number they divide; no number but that is compiled in, or every new length would be a new
+kernel. `factor` has the base of exp2, which unlike exp costs no instructions for numbers next to nothing.
 """
 
 from __future__ import annotations
+
+import math
 
 import triton
 import triton.language as tl
@@ -15,6 +16,7 @@ import triton.language as tl
 NUMBERS = ["q_batch", "q_head", "q_row", "o_batch", "o_head", "o_row", "lse_head", "g_batch", "g_head", "g_row"]
 NUMBERS += ["length", "tiles_a_row", "tiles", "programs", "right_at", "kappa_at", "total"]
 """Integers of which nothing is compiled in."""
+LOG_2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -24,8 +26,9 @@ def _place(x, batch, head, row, b, h, i, column, UNIT: tl.constexpr):  # type: i
 
 
 @triton.jit
-def _elu(z):  # type: ignore[no-untyped-def]
-    return tl.maximum(z, 0.0) + tl.exp(tl.minimum(z, 0.0))
+def _elu(z, LOG_2: tl.constexpr):  # type: ignore[no-untyped-def]
+    """ELU(z log 2) + 1."""
+    return tl.maximum(z, 0.0) * LOG_2 + tl.math.exp2(tl.minimum(z, 0.0))
 
 
 @triton.jit
@@ -59,16 +62,12 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     BLOCKS: tl.constexpr,
     RANK: tl.constexpr,
     PAIR: tl.constexpr,
-    FOLD: tl.constexpr,
-    LEAN: tl.constexpr,
     SIGNED: tl.constexpr,
     SIZE_P: tl.constexpr,
     ROWS_P: tl.constexpr,
     RANK_P: tl.constexpr,
-    WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     HEAVIEST: tl.constexpr,
@@ -88,11 +87,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     of_size = d < SIZE
     a = _parameter(left + row[:, None] * RANK + s[None, :], known[:, None] & (s[None, :] < RANK)) * norm
     if PAIR:
-        c = _parameter(right + (h * RANK + s[:, None]) * SIZE + d[None, :], (s[:, None] < RANK) & of_size[None, :])
-        if FOLD:
-            a = tl.dot(a, c, input_precision=PRECISION)
-        if LEAN:
-            c = c.to(DOT)
+        at_right = (h * RANK + s[:, None]) * SIZE + d[None, :]
+        c = _parameter(right + at_right, (s[:, None] < RANK) & of_size[None, :]).to(DOT)
     a = a.to(DOT)
     k = _parameter(kappa + row, known) * norm
     if SIGNED:
@@ -100,7 +96,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
 
     head = h.to(tl.int64)
     all_rows = (tiles // tiles_a_row).to(tl.int64) * heads * length
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         b = (tile // tiles_a_row).to(tl.int64)
         i = (tile % tiles_a_row) * TILE + tl.arange(0, TILE)
         alive = i < length
@@ -109,17 +105,18 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         inside = alive[:, None] & of_size[None, :]
         o = tl.load(_place(out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
         keys = tl.load(lse + (b * heads + h) * lse_head + i, mask=alive, other=0.0)
-        phi = _elu(q.to(tl.float32) * factor[None, :])
+        phi = _elu(q.to(tl.float32) * factor[None, :], LOG_2)
         n = tl.dot(phi.to(DOT), a, input_precision=PRECISION)
-        if LEAN:
+        if PAIR:
             n = tl.dot(n.to(DOT), c, input_precision=PRECISION)
         D = tl.sum(phi * k[None, :], 1)
 
         sees = (keys > -float("inf")) & (keys < float("inf"))  # false for NaN
         t = tl.exp(tl.minimum(tl.where(sees, -keys, HEAVIEST), HEAVIEST))
         whole = tl.maximum(1.0 + t * D, LEAST)
-        w = t / whole
-        T = tl.where(sees[:, None], o, 0.0) / whole[:, None] + w[:, None] * n
+        part = 1.0 / whole
+        w = t * part
+        T = tl.where(sees[:, None], o * part[:, None], 0.0) + w[:, None] * n
         at_found = _place(found, o_batch, o_head, o_row, b, head, i, d, UNIT)
         tl.store(at_found, T.to(found.dtype.element_ty), mask=inside)
         at_row = stats + (b * heads + h) * length + i
@@ -156,16 +153,12 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     BLOCKS: tl.constexpr,
     RANK: tl.constexpr,
     PAIR: tl.constexpr,
-    FOLD: tl.constexpr,
-    LEAN: tl.constexpr,
     SIGNED: tl.constexpr,
     SIZE_P: tl.constexpr,
     ROWS_P: tl.constexpr,
     RANK_P: tl.constexpr,
-    WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
     OF_QUERY: tl.constexpr,
@@ -188,55 +181,52 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     in_right = (s[:, None] < RANK) & of_size[None, :]
     a = _parameter(left + at_left, in_left) * norm
     if PAIR:
-        c = _parameter(right + at_right, in_right)
-        if FOLD:
-            a = tl.dot(a, c, input_precision=PRECISION)
-        if LEAN:
-            c = c.to(DOT)
-            g_right_sum = tl.zeros((RANK_P, SIZE_P), tl.float32)
+        c = _parameter(right + at_right, in_right).to(DOT)
+        g_right_sum = tl.zeros((RANK_P, SIZE_P), tl.float32)
     a = a.to(DOT)
     k = _parameter(kappa + row, known) * norm
     if SIGNED:
         k = tl.abs(k)
-    g_left_sum = tl.zeros((ROWS_P, WIDTH), tl.float32)
-    g_kappa_sum = tl.zeros((ROWS_P, 16), tl.float32)  # in the first column: the least that a matrix product takes
-    column = tl.arange(0, 16)
+    # Transposed: phi then goes into both products as it lies.
+    g_left_sum = tl.zeros((RANK_P, ROWS_P), tl.float32)
+    g_kappa_sum = tl.zeros((16, ROWS_P), tl.float32)  # in the first row: a matrix product takes no fewer
+    is_first = tl.arange(0, 16)[:, None] == 0
 
     head = h.to(tl.int64)
     weights = stats + (tiles // tiles_a_row).to(tl.int64) * heads * length
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         b = (tile // tiles_a_row).to(tl.int64)
         i = (tile % tiles_a_row) * TILE + tl.arange(0, TILE)
         alive = i < length
         at_query = _place(query, q_batch, q_head, q_row, b, head, i, coordinate, UNIT)
         q = tl.load(at_query, mask=alive[:, None] & known[None, :], other=0.0)
         inside = alive[:, None] & of_size[None, :]
-        g = tl.load(_place(g_out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(_place(g_out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0)
         T = tl.load(_place(found, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
         w = tl.load(weights + (b * heads + h) * length + i, mask=alive, other=0.0)
-        curve = _elu(q.to(tl.float32) * factor[None, :])
+        curve = _elu(q.to(tl.float32) * factor[None, :], LOG_2)
         phi = curve.to(DOT)
-        w_delta = w * tl.sum(g * T, 1)
-        wg = (g * w[:, None]).to(DOT)
-        u = wg
-        if LEAN:
-            u = tl.dot(wg, tl.trans(c), input_precision=PRECISION).to(DOT)
+        w_delta = w * tl.sum(g.to(tl.float32) * T, 1)
+        # Weights go to what is narrow, after the product: g itself then goes into it as it was loaded.
+        if PAIR:
+            u = (tl.dot(g.to(DOT), tl.trans(c), input_precision=PRECISION) * w[:, None]).to(DOT)
+        else:
+            u = (g.to(tl.float32) * w[:, None]).to(DOT)
         if OF_QUERY:
             g_phi = tl.dot(u, tl.trans(a), input_precision=PRECISION) - w_delta[:, None] * k[None, :]
-            g_z = g_phi * tl.minimum(curve, 1.0) * factor[None, :]
+            g_z = g_phi * tl.minimum(curve, 1.0) * (factor * LOG_2)[None, :]
             if ROWS_P != SIZE_P:
                 g_z = tl.sum(tl.reshape(g_z, (TILE, ROWS_P // SIZE_P, SIZE_P)), 1)
             places = _place(g_query, g_batch, g_head, g_row, b, head, i, d, UNIT)
             g_z += tl.load(places, mask=inside, other=0.0).to(tl.float32)
             tl.store(places, g_z.to(g_query.dtype.element_ty), mask=inside)
         if OF_STATE:
-            columns = tl.trans(phi)
-            g_left_sum = tl.dot(columns, u, acc=g_left_sum, input_precision=PRECISION)
-            first = tl.where(column[None, :] == 0, w_delta[:, None], 0.0).to(DOT)
-            g_kappa_sum = tl.dot(columns, first, acc=g_kappa_sum, input_precision=PRECISION)
-            if LEAN:
-                m = tl.dot(phi, a, input_precision=PRECISION).to(DOT)
-                g_right_sum = tl.dot(tl.trans(m), wg, acc=g_right_sum, input_precision=PRECISION)
+            g_left_sum = tl.dot(tl.trans(u), phi, acc=g_left_sum, input_precision=PRECISION)
+            first = tl.where(is_first, w_delta[None, :], 0.0).to(DOT)
+            g_kappa_sum = tl.dot(first, phi, acc=g_kappa_sum, input_precision=PRECISION)
+            if PAIR:
+                m = (tl.dot(phi, a, input_precision=PRECISION) * w[:, None]).to(DOT)
+                g_right_sum = tl.dot(tl.trans(m), g.to(DOT), acc=g_right_sum, input_precision=PRECISION)
 
     if OF_STATE:
         # One part: left, right where there is one, kappa; of all heads each.
@@ -245,18 +235,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         if PAIR:
             before_kappa += heads * (RANK * SIZE)
         mine = parts + tl.program_id(0).to(tl.int64) * (before_kappa + rows)
-        g_left = g_left_sum * norm
         if PAIR:
-            if FOLD:
-                left_again = _parameter(left + at_left, in_left)
-                right_again = _parameter(right + at_right, in_right)
-                g_right = tl.dot(tl.trans(left_again), g_left, input_precision=PRECISION)
-                g_left = tl.dot(g_left, tl.trans(right_again), input_precision=PRECISION)
-            else:
-                g_right = g_right_sum
-            tl.store(mine + rows * RANK + at_right, g_right, mask=in_right)
-        tl.store(mine + at_left, g_left, mask=in_left)
-        g_kappa = -norm * tl.sum(g_kappa_sum, 1)
+            tl.store(mine + rows * RANK + at_right, g_right_sum, mask=in_right)
+        tl.store(mine + at_left, tl.trans(g_left_sum) * norm, mask=in_left)
+        g_kappa = -norm * tl.sum(g_kappa_sum, 0)
         if SIGNED:
             g_kappa = tl.where(_parameter(kappa + row, known) >= 0.0, g_kappa, -g_kappa)
         tl.store(mine + before_kappa + row, g_kappa, mask=known)
