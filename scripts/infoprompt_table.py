@@ -259,9 +259,8 @@ def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Wor
                     yield work(name, line, task, rate, seed)
         chosen = {line.name: best_rate(entries, name, line, args.choosing_seeds) for line in group.lines}
         for seed, task, line in itertools.product(range(min(group.seeds, args.seeds)), group.tasks, group.lines):
-            rate = chosen[line.name]
-            if rate is not None:
-                yield work(name, line, task, rate, seed)
+            if (best := chosen[line.name]) is not None:
+                yield work(name, line, task, best, seed)
 
 
 def best_rate(
