@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from inlay.records.store import Run
 from inlay.records.versions import versions
 from inlay.reproduce.recipe import Scale
 from inlay.reproduce.results import Key, Results
-from inlay.workflow.compare import Comparison, compare
 from inlay.workflow.tune import Say, tune
 
 
@@ -42,6 +41,10 @@ class Bench:
             if (folder / "config.json").is_file():
                 return str(folder)
         return name
+
+    def has(self, name: str) -> bool:
+        """Whether --models-dir has this model: one that a recipe takes only where it is there."""
+        return self.model(name) != name
 
     def spec(self, model: str, method: str, **fields: Any) -> Spec:
         """The spec of a run, with models and data from where they lie."""
@@ -111,10 +114,6 @@ class Bench:
     def tune(self, spec: Spec) -> Run:
         """One run, made or found again."""
         return tune(spec, self.out / "runs", progress=self.progress, say=self.say)
-
-    def compare(self, spec: Spec, methods: Sequence[str], seeds: int) -> Comparison:
-        """Methods over seeds, made or found again."""
-        return compare(spec, methods, seeds, self.out / "runs", progress=self.progress, say=self.say)
 
     def runs(self, specs: Mapping[Key, Spec], seeds: int) -> tuple[dict[Key, list[Run]], dict[str, str]]:
         """The runs of each spec with the seeds 0, 1, ..., and what failed: a cell with a failed run is left out."""

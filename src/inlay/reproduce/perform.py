@@ -131,9 +131,9 @@ def reproduce(
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     recipe = name if isinstance(name, Recipe) else _one(name)
-    for option, folder in (("--data-dir", data_dir), ("--models-dir", models_dir)):
-        if folder is not None and not Path(folder).expanduser().is_dir():
-            raise InlayError(f"{option} {folder!r} is not a folder.")
+    for option, given in (("--data-dir", data_dir), ("--models-dir", models_dir)):
+        if given is not None and not Path(given).expanduser().is_dir():
+            raise InlayError(f"{option} {given!r} is not a folder.")
     bench = Bench(Path(out), data_dir, models_dir, progress, say or (lambda line: None))
     folder = Path(out) / recipe.paper / recipe.item / scale
     with writing(folder):

@@ -112,12 +112,8 @@ def above_on_average(
 
 def _mean_gap(panel: str, pairs: Sequence[tuple[Cell, Cell]]) -> Gap:
     """The mean of several differences; of each seed first, where all have the same seeds."""
-    cells = [difference(one, other) for one, other in pairs]
-    seeds = {len(cell.values) for cell in cells}
-    if len(seeds) == 1 and seeds != {1}:
-        whole = Cell(tuple(fmean(values) for values in zip(*(cell.values for cell in cells), strict=True)))
-        return Gap(panel, f"mean of {len(cells)}", whole.mean, whole.half)
-    return Gap(panel, f"mean of {len(cells)}", fmean(cell.mean for cell in cells), None)
+    whole = _together([difference(one, other) for one, other in pairs])
+    return Gap(panel, f"mean of {len(pairs)}", whole.mean, whole.half)
 
 
 def best_in(
@@ -186,3 +182,141 @@ def stated(begins: str) -> Test:
         return Verdict.untested("the lab did not look at it at this scale" if results.stated else "no numbers")
 
     return test
+
+
+def within(
+    one: str, other: str, most: float, *, columns: Sequence[str] | None = None, panels: Sequence[str] | None = None
+) -> Test:
+    """Two rows differ by at most this much wherever the table has both."""
+
+    def test(results: Results) -> Verdict:
+        found = gaps(results, one, other, columns, panels)
+        if not found:
+            return Verdict.untested(f"the table does not have {one} beside {other}")
+        worst = max(found, key=lambda gap: abs(gap.mean))
+        return Verdict.of(
+            abs(worst.mean) <= most, f"largest {worst}", worst.interval, math.copysign(most, worst.mean or 1.0)
+        )
+
+    return test
+
+
+def above_at_most(
+    one: str, other: str, most: float, *, columns: Sequence[str] | None = None, panels: Sequence[str] | None = None
+) -> Test:
+    """A row is above another by at most this much: more of something gains little."""
+
+    def test(results: Results) -> Verdict:
+        found = gaps(results, one, other, columns, panels)
+        if not found:
+            return Verdict.untested(f"the table does not have {one} beside {other}")
+        most_gained = max(found, key=lambda gap: gap.mean)
+        return Verdict.of(most_gained.mean <= most, f"largest {most_gained}", most_gained.interval, most)
+
+    return test
+
+
+def ranked(
+    row: str,
+    among: Sequence[str],
+    best: int,
+    worst: int,
+    *,
+    columns: Sequence[str],
+    lowest: bool = False,
+    panel: str = "",
+) -> Test:
+    """In every column `row` has a place from `best` to `worst` among the rows; 1 is the largest, or the `lowest`."""
+
+    def test(results: Results) -> Verdict:
+        places = {}
+        for column in columns:
+            mine = results.get(row, column, panel)
+            others = [cell for name in among if name != row and (cell := results.get(name, column, panel)) is not None]
+            if mine is not None and others:
+                ahead = [cell.mean < mine.mean if lowest else cell.mean > mine.mean for cell in others]
+                places[column] = (1 + sum(ahead), 1 + len(others))
+        if not places:
+            return Verdict.untested(f"the table does not have {row} beside the others")
+        told = ", ".join(f"{place} of {count} ({column})" for column, (place, count) in places.items())
+        return Verdict.of(all(best <= place <= worst for place, _ in places.values()), told)
+
+    return test
+
+
+def times(one: str, other: str, column: str, at_least: float, *, panel: str = "") -> Test:
+    """A cell is at least so many times another."""
+
+    def test(results: Results) -> Verdict:
+        cells = [results.get(row, column, panel) for row in (one, other)]
+        if cells[0] is None or cells[1] is None:
+            return Verdict.untested(f"the table does not have {one} beside {other}")
+        ratio = cells[0].mean / cells[1].mean
+        return Verdict.of(ratio >= at_least, f"{ratio:.3g} times")
+
+    return test
+
+
+def mean_of_columns(name: str = "Average", tolerance: float = 0.01) -> Test:
+    """A column is the mean of all others, row by row: whether a table agrees with itself."""
+
+    def test(results: Results) -> Verdict:
+        off = {}
+        for panel in results.panels:
+            for row in results.rows(panel):
+                others = [
+                    cell.mean
+                    for (where, who, column), cell in results.cells.items()
+                    if (where, who) == (panel, row) and column != name
+                ]
+                said = results.get(row, name, panel)
+                if said is not None and len(others) > 1:
+                    off[", ".join(part for part in (panel, row) if part)] = said.mean - fmean(others)
+        if not off:
+            return Verdict.untested(f"the table has no {name} of several columns")
+        worst = max(off, key=lambda place: abs(off[place]))
+        wrong = sum(abs(gap) > tolerance for gap in off.values())
+        return Verdict.of(wrong == 0, f"off in {wrong} of {len(off)}; most by {off[worst]:+.2f} ({worst})")
+
+    return test
+
+
+def prefers(row: str, end: str, *, panel: str = "", columns: Sequence[str] | None = None) -> Test:
+    """Along its numbered columns a row is higher in the `early` or in the `late` half, by the means of the halves.
+
+    Columns that are not numbers, and the middle one of an odd number, are left out.
+    """
+    assert end in ("early", "late")
+
+    def test(results: Results) -> Verdict:
+        curve = numbered(results, row, panel)
+        if columns is not None:
+            curve = [(place, cell) for place, cell in curve if brief(place) in columns]
+        if len(curve) < 2:
+            return Verdict.untested(f"the table has no curve of {row}" + (f" on {panel}" if panel else ""))
+        half = len(curve) // 2
+        halves = [_together([cell for _, cell in part]) for part in (curve[:half], curve[-half:])]
+        gap = difference(halves[1], halves[0]) if end == "late" else difference(halves[0], halves[1])
+        best = max(curve, key=lambda entry: entry[1].mean)[0]
+        interval = None if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
+        told = f"the {end} half is above the other by {gap.mean:+.3g}; best at {brief(best)} of {brief(curve[-1][0])}"
+        return Verdict.of(gap.mean > 0, told, interval)
+
+    return test
+
+
+def numbered(results: Results, row: str, panel: str = "") -> list[tuple[float, Cell]]:
+    """The cells of a row whose columns are numbers, in their order: a curve."""
+    found = []
+    for column in results.columns:
+        cell = results.get(row, column, panel)
+        if cell is not None and column.replace(".", "", 1).replace(",", "").isdigit():
+            found.append((float(column.replace(",", "")), cell))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _together(cells: Sequence[Cell]) -> Cell:
+    """The mean of several cells, seed by seed where they have the same seeds."""
+    if len({len(cell.values) for cell in cells}) == 1:
+        return Cell(tuple(map(fmean, zip(*(cell.values for cell in cells), strict=True))))
+    return Cell((fmean(cell.mean for cell in cells),))

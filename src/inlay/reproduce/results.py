@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
+
+if TYPE_CHECKING:
+    from inlay.theory.findings import Finding
 
 Key = tuple[str, str, str]
 PLUS_MINUS = "±"
@@ -34,7 +37,7 @@ class Cell:
     @property
     def half(self) -> float | None:
         """Half of the mean's 95 % interval: of the values, or as printed; None where nothing is known of the spread."""
-        from inlay.workflow.compare import half_width
+        from inlay.workflow.statistics import half_width
 
         return half_width(self.values) if len(self.values) > 1 else self.error
 
@@ -165,25 +168,38 @@ def _cell(value: float | Sequence[float] | Cell) -> Cell:
     return Cell((float(value),)) if isinstance(value, int | float) else Cell(tuple(map(float, value)))
 
 
-def from_finding(found: Any, row: Sequence[str] = (), panel: str | None = None, columns: Sequence[str] = ()) -> Results:
+def from_finding(
+    found: Finding,
+    row: Sequence[str] = (),
+    panel: str | None = None,
+    columns: Sequence[str] = (),
+    curve: tuple[str, str] | None = None,
+) -> Results:
     """A lab's `Finding` as results: its claims as they were judged, and of its rows a table of numbers.
 
     `row` names the columns whose values, put together, name a row; `panel` the one that names a panel; `columns` are
-    the numbers to show (default: all that are left).
+    the numbers to show (default: all that are left). `curve` (x, y) makes a column of each value of x, with y in it.
+    Rows of the same name are repetitions: one value each.
     """
     names = list(found.columns)
     shown = list(columns) or [name for name in names if name not in row and name != panel]
     cells: dict[Key, Cell] = {}
     for line in found.rows:
         by_name = dict(zip(names, line, strict=True))
-        label = ", ".join(f"{name} {_short(by_name[name])}" for name in row) or "all"
+        label = ", ".join(_short(by_name[name], name) for name in row) or "all"
         where = "" if panel is None else str(by_name[panel])
-        for name in shown:
-            if isinstance(by_name[name], int | float):
+        entries = {name: by_name[name] for name in shown}
+        if curve is not None:
+            entries = {_short(by_name[curve[0]]): by_name[curve[1]]}
+        for name, value in entries.items():
+            if isinstance(value, int | float):
                 key = (where, label, name)
-                cells[key] = Cell((*(cells[key].values if key in cells else ()), float(by_name[name])))
+                cells[key] = Cell((*(cells[key].values if key in cells else ()), float(value)))
     return Results(cells, tuple(Stated(claim.claim, claim.measured, claim.holds) for claim in found.claims))
 
 
-def _short(value: Any) -> str:
-    return brief(value) if isinstance(value, float) else str(value)
+def _short(value: Any, name: str = "") -> str:
+    """A value as part of a name: a number with what it is a number of."""
+    if isinstance(value, str):
+        return value
+    return f"{name} {brief(value)}".strip() if isinstance(value, int | float) else str(value)

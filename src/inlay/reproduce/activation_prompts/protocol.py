@@ -66,8 +66,71 @@ WAYS: Mapping[str, Way] = {
     "AP-5": Way("activation-prompt", {"layers": [1, 2, 3, 4, 5]}),
     "AP": Way("activation-prompt"),
 }
-ONE_STEP = {"max_steps": 1, "batch_size": 8, "evaluations": 1}  # for `smoke`
+# `here`: 50 steps on 200 digits at each method's own learning rate. Without the trunk cache, which the paper does not
+# have, so that what a run costs can be compared as well.
+DIGITS = {"shots": 200, "epochs": 5, "batch_size": 20, "evaluations": 1, "trunk_cache": "off"}
+SEEDS = 3
+# `smoke`.
+ONE_STEP = {"max_steps": 1, "batch_size": 8, "evaluations": 1, "trunk_cache": "off"}
+# `paper`: 100 epochs (section 6.1; appendix A has 1000), 5 trials; each method's own rate, Adam without weight decay.
+PAPER = {"epochs": 100, "batch_size": 128, "evaluations": 1, "trunk_cache": "off"}
+TRIALS = 5
 MAIN = ("FULL-FINETUNE", "LINEAR-PROBE", "NORM-TUNE", "VP", "AP")
+
+
+# The sets by the names of the tables' columns.
+FGVC = {
+    "CUB200": "cub200",
+    "StanfordDog": "stanford-dogs",
+    "StanfordCars": "stanford-cars",
+    "NA-Birds": "nabirds",
+    "OxfordFlowers": "oxford-flowers",
+}
+VTAB = {
+    "CIFAR-100": "cifar100",
+    "Caltech-101": "caltech101",
+    "DTD": "dtd",
+    "Flowers102": "flowers102",
+    "OxfordPets": "oxford-pets",
+    "SVHN": "svhn",
+    "SUN397": "sun397",
+    "Camelyon": "camelyon",
+    "EuroSAT": "eurosat",
+}
+OTHERS = {
+    "CIFAR-10": "cifar10",
+    "GTSRB": "gtsrb",
+    "UCF101": "ucf101",
+    "Food101": "food101",
+    "Waterbirds": "waterbirds",
+}
+FULL_DATA = {**FGVC, **VTAB, **OTHERS}
+NATURAL = {
+    "Caltech101": "caltech101",
+    "CIFAR-100": "cifar100",
+    "DTD": "dtd",
+    "Flowers102": "flowers102",
+    "OxfordPets": "oxford-pets",
+    "Sun397": "sun397",
+    "SVHN": "svhn",
+}
+SPECIALIZED = {
+    "Camelyon": "camelyon",
+    "EuroSAT": "eurosat",
+    "Resisc45": "resisc45",
+    "Retinopathy": "retinopathy",
+}
+STRUCTURED = {
+    "Clevr-Count": "clevr-count",
+    "Clevr-Dist": "clevr-distance",
+    "DMLab": "dmlab",
+    "dSpr-Loc": "dsprites-location",
+    "dSpr-Obj": "dsprites-orientation",
+    "KITTI-Dist": "kitti-distance",
+    "sNOB-Azim": "smallnorb-azimuth",
+    "sNOB-Elev": "smallnorb-elevation",
+}
+FEW_SHOT = {**NATURAL, **SPECIALIZED, **STRUCTURED}
 
 
 def printed(item: str) -> Path:
@@ -133,7 +196,7 @@ SHAPES: Mapping[str, Callable[[], nn.Module]] = {
     "ResNet-18": lambda: _resnet([1, 1, 1, 1]),
     "ViT-L/16": lambda: _vit(1024, 24, 16),
     "ViT-B/16": lambda: _vit(768, 12, 12),
-    "ViT-1": lambda: _vit(64, 1, 2),
+    "ViT-6": lambda: _vit(64, 6, 2),
 }
 
 

@@ -1,0 +1,249 @@
+"""Tables 4 and A3 to A8: AP beside other parameter-efficient methods on ViT-L/16, accuracy and cost.
+
+Parameters are counted on ViT-L/16 without weights; accuracy, memory, time and throughput are those of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce.activation_prompts import protocol as p
+from inlay.reproduce.activation_prompts.cost import MEMORY, PARAMETERS, PORTRAIT, THROUGHPUT, TIME
+from inlay.reproduce.predicates import above, above_at_most, near, ranked, rises, times, within
+from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
+from inlay.reproduce.results import Results
+
+if TYPE_CHECKING:
+    from inlay.reproduce.bench import Bench
+
+GROUPS = {"FGVC": p.FGVC, "VTAB": p.VTAB, "Others": p.OTHERS}
+ACCURACY = [*GROUPS, "digits"]
+BASE = ("FULL-FINETUNE", "LINEAR-PROBE")
+
+
+def accuracy_and_cost(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """Counts of the shape; and of runs the accuracy by group of sets and the cost on the first set."""
+    rows = tuple(settings["rows"])
+    shapes = {"": settings["shape"]}
+    part = {"shapes": shapes, "rows": rows}
+    found = bench.once("activation-prompts/counts", part, lambda: p.counted(shapes, rows, PARAMETERS))
+    for number, (name, sets) in enumerate(settings["groups"].items()):
+        specs = p.specs(bench, {"": settings["model"]}, settings.get("runs", rows), sets, settings["training"])
+        runs, failures = bench.runs(specs, settings["seeds"])
+        values = Results.of({key: [p.accuracy(run) for run in made] for key, made in runs.items()}, failures=failures)
+        whole = {key: cell for key, cell in p.with_average(values, name).cells.items() if key[2] == name}
+        first = next(iter(sets))
+        cost = {
+            (panel, row, column): [read(run.portrait) for run in made]
+            for (panel, row, task), made in runs.items()
+            for column, read in PORTRAIT.items()
+            if number == 0 and task == first
+        }
+        found = found.with_([Results(whole, failures=failures), Results.of(cost)])
+    return found
+
+
+def recipe(item: str, title: str, rows: tuple[str, ...], claims: tuple[Claim, ...], minutes: int) -> Recipe:
+    """A table of this shape: the same three scales for all."""
+    return Recipe(
+        name=f"activation-prompts/{item}",
+        title=title,
+        printed=p.printed(item),
+        scales={
+            "paper": Scale(
+                "ViT-L/16, the 19 sets of table 1, 100 epochs, 5 trials.",
+                "weeks on one GPU",
+                (p.VIT_LARGE,),
+                tuple(p.FULL_DATA.values()),
+                {
+                    "shape": "ViT-L/16",
+                    "model": p.VIT_LARGE,
+                    "rows": rows,
+                    "groups": GROUPS,
+                    "training": p.PAPER,
+                    "seeds": p.TRIALS,
+                },
+            ),
+            "here": Scale(
+                "Parameters of ViT-L/16, exactly; the rest by runs of the small embedded ViT on 200 digits, 5 epochs, "
+                "each method's own rate, 3 seeds.",
+                f"{minutes} min on two cores, less where another table has made the runs",
+                ("embedded:vit",),
+                ("digits",),
+                {
+                    "shape": "ViT-L/16",
+                    "model": "embedded:vit",
+                    "rows": rows,
+                    "groups": {"digits": {"digits": "digits"}},
+                    "training": p.DIGITS,
+                    "seeds": p.SEEDS,
+                },
+            ),
+            "smoke": Scale(
+                "Counts of a shallow model; one step of AP.",
+                "1 s",
+                (p.VIT_LARGE,),
+                ("oxford-pets",),
+                {
+                    "shape": "ViT-6",
+                    "model": p.VIT_LARGE,
+                    "rows": rows,
+                    "runs": ("AP",),
+                    "groups": {"VTAB": {"OxfordPets": "oxford-pets"}},
+                    "training": p.ONE_STEP,
+                    "seeds": 1,
+                },
+            ),
+        },
+        run=accuracy_and_cost,
+        claims=claims,
+    )
+
+
+def counts(**printed: float) -> tuple[Claim, ...]:
+    """That a row trains what is printed, in millions, counted to 5 %."""
+    return tuple(
+        Claim(f"{row} trains {millions:g}M parameters in ViT-L/16", near(row, PARAMETERS, millions), "the table")
+        for row, millions in printed.items()
+    )
+
+
+def largest(results: Results, rows: tuple[str, ...], row: str) -> Verdict:
+    """Whether a row has the largest accuracy of these in every group."""
+    return ranked(row, rows, 1, 1, columns=ACCURACY)(results)
+
+
+OTHERS = ("BIAS", "LoRA", "VPT", "GATEVPT", "E2VPT", "ADAPTER", "ADAPTERFORMER", "SSF", "AP")
+TABLE_4 = recipe(
+    "table-4",
+    "AP beside eight other methods on ViT-L/16",
+    (*BASE, *OTHERS),
+    (
+        Claim("AP has place 2 to 4 in accuracy", ranked("AP", OTHERS, 2, 4, columns=ACCURACY), "section 6.2"),
+        Claim(
+            "AP is first in parameters", ranked("AP", OTHERS, 1, 1, columns=[PARAMETERS], lowest=True), "section 6.2"
+        ),
+        Claim("AP is first in memory", ranked("AP", OTHERS, 1, 1, columns=[MEMORY], lowest=True), "section 6.2"),
+        Claim("AP is first in time", ranked("AP", OTHERS, 1, 1, columns=[TIME], lowest=True), "section 6.2"),
+        Claim("AP is first in throughput", ranked("AP", OTHERS, 1, 1, columns=[THROUGHPUT]), "section 6.2"),
+        Claim(
+            "AdaptFormer is the most accurate",
+            lambda results: largest(results, OTHERS, "ADAPTERFORMER"),
+            "section 6.2",
+        ),
+        Claim(
+            "AdaptFormer's throughput is three times lower than AP's",
+            times("AP", "ADAPTERFORMER", THROUGHPUT, 3),
+            "section 6.2",
+        ),
+        Claim("AP is above LINEAR-PROBE", above("AP", "LINEAR-PROBE", columns=ACCURACY), "table 4"),
+        *counts(AP=0.16, BIAS=0.29, LoRA=1.00, VPT=0.25, GATEVPT=3.14, E2VPT=1.21, ADAPTER=2.17, ADAPTERFORMER=0.65),
+        *counts(SSF=0.48),
+    ),
+    9,
+)
+TABLE_A3 = recipe(
+    "table-a3",
+    "Kinds of prompt: added, multiplied, concatenated",
+    (*BASE, "AP-PRODUCT", "AP-CONCATE", "AP"),
+    (
+        Claim("An added prompt is above a multiplied one", above("AP", "AP-PRODUCT", columns=ACCURACY), "appendix B"),
+        Claim("An added prompt is above concatenated ones", above("AP", "AP-CONCATE", columns=ACCURACY), "appendix B"),
+        *counts(**{"AP-PRODUCT": 0.16, "AP-CONCATE": 0.12}),
+    ),
+    5,
+)
+TABLE_A4 = recipe(
+    "table-a4",
+    "Prompts at one, three and five layers",
+    (*BASE, "AP-3", "AP-5", "AP"),
+    (
+        Claim("Three layers gain no more than half a point", above_at_most("AP-3", "AP", 0.5, columns=ACCURACY), "B"),
+        Claim("Five layers gain no more than half a point", above_at_most("AP-5", "AP", 0.5, columns=ACCURACY), "B"),
+        Claim("More layers are slower", above("AP-5", "AP", columns=[TIME]), "table A4"),
+        *counts(**{"AP-3": 0.46, "AP-5": 0.76}),
+    ),
+    5,
+)
+A5 = ("BIAS", "LoRA", "VPT-50", "ADAPTER", "ADAPTERFORMER", "AP")
+TABLE_A5 = recipe(
+    "table-a5",
+    "The same with a head drawn anew",
+    (*BASE, *A5),
+    (
+        Claim("AP has place 2 to 4 in accuracy", ranked("AP", A5, 2, 4, columns=ACCURACY), "appendix B"),
+        Claim("AP is first in parameters", ranked("AP", A5, 1, 1, columns=[PARAMETERS], lowest=True), "appendix B"),
+        Claim("AP is first in memory", ranked("AP", A5, 1, 1, columns=[MEMORY], lowest=True), "appendix B"),
+        Claim("AP is first in time", ranked("AP", A5, 1, 1, columns=[TIME], lowest=True), "appendix B"),
+    ),
+    8,
+)
+TABLE_A6 = recipe(
+    "table-a6",
+    "VPT with 10 and with 50 tokens",
+    (*BASE, "VPT-10", "VPT-50", "AP"),
+    (
+        Claim("10 tokens do as well as 50, to one point", within("VPT-10", "VPT-50", 1.0, columns=ACCURACY), "B"),
+        Claim("10 tokens are faster", above("VPT-50", "VPT-10", columns=[TIME]), "appendix B"),
+        Claim("10 tokens need less memory", above("VPT-50", "VPT-10", columns=[MEMORY]), "appendix B"),
+        *counts(**{"VPT-10": 0.25, "VPT-50": 1.24}),
+    ),
+    6,
+)
+A7 = ("BIAS", "LoRA", "VPT-50", "ADAPTER", "ADAPTERFORMER", "SSF", "AP")
+TABLE_A7 = recipe(
+    "table-a7",
+    "SSF beside the others",
+    (*BASE, *A7),
+    (
+        Claim("SSF is under AdaptFormer", above("ADAPTERFORMER", "SSF", columns=ACCURACY), "appendix B"),
+        Claim("SSF has place 2 or 3", ranked("SSF", A7, 2, 3, columns=ACCURACY), "appendix B"),
+        Claim("SSF is above AP on FGVC", above("SSF", "AP", columns=["FGVC"]), "appendix B"),
+        Claim("SSF is below AP on VTAB", above("AP", "SSF", columns=["VTAB"]), "appendix B"),
+        Claim("SSF is within two points of AP", within("SSF", "AP", 2.1, columns=ACCURACY), "table A7"),
+    ),
+    8,
+)
+RANKS = ("LoRA-1", "LoRA-10", "LoRA-20", "LoRA-50")
+
+
+def with_rank(column: str, slack: float = 0.0) -> Any:
+    """Whether a column grows with LoRA's rank."""
+
+    def test(results: Results) -> Verdict:
+        turned = {("", column, row): cell for (_, row, name), cell in results.cells.items() if name == column}
+        return rises(column, RANKS, slack=slack)(Results(turned))
+
+    return test
+
+
+def every_accuracy_with_rank(results: Results) -> Verdict:
+    """Whether accuracy grows with the rank in every group that there is."""
+    told = [(name, with_rank(name)(results)) for name in ACCURACY]
+    tested = [(name, verdict) for name, verdict in told if verdict.judgement != "not tested"]
+    if not tested:
+        return Verdict.untested("the table has no two ranks")
+    failing = [pair for pair in tested if pair[1].judgement != "holds"]
+    name, verdict = (failing or tested)[0]
+    return Verdict(verdict.judgement, f"{name}: {verdict.measured}", verdict.interval, verdict.clear)
+
+
+TABLE_A8 = recipe(
+    "table-a8",
+    "LoRA of rank 1, 10, 20 and 50",
+    (*BASE, *RANKS, "AP"),
+    (
+        Claim("Accuracy grows with the rank", every_accuracy_with_rank, "appendix B"),
+        Claim(
+            "From rank 10 to 50 it gains little: one point at most",
+            above_at_most("LoRA-50", "LoRA-10", 1.0, columns=ACCURACY),
+            "B",
+        ),
+        Claim("Time grows with the rank", with_rank(TIME), "appendix B"),
+        Claim("Memory grows with the rank", with_rank(MEMORY), "appendix B"),
+        *counts(**{"LoRA-1": 0.04, "LoRA-10": 1.00, "LoRA-20": 4.38, "LoRA-50": 12.22}),
+    ),
+    8,
+)
+RECIPES = (TABLE_4, TABLE_A3, TABLE_A4, TABLE_A5, TABLE_A6, TABLE_A7, TABLE_A8)
