@@ -56,9 +56,7 @@ def tune(
         from inlay.workflow.tune_joint import tune_joint
 
         return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
-    check_layers(spec)
-    spec = settled(spec)
-    check_modality(spec)
+    spec = checked(spec)
     task = tasks.load(spec)
     digest = identity(spec, task)
     if not retry_failed:
@@ -116,6 +114,22 @@ def tune(
             }
         )
         return run
+
+
+def checked(spec: Spec) -> Spec:
+    """The spec as it will be run; a clear error where it cannot be, before anything large is read."""
+    check_layers(spec)
+    spec = settled(spec)
+    check_modality(spec)
+    return spec
+
+
+def identified(spec: Spec) -> tuple[Spec, str]:
+    """The spec as it will be run, and the digest by which its run is found."""
+    from inlay import tasks
+
+    spec = checked(spec)
+    return spec, identity(spec, tasks.load(spec))
 
 
 def refuse_failed(known: Run | None) -> None:
