@@ -87,7 +87,7 @@ def rows_of(recipe: Recipe) -> list[list[str]]:
     ours = recipe.judged(Results.from_json(found["ours"])) if found else [None] * len(recipe.claims)
     rows = []
     for number, (claim, printed, measured) in enumerate(
-        zip(recipe.claims, recipe.judged(recipe.printed_results()), ours, strict=True)
+        zip(recipe.claims, recipe.judged_as_printed(), ours, strict=True)
     ):
         first = f"`{recipe.item}`: {recipe.title}" + ("" if found is None else circumstances(found))
         paper = SHORT[printed.judgement] + (f" ({printed.measured})" if printed.judgement == FAILS else "")

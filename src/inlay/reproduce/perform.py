@@ -35,7 +35,7 @@ class Outcome:
     @property
     def verdicts(self) -> list[tuple[Claim, Verdict, Verdict]]:
         """Each claim, on the printed numbers and on ours."""
-        pairs = zip(self.recipe.judged(self.printed), self.recipe.judged(self.ours), strict=True)
+        pairs = zip(self.recipe.judged_as_printed(), self.recipe.judged(self.ours), strict=True)
         return [(claim, *pair) for claim, pair in zip(self.recipe.claims, pairs, strict=True)]
 
     def beside(self) -> tuple[list[str], list[list[str]]]:
@@ -100,7 +100,7 @@ def beside(printed: Results | None, ours: Results) -> tuple[list[str], list[list
     with_panel = ours.panels not in ([], [""]) or paper.panels not in ([], [""])
     head = [*(["panel"] if with_panel else []), "row"]
     for column in ours.columns:
-        head += [f"{column}, paper", f"{column}, here"] if column in shared else [column]
+        head += [f"{column}, paper", f"{column}, ours"] if column in shared else [column]
     places = [(panel, row) for panel in ours.panels for row in ours.rows(panel)]
     if shared:
         more = [(panel, row) for panel in paper.panels for row in paper.rows(panel)]

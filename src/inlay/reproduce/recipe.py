@@ -42,6 +42,7 @@ HOLDS: Judgement = "holds"
 FAILS: Judgement = "does not hold"
 UNTESTED: Judgement = "not tested"
 SCALES = ("paper", "here", "smoke")
+PRINTED = "a number as printed"  # `where` of a claim that is itself a printed number: the printed table cannot judge it
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,14 @@ class Recipe:
         """The paper's numbers."""
         return None if self.printed is None else Results.read(self.printed)
 
-    def judged(self, results: Results | None) -> list[Verdict]:
+    def judged(self, results: Results) -> list[Verdict]:
         """What a table says of each claim."""
-        if results is None:
-            return [Verdict.untested("the paper prints no numbers") for _ in self.claims]
         return [claim.test(results) for claim in self.claims]
+
+    def judged_as_printed(self) -> list[Verdict]:
+        """What the paper's own numbers say of each claim; nothing of one that is itself such a number."""
+        printed = self.printed_results()
+        if printed is None:
+            return [Verdict.untested("the paper prints no numbers") for _ in self.claims]
+        itself = Verdict.untested("it is the printed number")
+        return [itself if claim.where == PRINTED else claim.test(printed) for claim in self.claims]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.reproduce.activation_prompts import protocol as p
 from inlay.reproduce.drawing import ANY, curves
 from inlay.reproduce.predicates import Test, difference, near, numbered, prefers
-from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -188,8 +188,8 @@ FIGURE_2 = Recipe(
         Claim("At its best layer AP is above VP", best_above("AP", "VP", panel="ResNet"), "section 3"),
         Claim("and by about 5 points", best_above("AP", "VP", panel="ResNet", by=4.5), "section 3"),
         Claim("At its best layer AP is above NORM-TUNE", best_above("AP", "NORM-TUNE", panel="ResNet"), "section 4"),
-        Claim("AP trains 100k parameters of ResNet-101", near("AP", ANY, 0.100, panel=COUNTS), "section 3"),
-        Claim("VP trains 150k", near("VP", ANY, 0.150, panel=COUNTS), "section 3"),
+        Claim("AP trains 100k parameters of ResNet-101", near("AP", ANY, 0.100, panel=COUNTS), PRINTED),
+        Claim("VP trains 150k", near("VP", ANY, 0.150, panel=COUNTS), PRINTED),
     ),
     draw=curves("AP by layer", "layer (0: the pixels)", "test accuracy, %"),
 )
