@@ -140,6 +140,11 @@ def test_without_noise() -> None:
     assert (torch.tensor(trace.gap) <= found.bound(torch.arange(101)) * (1 + 1e-9)).all()
     with pytest.raises(InlayError, match="tau > 0"):
         icl.constants(icl.OneLayer(icl.Problem.sample(4, 6, 5, 3, 0.0, unit=True), 8))
+    # In single precision too, where rounding alone would make the singular matrix seem regular.
+    beyond = icl.OneLayer(icl.Problem.sample(4, 12, 6, 3, 0.0), 64, dtype=torch.float32)
+    (rank,) = (claim for claim in icl.assumptions(beyond) if claim.claim.startswith("Assumption 2"))
+    assert rank.holds == "no"
+    assert "singular: tau = 0, m = 3" in rank.measured
     with pytest.raises(InlayError, match="divides by m tau"):
         icl.needed_steps(within.problem, found, 0.1, 0.1, 1.0)
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import torch
 from inlay.cli.lab_icl import ALL, FIGURES
 from inlay.errors import InlayError
 from inlay.report import charts_icl, terminal
-from inlay.theory import icl
-from inlay.theory.icl import deep, lab, lab_theory, language
+from inlay.theory import findings, icl
+from inlay.theory.icl import deep, kept, lab, lab_theory, lab_training, language
 
 Lab = Callable[..., tuple[int, str, str]]
 TINY = ("--N", "4", "--K", "12", "--d", "6", "--m", "3")
@@ -32,7 +33,7 @@ def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     return partial(typed, "lab", "icl")
 
 
-def kept(folder: Path) -> tuple[list[dict[str, str]], dict]:
+def kept_in(folder: Path) -> tuple[list[dict[str, str]], dict]:
     name = folder.name
     assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for end in ("png", "svg", "csv", "json")}
     with (folder / f"{name}.csv").open() as file:
@@ -62,7 +63,7 @@ OPTIONS = {
 def test_every_figure_draws_and_tells(run: Lab, tmp_path: Path, figure: str) -> None:
     status, out, err = run("--figure", figure, "--out", "here", *OPTIONS[figure])
     assert status == 0, err
-    rows, facts = kept(tmp_path / "here" / f"icl-{'figure-' if figure[0].isdigit() else ''}{figure}")
+    rows, facts = kept_in(tmp_path / "here" / f"icl-{'figure-' if figure[0].isdigit() else ''}{figure}")
     assert len(rows) >= 4
     header, *lines = [line.split("\t") for line in out.splitlines()]
     assert header == ["claim", "measured", "holds?"]
@@ -77,7 +78,7 @@ def test_a_run_of_ones_own_by_both_optimisers(run: Lab, tmp_path: Path) -> None:
         options = (*TINY, "--unit", "--heads", "6", "--steps", "60", "--rate", rate, "--optimiser", optimiser)
         status, out, err = run(*options, "--out", optimiser, "--watch")
         assert status == 0, err
-        rows, _ = kept(tmp_path / optimiser / "icl-run")
+        rows, _ = kept_in(tmp_path / optimiser / "icl-run")
         assert float(rows[-1]["gap"]) < float(rows[0]["gap"])
         assert "the loss descends towards its infimum" in out
         assert "gap to the infimum" in err  # --watch into a pipe: lines
@@ -111,15 +112,114 @@ def test_figure_4_at_a_small_scale() -> None:
     """Few heads stay behind, and one head the most."""
     setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(1, 3, 6, 24), steps=400, rate=0.01)
     found = lab.EXPERIMENTS["4"](setting, lambda what: None, lambda name, trace: None)
-    ends = {H: [row[5] for row in found.rows if row[:2] == ("norm 1", H)][-1] for H in (1, 3, 24)}
-    assert ends[24] < ends[3] < ends[1]
-    assert ends[24] < 0.05 * found.rows[0][5]  # type: ignore[operator]
+    ends = {H: [row[6] for row in found.rows if row[:3] == ("norm 1", 0.01, H)][-1] for H in (1, 3, 24)}
+    assert ends[24] < ends[3] < ends[1]  # type: ignore[operator]
+    assert ends[24] < 0.05 * found.rows[0][6]  # type: ignore[operator]
+
+
+def trained(gaps: Sequence[float], **name: str | float) -> list[tuple]:
+    """Rows of figure 4 for one training that is made up, its gaps a quarter epoch apart."""
+    return [
+        (name["tokens"], name["rate"], name["H"], 10 * at, at / 4, 1 + gaps[at], gaps[at], rise)
+        for at, rise in kept.rises(list(gaps), 1)
+    ]
+
+
+def figure_4_of(few: Sequence[float], most: Sequence[float], faster: Sequence[float]) -> list[str]:
+    """The verdicts on curves that are made up: H = 5, H = 400, and H = 400 at the larger rate."""
+    falls = [0.9**at for at in range(50)]
+    rows = [
+        row
+        for tokens in ("Gaussian", "norm 1")
+        for H, gaps in ((5, few), (40, falls), (400, most))
+        for row in trained(gaps, tokens=tokens, rate=1e-4, H=H)
+    ]
+    rows += trained(falls, tokens="Gaussian", rate=1e-2, H=40) + trained(faster, tokens="Gaussian", rate=1e-2, H=400)
+    facts = {"N": 30, "rate": 1e-4, "steps": 490, "infimum": 1.0, "tau": 0.01}
+    facts["largest safe eta_w of gradient descent"] = {"Gaussian": {"40": 0.2, "400": 0.1}}
+    found = findings.Finding("icl-figure-4", lab_training.FIGURE_4_COLUMNS, rows, [], facts)
+    claims = lab.CLAIMS["icl-figure-4"](found)
+    assert [claim.holds for claim in claims[:3]] == [claim.holds for claim in claims[3:6]]
+    return [claim.holds for claim in (*claims[:3], *claims[6:])]
+
+
+def test_figure_4_tells_the_printed_picture_from_others() -> None:
+    """The paper's curves would be told so, and each of them otherwise otherwise."""
+    falls, stalls = [0.9**at for at in range(50)], [0.5 + 0.5 * 0.7**at for at in range(50)]
+    wild = [*falls[:30], *(3 * gap for gap in falls[30:])]
+    assert figure_4_of(stalls, wild, wild) == ["yes", "yes", "yes", "yes", "no"]
+    assert figure_4_of(falls, falls, falls) == ["no", "yes", "no", "no", "no"]
+    assert figure_4_of(stalls, [*falls[:40], *[math.nan] * 10], falls)[2] == "yes"
+    # Rounding's ups and downs are not instability.
+    assert figure_4_of(stalls, [*falls, 1e-7, 1e-6], falls)[2] == "no"
+
+
+def test_figure_5_tells_the_printed_picture_from_others() -> None:
+    def verdicts(ends: dict[int, float], steps: dict[int, int]) -> list[str]:
+        rows = [
+            (H, step, step / 40, 10 * (ends[H] / 10) ** (step / steps[H]), 0.0, 1.0, 1.0, 0.0)
+            for H in ends
+            for step in range(0, steps[H] + 1, 10)
+        ]
+        facts = {"infimum": 0.2, "seconds": 30.0}
+        found = findings.Finding("icl-figure-5", ("H", *kept.COLUMNS), rows, [], facts)
+        return [claim.holds for claim in lab.CLAIMS["icl-figure-5"](found)]
+
+    slow = {2: 200, 4: 200, 32: 100, 64: 50}
+    same = dict.fromkeys(slow, 100)
+    assert verdicts({2: 1.0, 4: 0.5, 32: 2.0, 64: 4.0}, same) == ["yes", "yes", "no", "yes"]
+    assert verdicts({2: 1.0, 4: 0.5, 32: 6.0, 64: 8.0}, slow)[2] == "yes"
+    assert verdicts({2: 9.9, 4: 1.0, 32: 0.4, 64: 0.5}, same) == ["no", "no", "no", "no"]
+    assert verdicts(dict.fromkeys(slow, 9.9), same)[:2] == ["cannot tell"] * 2
 
 
 def test_figure_2a_at_a_small_scale() -> None:
     setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(24,), steps=400, rate=0.01)
     found = lab.EXPERIMENTS["2a"](setting, lambda what: None, lambda name, trace: None)
-    assert [claim.holds for claim in found.claims if "samples" not in claim.claim] == ["yes"] * 6
+    assert [claim.holds for claim in found.claims if "Gaussian tokens, samples" not in claim.claim] == ["yes"] * 7
+    limit = found.claims[-1]
+    assert "limit" in limit.claim
+    # With the samples of one batch in the place of all, it would not be.
+    few = [row for row in found.rows if row[1] != lab_training.ONE_BATCH]
+    few += [(row[0], lab_training.ONE_BATCH, *row[2:]) for row in found.rows if row[:2] == ("Gaussian", "samples")]
+    assert lab.CLAIMS[found.name](replace(found, rows=few))[-1].holds == "no"
+
+
+def test_what_was_kept_is_drawn_and_told_again(run: Lab, tmp_path: Path) -> None:
+    """--redraw: the same claims from the same numbers, other claims from other numbers, command and versions kept."""
+    options = ("--figure", "2a", *OPTIONS["2a"])
+    assert run(*options)[0] == 0
+    folder = tmp_path / "lab" / "icl-figure-2a"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    facts = json.loads(before["icl-figure-2a.json"])
+    status, out, err = run("--figure", "2", "--redraw")
+    assert status == 0, err
+    assert "descend together" in out
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    lines = before["icl-figure-2a.csv"].decode().splitlines()
+    place = lines[0].split(",").index("out-of-domain")
+    changed = [[*cells[:place], "0.001", *cells[place + 1 :]] for cells in (line.split(",") for line in lines[1:])]
+    text = "\r\n".join([lines[0], *map(",".join, changed)]) + "\r\n"
+    (folder / "icl-figure-2a.csv").write_text(text, newline="")
+    assert run("--figure", "2a", "--redraw")[0] == 0
+    again = json.loads((folder / "icl-figure-2a.json").read_text())
+    above = [claim["holds"] for claim in again["claims"] if "above the in-domain" in claim["claim"]]
+    assert above == ["no"] * 3
+    assert (again["command"], again["versions"]) == (facts["command"], facts["versions"])
+    for wrong in (("--figure", "5", "--redraw"), ("--figure", "2a", "--redraw", "--out", "nowhere")):
+        status, _, err = run(*wrong)
+        assert status == 2
+        assert "to draw again" in err
+    (folder / "icl-figure-2a.csv").write_text("")
+    assert "can be read" in run("--figure", "2a", "--redraw")[2]
+
+
+def test_seconds_end_a_training_and_what_it_found_is_kept(run: Lab, tmp_path: Path) -> None:
+    for figure in ("2a", "2b", "4"):
+        status, _, err = run("--figure", figure, *OPTIONS[figure], "--steps", "1000000", "--seconds", "0.05")
+        assert status == 0, err
+        rows, _ = kept_in(tmp_path / "lab" / f"icl-figure-{figure}")
+        assert 0 < max(int(row["step"]) for row in rows) < 1_000_000
 
 
 def test_the_deep_transformer_learns_and_is_its_seed() -> None:
@@ -183,7 +283,7 @@ def test_a_language_experiment_finds_none_where_there_is_none() -> None:
         ).float()
 
     found = language.in_context(copies, "the last label", lambda what: None, count=30)
-    assert {claim.holds for claim in found.claims if "better than any simple rule" in claim.claim} <= {
+    assert {claim.holds for claim in found.claims if "better than a kernel average" in claim.claim} <= {
         "no",
         "cannot tell",
     }
@@ -220,7 +320,7 @@ def test_features_of_a_frozen_backbone(run: Lab, tmp_path: Path) -> None:
     options = ("--features", "embedded:vit", "--task", "digits", "--N", "5", "--K", "30", "--d", "12", "--m", "4")
     status, _, err = run(*options, "--heads", "8", "--steps", "50", "--rate", "0.01", "--unit")
     assert status == 0, err
-    rows, facts = kept(tmp_path / "lab" / "icl-run")
+    rows, facts = kept_in(tmp_path / "lab" / "icl-run")
     assert float(rows[-1]["gap"]) < float(rows[0]["gap"])
     assert (facts["settings"]["m"], facts["settings"]["d"], facts["settings"]["K"]) == (4, 12, 30)
 
@@ -267,6 +367,13 @@ def test_a_trace_draws_itself() -> None:
         (("--seconds", "0"), "above 0"),
         (("--optimiser", "newton"), "adam"),
         (("--optimiser", "gd", "--batch", "8"), "leave the batch out"),
+        (("--rate", "-1"), "rate = -1"),
+        (("--batch", "20000"), "1 to 10000"),
+        (("--heads", "1,5"), "takes one"),
+        (("--figure", "5", "--heads", "2,3"), "[3]: in figures 2b and 5 they must divide"),
+        (("--figure", "3", "--tau", "0"), "y* and y_best are then the same"),
+        (("--figure", "2a", "--features", "embedded:vit"), "leave --figure out"),
+        (("--redraw",), "to draw again"),
     ],
 )
 def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...], words: str) -> None:

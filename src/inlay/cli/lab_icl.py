@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli import lab_show, show
 from inlay.cli import options as o
-from inlay.errors import unknown
+from inlay.errors import InlayError, unknown
 
 if TYPE_CHECKING:
     from inlay.theory.findings import Finding
@@ -29,7 +29,8 @@ FIGURES = {
     "proposition-1": ("proposition-1",),
     "language": ("language",),
 }
-# What `all` makes, and in which order. `language` needs a model that is fetched, and is asked for by name.
+# What `all` makes, and in which order. `language` needs a model that is fetched, and is asked for by name; the page
+# shows it, and a run of one's own, where they are there already.
 ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
 THIS, HOW = "The problem", "The training"
 
@@ -72,7 +73,8 @@ def command(
         int | None, typer.Option(min=1, help="Steps; the figure's own, or 2000.", rich_help_panel=HOW)
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Wall-clock time of each training of four layers.", rich_help_panel=HOW)
+        float | None,
+        typer.Option(help="Wall-clock time that each training with Adam may take.", rich_help_panel=HOW),
     ] = None,
     batch: Annotated[
         int | None,
@@ -86,6 +88,14 @@ def command(
     ] = "adam",
     seed: Annotated[int, typer.Option(help="Of the tokens, the tasks and the start.", rich_help_panel=HOW)] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=HOW)] = "cpu",
+    redraw: Annotated[
+        bool,
+        typer.Option(
+            "--redraw",
+            help="Train nothing: draw what --out has, and read its claims, again from the numbers kept.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Draw the losses in the terminal as they fall.")] = False,
     out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
         "lab"
@@ -94,8 +104,9 @@ def command(
 ) -> None:
     """A one-layer transformer that becomes ridge regression: the paper's figures and theorems, or a run of your own.
 
-    Figure 2a takes three minutes of one core, figure 3 seconds, figure 4 a quarter of an hour; 2b and 5 (four layers)
+    Figure 2a takes four minutes of one core, figure 3 seconds, figure 4 a quarter of an hour; 2b and 5 (four layers)
     run for a fixed time on a CPU, and as printed on cuda. --figure all also writes one page with everything, icl.html.
+    --seconds ends each training early, and what it found is kept and drawn all the same.
 
     \b
     inlay lab icl --figure 2
@@ -103,12 +114,18 @@ def command(
     inlay lab icl --N 30 --K 200 --d 100 --m 20 --heads 64 --tau 0.01 --steps 2000 --watch
     inlay lab icl --figure language
     inlay lab icl --features embedded:vit --task digits --N 30 --K 200 --unit --steps 4000
+    inlay lab icl --figure all --redraw
     """
     if figure is not None and figure not in (*FIGURES, "all"):
         raise unknown("figure", figure, (*FIGURES, "all"))
     names = () if figure is None else ALL if figure == "all" else FIGURES[figure]
     counts = None if heads is None else lab_show.sizes(heads, "--heads", "64 or 1,5,10", least=1)
+    if counts is not None and len(counts) > 1 and not {"4", "5"} & {*names}:
+        raise InlayError(f"--heads {heads}: figures 4 and 5 compare several, everything else takes one.")
+    if figure is not None and (features is not None or optimiser != "adam"):
+        raise InlayError("--features and --optimiser are for a run of your own: leave --figure out.")
     from inlay.report import charts, charts_icl, charts_theory, page
+    from inlay.report.redraw import again, read
     from inlay.report.terminal import LiveCurves
     from inlay.theory.icl import lab, language
     from inlay.workflow import icl
@@ -118,11 +135,21 @@ def command(
     folders = {name: out / f"icl-{'figure-' if name[0].isdigit() else ''}{name}" for name in names} or {
         "run": out / "icl-run"
     }
-    for folder in folders.values():
+    made: list[tuple[Finding, Path]] = []
+    if redraw:
+        kept = [folder for folder in folders.values() if folder.is_dir()]
+        if not kept:
+            raise InlayError(
+                f"{out} has none of {', '.join(folder.name for folder in folders.values())} to draw again."
+            )
+        for folder in kept:
+            lab_show.tell(again(folder, charts_icl.DRAWN, lab.CLAIMS), folder, quiet)
+        return
+    for name, folder in folders.items():
+        lab.check(name, setting)
         charts.check_folder(folder, folder.name)
     total = sum(lab.beginnings(name, setting) for name in folders)
     told = ["inlay", *sys.argv[1:]]
-    made: list[tuple[Finding, Path]] = []
     live = LiveCurves("") if watch and not quiet else None
     with Bar(total, "lab", "step", show=not quiet and not watch, lines=True) as bar, live or nullcontext():
 
@@ -151,6 +178,8 @@ def command(
     for found, folder in made:
         lab_show.tell(found, folder, quiet)
     if figure == "all":
+        beside = [folder for name in ("language", "run") if (folder := out / f"icl-{name}").is_dir()]
+        made += [(read(folder)[0], folder) for folder in beside]
         page.write(out / "icl.html", "In-context learning with representations", told, made)
         if not quiet:
             show.say(f"all on one page: {out / 'icl.html'}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inlay.errors import InlayError
 from inlay.theory.findings import Claim, verdict
-from inlay.theory.icl.model import OneLayer
+from inlay.theory.icl.model import OneLayer, attention
 from inlay.theory.icl.problem import Problem
 from inlay.theory.icl.proposition import distinct_row
 
@@ -93,13 +93,18 @@ class Constants:
 
 
 def zeta_0(model: OneLayer) -> float:
-    """(14), `min_k lambda_min(B_k B_k^T)` with `B_k = Zbar C_k`, at the model's present Q."""
+    """(14), `min_k lambda_min(B_k B_k^T)` with `B_k = Zbar C_k`, at the model's present Q.
+
+    In float64 whatever the model's own precision: rounding would make a singular matrix seem regular.
+    """
+    problem = model.problem
+    if model.heads < problem.N:
+        return 0.0
     with torch.no_grad():
-        s = model.attention().to(torch.float64).permute(2, 0, 1)  # C_k^T, (K, H, N)
-        values, vectors = torch.linalg.eigh(model.S.to(torch.float64))
+        s = attention(problem.tokens, model.Q.to(torch.float64), problem.N).permute(2, 0, 1)  # C_k^T, (K, H, N)
+        values, vectors = torch.linalg.eigh(problem.moments().S)
         root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-        B = s @ root
-        return float(torch.linalg.svdvals(B)[:, -1].min() ** 2) if s.shape[1] >= s.shape[2] else 0.0
+        return float(torch.linalg.svdvals(s @ root)[:, -1].min() ** 2)
 
 
 def constants(model: OneLayer, gamma: float | None = None) -> Constants:
@@ -110,7 +115,7 @@ def constants(model: OneLayer, gamma: float | None = None) -> Constants:
     problem = model.problem
     if not bool((model.w == 0).all()):
         raise InlayError("Theorem 1's constants are those of the start: this model has been trained. Make a new one.")
-    eigenvalues = torch.linalg.eigvalsh(model.S.to(torch.float64))
+    eigenvalues = torch.linalg.eigvalsh(problem.moments().S)
     if float(eigenvalues[0]) <= ROUNDING * float(eigenvalues[-1]):
         raise InlayError(
             f"tau = {problem.tau}, N = {problem.N}, m = {problem.m}: Z^T Z + m tau I is singular, so zeta_0 = 0 and "
@@ -128,8 +133,8 @@ def constants(model: OneLayer, gamma: float | None = None) -> Constants:
             f"zeta_0 = {zeta:.2g} ({why}): Assumption 2 does not hold in floating point, and Theorem 1 says nothing. "
             f"Take H >= N = {problem.N}, tokens of norm 1, and few of them."
         )
-    f_max = math.sqrt(float(model.S.diagonal().max()))
-    A = float(torch.linalg.matrix_norm(model.A.to(torch.float64), 2))
+    f_max = math.sqrt(float(problem.moments().S.diagonal().max()))
+    A = float(torch.linalg.matrix_norm(problem.moments().minimiser(), 2))
     found = Constants(problem.K, problem.N, model.heads, norm, f_max, A, model.gap(), zeta, 1.0)
     least = found.least_gamma
     if gamma is not None and gamma < least:
@@ -157,7 +162,9 @@ def assumptions(model: OneLayer, B: float | None = None) -> list[Claim]:
     problem = model.problem
     tasks, lengths = problem.tasks, problem.tokens.norm(dim=1)
     entry = distinct_row(problem.tokens, problem.N)
-    zeta, largest = zeta_0(model), float(torch.linalg.eigvalsh(model.S)[-1])
+    sizes = torch.linalg.eigvalsh(problem.moments().S)
+    zeta, largest = zeta_0(model), float(sizes[-1])
+    singular = float(sizes[0]) <= ROUNDING * largest
     return [
         Claim(
             "Assumption 1: E[lambda_i] = 0, E[lambda_i^2] = 1",
@@ -166,7 +173,8 @@ def assumptions(model: OneLayer, B: float | None = None) -> list[Claim]:
         ),
         Claim(
             "Assumption 2: every B_k at the start has full row rank",
-            f"zeta_0 = {zeta:.2g} beside |Zbar|^2 = {largest:.2g}; {model.heads} heads, N = {problem.N}",
+            f"zeta_0 = {zeta:.2g} beside |Zbar|^2 = {largest:.2g}; {model.heads} heads, N = {problem.N}"
+            + (f"; Zbar itself is singular: tau = {problem.tau:g}, m = {problem.m}" if singular else ""),
             verdict(zeta > ROUNDING * largest),
         ),
         Claim(

@@ -13,6 +13,8 @@ from inlay.theory.icl import ridge
 from inlay.theory.icl.descent import BATCH, EPOCH, RATE, SAMPLES, Trace, Watch
 from inlay.theory.icl.problem import Problem, Prompts
 
+LAYERS, D_MODEL, D_FF = 4, 256, 512
+
 
 class DeepTransformer(nn.Module):
     """An encoder as in Vaswani et al. over the K columns of `E = (EP, EQ)` (2, 4), with one number out for each.
@@ -29,9 +31,9 @@ class DeepTransformer(nn.Module):
         problem: Problem,
         heads: int = 8,
         *,
-        layers: int = 4,
-        d_model: int = 256,
-        d_ff: int = 512,
+        layers: int = LAYERS,
+        d_model: int = D_MODEL,
+        d_ff: int = D_FF,
         seed: int = 0,
     ) -> None:
         super().__init__()

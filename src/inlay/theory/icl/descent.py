@@ -147,12 +147,14 @@ def train(
     samples: int = SAMPLES,
     seed: int = 0,
     every: int = EPOCH,
+    seconds: float | None = None,
     tests: Mapping[str, Prompts] | None = None,
     watch: Watch | None = None,
 ) -> Trace:
     """Adam at `rate`: on the population loss in closed form, or, with `batch`, on mini-batches of `samples` prompts.
 
-    The loss kept every `every` steps is the population's, or the whole sample's.
+    The loss kept every `every` steps is the population's, or the whole sample's. With `seconds`, training ends at the
+    first kept step after so many.
     """
     if steps < 1 or every < 1:
         raise InlayError(f"{steps} steps, kept every {every}: give whole numbers from 1 on.")
@@ -160,7 +162,7 @@ def train(
         raise InlayError(f"A learning rate of {rate}: give a number above 0.")
     if batch is not None and not 1 <= batch <= samples:
         raise InlayError(f"Batches of {batch} from {samples} samples: give 1 to {samples}.")
-    seconds = {name: test.moments().S.to(model.S) for name, test in (tests or {}).items()}
+    squares = {name: test.moments().S.to(model.S) for name, test in (tests or {}).items()}
     drawn = None if batch is None else model.problem.prompts(samples, seed + 10_000)
     whole = model.moments if drawn is None else drawn.moments().to(model.S)
     order = torch.Generator().manual_seed(seed)
@@ -170,20 +172,23 @@ def train(
 
     def note(t: int, a: torch.Tensor) -> None:
         away = a - model.A
-        inference = {name: float(quadratic(away, second)) for name, second in seconds.items()}
+        inference = {name: float(quadratic(away, second)) for name, second in squares.items()}
         gap = float(quadratic(away, model.S)) / 2
         trace.note(t, float(whole.loss(a)) if drawn is not None else model.infimum + gap, gap, inference)
         if watch:
             watch(trace)
 
     for t in range(steps):
-        moments = None
-        if drawn is not None and batch is not None:
+        moments = whole
+        if drawn is not None and batch is not None and batch < samples:
             queue = queue or list(torch.randperm(samples, generator=order).split(batch))
             moments = drawn.moments(queue.pop().to(drawn.y.device)).to(model.S)
         a = model.step(moments)
         if t % every == 0:
             note(t, a)
+            # What is kept is read from the device, so that its work is done when the clock is read.
+            if seconds is not None and t > 0 and trace.seconds[-1] >= seconds:
+                return trace
         optimiser.step()
     with torch.no_grad():
         note(steps, model.coefficients())

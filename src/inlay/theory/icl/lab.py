@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inlay.theory.findings import Finding, Tick
-from inlay.theory.icl.lab_deep import FIGURE_5_HEADS, figure_2b, figure_5
+from inlay.errors import InlayError
+from inlay.theory.findings import Claim, Finding, Tick
+from inlay.theory.icl.deep import D_MODEL
+from inlay.theory.icl.lab_deep import FIGURE_5_HEADS, figure_2b, figure_2b_claims, figure_5, figure_5_claims
 from inlay.theory.icl.lab_theory import INSTANCES, figure_3, proposition_1, theorem_1, theorem_2
-from inlay.theory.icl.lab_training import FIGURE_4_HEADS, TOKENS, figure_2a, figure_4, free
+from inlay.theory.icl.lab_training import (
+    FIGURE_2A,
+    FIGURE_4_HEADS,
+    TOKENS,
+    figure_2a,
+    figure_2a_claims,
+    figure_4,
+    figure_4_claims,
+    free,
+)
 from inlay.theory.icl.language import KINDS, SIZES
 from inlay.theory.icl.setting import Setting, Show
 
-__all__ = ["EXPERIMENTS", "Setting", "beginnings", "free"]
+__all__ = ["CLAIMS", "EXPERIMENTS", "Setting", "beginnings", "check", "free"]
 
 EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
     "2a": figure_2a,
@@ -24,12 +35,32 @@ EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
     "proposition-1": proposition_1,
 }
 
+# Those of the trainings, from the rows that are kept: they can be read again without training again.
+CLAIMS: dict[str, Callable[[Finding], list[Claim]]] = {
+    "icl-figure-2a": figure_2a_claims,
+    "icl-figure-2b": figure_2b_claims,
+    "icl-figure-4": figure_4_claims,
+    "icl-figure-5": figure_5_claims,
+}
+
+
+def check(name: str, setting: Setting) -> None:
+    """Refuse what the experiment of that name cannot do, before it or any other has begun."""
+    if name == "3" and setting.tau == 0:
+        raise InlayError("tau = 0: y* and y_best are then the same, and figure 3 compares them. Give a tau above 0.")
+    deep = {"2b": (setting.heads or ())[:1], "5": setting.heads or ()}.get(name, ())
+    wrong = [heads for heads in deep if D_MODEL % heads]
+    if wrong:
+        raise InlayError(
+            f"heads = {wrong}: in figures 2b and 5 they must divide d_model = {D_MODEL}. Take 1, 2, 4, 8, ..."
+        )
+
 
 def beginnings(name: str, setting: Setting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     return {
-        "2a": 3,
-        "4": len(TOKENS) * len(setting.heads or FIGURE_4_HEADS),
+        "2a": len(FIGURE_2A),
+        "4": (len(TOKENS) + 1) * len(setting.heads or FIGURE_4_HEADS),
         "5": len(setting.heads or FIGURE_5_HEADS),
         "theorem-1": len(INSTANCES) + 1,
         "theorem-2": len(INSTANCES[:3]),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
 from inlay.theory.findings import Claim, Finding, Holds, Row, Tick, verdict
 from inlay.theory.icl.deep import DeepTransformer, train_deep
-from inlay.theory.icl.descent import EPOCH, Trace, held_out
-from inlay.theory.icl.lab_training import COLUMNS, FIGURE_2_EPOCHS, figure_2_claims, kept_rows
+from inlay.theory.icl.descent import BATCH, EPOCH, SAMPLES, Trace, held_out
+from inlay.theory.icl.kept import COLUMNS, kept_rows, traces
+from inlay.theory.icl.lab_training import FIGURE_2_EPOCHS, figure_2_claims
 from inlay.theory.icl.setting import Setting, Show
 
 FIGURE_2_HEADS = 8
@@ -14,12 +19,19 @@ FIGURE_5_HEADS, FIGURE_5_SECONDS = (1, 2, 4, 8, 16, 32, 64), 100.0
 FIGURE_2B_SECONDS_ON_CPU = 240.0
 
 
+def deep_batch(setting: Setting) -> int:
+    """256 as printed; 16 on a CPU, where a step with 256 prompts takes several seconds."""
+    return setting.batch or (16 if setting.on_cpu else BATCH)
+
+
 def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
-    """Training and inference losses of four layers."""
+    """Training and inference losses of four layers; ends at the steps or at the seconds, whichever come first."""
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
-    seconds, steps = setting.seconds, setting.steps
-    if steps is None and seconds is None:
-        seconds, steps = (FIGURE_2B_SECONDS_ON_CPU, None) if setting.on_cpu else (None, FIGURE_2_EPOCHS * EPOCH)
+    seconds, steps, batch = setting.seconds, setting.steps, deep_batch(setting)
+    if steps is None and setting.on_cpu:
+        seconds = seconds or FIGURE_2B_SECONDS_ON_CPU
+    elif steps is None:
+        steps = FIGURE_2_EPOCHS * EPOCH
     name = "figure 2(b): four layers"
     tick(name)
     problem = setting.problem()
@@ -28,24 +40,30 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
         steps=steps,
         seconds=seconds,
         rate=setting.rate,
-        batch=setting.deep_batch,
+        batch=batch,
         every=EPOCH if steps is None else max(1, min(EPOCH, steps // 10)),
         tests=held_out(problem),
         seed=setting.seed,
         watch=lambda kept: show(name, kept),
     )
-    claims = figure_2_claims(trace, f"four layers, batch {setting.deep_batch}")
-    facts = {**setting.facts(), "heads": heads, "steps": trace.steps[-1], "seconds": trace.seconds[-1]}
-    facts |= {"batch": setting.deep_batch, "infimum": trace.infimum}
-    return Finding("icl-figure-2b", COLUMNS, kept_rows(trace), claims, facts)
+    epoch = math.ceil(SAMPLES / batch)
+    facts = {**setting.facts(), "heads": heads, "steps": trace.steps[-1], "batch": batch, "steps in an epoch": epoch}
+    facts |= {"infimum": trace.infimum, "training seconds": trace.seconds[-1]}
+    found = Finding("icl-figure-2b", COLUMNS, kept_rows(trace, epoch), [], facts)
+    return replace(found, claims=figure_2b_claims(found))
+
+
+def figure_2b_claims(found: Finding) -> list[Claim]:
+    (trace,) = traces(found).values()
+    return figure_2_claims(trace, f"four layers, batch {found.facts['batch']}")
 
 
 def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
     """Final losses against H, and training losses, in a fixed wall-clock time each."""
     every_heads = setting.heads or FIGURE_5_HEADS
-    seconds = setting.seconds or FIGURE_5_SECONDS
+    seconds, batch = setting.seconds or FIGURE_5_SECONDS, deep_batch(setting)
+    epoch = math.ceil(SAMPLES / batch)
     problem = setting.problem()
-    runs: dict[int, Trace] = {}
     rows: list[Row] = []
     for heads in every_heads:
         name = f"figure 5: four layers, H = {heads}"
@@ -54,21 +72,31 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
         def watch(kept: Trace, name: str = name) -> None:
             show(name, kept)
 
-        runs[heads] = train_deep(
+        trace = train_deep(
             DeepTransformer(problem, heads, seed=setting.seed),
             steps=setting.steps,
             seconds=seconds,
             rate=setting.rate,
-            batch=setting.deep_batch,
+            batch=batch,
             every=10,
             tests=held_out(problem),
             seed=setting.seed,
             watch=watch,
         )
-        rows += kept_rows(runs[heads], heads)
+        rows += kept_rows(trace, epoch, heads)
+    facts = {**setting.facts(), "heads": sorted(every_heads), "seconds": seconds, "batch": batch}
+    facts |= {"infimum": problem.infimum(), "steps in an epoch": epoch, "training seconds": seconds * len(every_heads)}
+    found = Finding("icl-figure-5", ("H", *COLUMNS), rows, [], facts)
+    return replace(found, claims=figure_5_claims(found))
+
+
+def figure_5_claims(found: Finding) -> list[Claim]:
+    """What section 4 says of figure 5."""
+    runs = {int(heads): trace for (heads,), trace in traces(found, "H").items() if isinstance(heads, int)}
+    seconds = found.facts["seconds"]
     ends = {heads: trace.loss[-1] for heads, trace in runs.items()}
     steps = {heads: trace.steps[-1] for heads, trace in runs.items()}
-    order = sorted(every_heads)
+    order = sorted(runs)
     common = min(steps.values())
     at_common = {
         heads: trace.loss[max(at for at, step in enumerate(trace.steps) if step <= common)]
@@ -77,11 +105,10 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
     best = min(ends, key=lambda heads: ends[heads])
     # On a plateau near the start there is no order to speak of.
     fell = [trace.loss[-1] < 0.9 * trace.loss[0] for trace in runs.values()]
-    listed = ", ".join(f"{heads}: {ends[heads]:.3g}" for heads in order)
-    claims = [
+    return [
         Claim(
             "four layers need no large H: the loss falls for every H",
-            f"training loss at the end by H: {listed}; at the start {runs[order[0]].loss[0]:.3g}",
+            f"training loss at the end by H: {_listed(ends)}; at the start {runs[order[0]].loss[0]:.3g}",
             verdict(all(fell)) if any(fell) else "cannot tell",
         ),
         Claim(
@@ -96,13 +123,14 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
         ),
         Claim(
             f"a large H (32, 64) descends more slowly by the step; after {common} steps each",
-            "training loss by H: " + ", ".join(f"{heads}: {at_common[heads]:.3g}" for heads in order),
+            f"training loss by H: {_listed(at_common)}",
             _slower(at_common) if any(fell) else "cannot tell",
         ),
     ]
-    facts = {**setting.facts(), "heads": order, "seconds": seconds, "batch": setting.deep_batch}
-    facts |= {"infimum": problem.infimum()}
-    return Finding("icl-figure-5", ("H", *COLUMNS), rows, claims, facts)
+
+
+def _listed(losses: Mapping[int, float]) -> str:
+    return ", ".join(f"{heads}: {losses[heads]:.3g}" for heads in sorted(losses))
 
 
 def _slower(at_common: dict[int, float]) -> Holds:

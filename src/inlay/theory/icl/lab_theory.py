@@ -65,7 +65,7 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
             f"the gap between y* and y_best is smallest at N = m = {m} (figure 3)",
             f"least at N = {least}: {gaps[least]:.2g}; {gaps[sizes[0]]:.2g} at N = {sizes[0]}, {gaps[sizes[-1]]:.2g} "
             f"at N = {sizes[-1]}. At N = m (20) and (25) are the same equation, so it is 0 by construction",
-            verdict(least == m),
+            verdict(least == m) if m in sizes else "cannot tell",
         ),
         Claim(
             "the closer N is to m, the better the transformer's prediction is",
@@ -73,7 +73,7 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
             f"{_mean(rows, m, 4):.3g} at N = {m}, {_mean(rows, sizes[-1], 4):.3g} at N = {sizes[-1]}"
             if m in sizes
             else "N = m is not among the sizes",
-            verdict(min(sizes, key=lambda N: _mean(rows, N, 4)) == m),
+            verdict(min(sizes, key=lambda N: _mean(rows, N, 4)) == m) if m in sizes else "cannot tell",
         ),
         Claim(
             "y_best is the best prediction one could hope for (23)",

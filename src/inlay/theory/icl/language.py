@@ -22,6 +22,7 @@ Answerer = Callable[[Sequence[str]], Tensor]
 SIZES = (1, 2, 4, 8, 16, 32)
 MIDDLE, SCALE, TAU = 50.0, 15.0, 0.01
 STRENGTHS = tuple(10 ** (power / 4) for power in range(-16, 17))
+WIDTHS = tuple(10 ** (power / 8) for power in range(-8, 25))
 RESAMPLES = 1000
 
 
@@ -89,6 +90,14 @@ class TextTasks:
         lam = torch.linalg.solve(Z.transpose(1, 2) @ Z + away, right)[..., 0]
         return (MIDDLE + (query * lam).sum(-1) / to_unit).clamp(0, 99)
 
+    def smoothed(self, N: int, width: float) -> Tensor:
+        """A kernel average of the labels shown, by `exp(-(x - x_i)^2 / (2 width^2))`: softmax attention by nearness.
+
+        A small width copies the nearest label, a large one gives the mean of all.
+        """
+        away = (self.x[:, :N] - self.x[:, -1:]).square() / (2 * width**2)
+        return ((-away).softmax(1) * self.y[:, :N]).sum(1)
+
     def mean(self, N: int) -> Tensor:
         """The mean of the labels shown."""
         return self.y[:, :N].mean(1)
@@ -113,6 +122,7 @@ def in_context(answer: Answerer, name: str, tick: Tick, *, count: int = 40, seed
         tasks = TextTasks.sample(kind, count, max(SIZES), seed)
         said: dict[int, Tensor] = {}
         matched: dict[int, float] = {}
+        widths: dict[int, float] = {}
         for N in SIZES:
             tick(f"{name}: {kind}, N = {N}")
             odds = answer(tasks.texts(N)).to(torch.float64)
@@ -120,25 +130,35 @@ def in_context(answer: Answerer, name: str, tick: Tick, *, count: int = 40, seed
             best = min(STRENGTHS, key=lambda strength, N=N: distance(tasks.ridge(N, strength), said[N]))  # type: ignore[misc]
             matched[N] = best
             near = tasks.ridge(N, best)
-            theory = tasks.ridge(N, tasks.m * TAU)
+            width = min(WIDTHS, key=lambda width, N=N: distance(tasks.smoothed(N, width), said[N]))  # type: ignore[misc]
+            smooth = tasks.smoothed(N, width)
+            widths[N] = width
+            by_theory = tasks.ridge(N, tasks.m * TAU)
             rows.append(
                 (
                     kind,
                     N,
                     distance(said[N], tasks.asked),
                     distance(odds.argmax(1).double(), tasks.asked),
-                    distance(theory, tasks.asked),
+                    distance(by_theory, tasks.asked),
                     distance(near, tasks.asked),
                     best,
                     distance(said[N], near),
-                    distance(said[N], theory),
+                    distance(said[N], by_theory),
                     distance(said[N], tasks.mean(N)),
                     distance(said[N], tasks.nearest(N)),
+                    width,
+                    distance(said[N], smooth),
                     float((odds.sum(1)).mean()),
+                    *_interval(said[N] - tasks.asked),
+                    *_interval(by_theory - tasks.asked),
+                    *_interval(said[N] - near),
+                    *_interval(said[N] - smooth),
                 )
             )
-        claims += _claims(tasks, said, matched, name)
-    facts = {"model": name, "tasks": count, "seed": seed, "tau": TAU, "scale": SCALE}
+        claims += _claims(tasks, said, matched, widths)
+    theory = {kind: f(torch.zeros(1)).shape[-1] * TAU for kind, f in KINDS.items()}
+    facts = {"model": name, "tasks": count, "seed": seed, "tau": TAU, "scale": SCALE, "m tau": theory}
     return Finding("icl-language", COLUMNS, rows, claims, facts)
 
 
@@ -154,16 +174,29 @@ COLUMNS = (
     "model from ridge m tau",
     "model from the mean of the labels",
     "model from the nearest label",
+    "matched width",
+    "model from matched kernel average",
     "probability on two digits",
+    *(
+        f"{name}, {end}"
+        for name in (
+            "error, model",
+            "error, ridge m tau",
+            "model from matched ridge",
+            "model from matched kernel average",
+        )
+        for end in ("low", "high")
+    ),
 )
 
 
-def _claims(tasks: TextTasks, said: dict[int, Tensor], matched: dict[int, float], name: str) -> list[Claim]:
+def _claims(
+    tasks: TextTasks, said: dict[int, Tensor], matched: dict[int, float], widths: dict[int, float]
+) -> list[Claim]:
     """What the theory would lead one to expect of a transformer in context, for one kind of tasks."""
     few, most = SIZES[1], SIZES[-1]
     near = {N: tasks.ridge(N, matched[N]) for N in (few, most)}
-    others = {"the mean of the labels": tasks.mean(most), "the nearest label": tasks.nearest(most)}
-    rival, guess = min(others.items(), key=lambda pair: distance(said[most], pair[1]))
+    smooth = (said[most] - tasks.smoothed(most, widths[most])).square()
     error = {N: (said[N] - tasks.asked).square() for N in (few, most)}
     theory = (tasks.ridge(most, tasks.m * TAU) - tasks.asked).square()
     apart = {N: (said[N] - near[N]).square() for N in (few, most)}
@@ -180,9 +213,10 @@ def _claims(tasks: TextTasks, said: dict[int, Tensor], matched: dict[int, float]
             _less(apart[most], apart[few]),
         ),
         Claim(
-            f"{tasks.kind}: at N = {most} ridge regression tells the answers better than any simple rule",
-            f"off by {_root(apart[most])}; {rival}: {_root((said[most] - guess).square())}",
-            _less(apart[most], (said[most] - guess).square()),
+            f"{tasks.kind}: at N = {most} ridge regression tells the answers better than a kernel average of labels, "
+            "each with its own number matched",
+            f"off by {_root(apart[most])}; the kernel average of width {widths[most]:.3g}: {_root(smooth)}",
+            _less(apart[most], smooth),
         ),
         Claim(
             f"{tasks.kind}: the matching strength is the theory's m tau = {wanted:g}, within a factor of 10",
@@ -194,6 +228,14 @@ def _claims(tasks: TextTasks, said: dict[int, Tensor], matched: dict[int, float]
 
 def _root(squares: Tensor) -> str:
     return f"{float(squares.mean().sqrt()):.1f}"
+
+
+def _interval(differences: Tensor) -> tuple[float, float]:
+    """95 % of a root mean square, by a bootstrap over the tasks."""
+    draws = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(differences), (RESAMPLES, len(differences)), generator=draws)
+    roots = differences.square()[picks].mean(1).sqrt().sort().values
+    return float(roots[int(0.025 * RESAMPLES)]), float(roots[int(0.975 * RESAMPLES)])
 
 
 def _less(one: Tensor, other: Tensor) -> Holds:

@@ -54,8 +54,7 @@ class OneLayer(nn.Module):
 
     def attention(self) -> Tensor:
         """`s^h_k = softmax(V^T Q_h v_k)` for all h and k: `C_k` (13) side by side, (H, N, K)."""
-        pulled = self.tokens[: self.problem.N] @ self.Q  # V^T Q_h, (H, N, d)
-        return (pulled.flatten(0, 1) @ self.tokens.T).view(self.heads, self.problem.N, -1).softmax(1)
+        return attention(self.tokens, self.Q, self.problem.N)
 
     def coefficients(self) -> Tensor:
         """`Ahat(theta)` (35), (N, K)."""
@@ -88,6 +87,12 @@ class OneLayer(nn.Module):
         self.Q.grad = (self.tokens[: self.problem.N].T @ pushed).contiguous()
         self.w.grad = by_w.contiguous()
         return a
+
+
+def attention(tokens: Tensor, Q: Tensor, N: int) -> Tensor:
+    """`softmax(V^T Q_h v_k)` (13) for `tokens` (K, d), of which the first N are V, and `Q` (H, d, d); (H, N, K)."""
+    pulled = tokens[:N] @ Q  # V^T Q_h, (H, N, d)
+    return (pulled.flatten(0, 1) @ tokens.T).view(len(Q), N, -1).softmax(1)
 
 
 def quadratic(difference: Tensor, second: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
+from inlay.theory.icl.model import attention
 
 
 def attention_at_start(tokens: Tensor, N: int, heads: int, seed: int, beta: float = 1.0) -> Tensor:
@@ -16,8 +17,7 @@ def attention_at_start(tokens: Tensor, N: int, heads: int, seed: int, beta: floa
     d = tokens.shape[1]
     Q = beta * torch.randn(heads, d, d, generator=draws, dtype=torch.float64)
     tokens = tokens.to(torch.float64)
-    scores = torch.einsum("nd,hde,ke->khn", tokens[:N], Q, tokens)
-    return scores.softmax(-1).transpose(1, 2)
+    return attention(tokens, Q, N).permute(2, 1, 0)
 
 
 def ranks(C: Tensor) -> Tensor:

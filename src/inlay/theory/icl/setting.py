@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from inlay.errors import InlayError, unknown
-from inlay.theory.icl.descent import BATCH, EPOCH, RATE, Trace
+from inlay.theory.icl.descent import EPOCH, RATE, SAMPLES, Trace
 from inlay.theory.icl.problem import Problem
 
 OPTIMISERS = ("adam", "gd")
@@ -22,7 +22,7 @@ class Setting:
     """Section 4's values, for all figures but where a figure has its own. None: the figure's own.
 
     `unit`: tokens of norm 1, as section 2 has them; section 4 draws them from N(0, I). `heads` are those compared in
-    figures 4 and 5, and the first of them is the model of a free run.
+    figures 4 and 5, and the first of them is the model of a free run. `seconds` is the time that one training may take.
     """
 
     N: int = 30
@@ -47,6 +47,10 @@ class Setting:
             raise InlayError(f"steps = {self.steps}: give a whole number from 1 on.")
         if self.seconds is not None and not self.seconds > 0:
             raise InlayError(f"seconds = {self.seconds}: give a number above 0.")
+        if not self.rate > 0:
+            raise InlayError(f"rate = {self.rate}: a learning rate is a number above 0.")
+        if self.batch is not None and not 1 <= self.batch <= SAMPLES:
+            raise InlayError(f"batch = {self.batch}: give 1 to {SAMPLES}, the number of samples.")
         if self.optimiser not in OPTIMISERS:
             raise unknown("optimiser", self.optimiser, OPTIMISERS)
         if self.batch is not None and self.optimiser == "gd":
@@ -66,13 +70,8 @@ class Setting:
         drawn = Problem.sample(self.N, self.K, self.d, m, self.tau, self.seed, unit=self.unit if unit is None else unit)
         return drawn.to(self.device)
 
-    @property
-    def deep_batch(self) -> int:
-        """256 as printed; 16 on a CPU, where a step with 256 prompts takes several seconds."""
-        return self.batch or (16 if self.on_cpu else BATCH)
-
     def facts(self) -> dict[str, object]:
-        return {**vars(self), "steps in an epoch": EPOCH}
+        return {**vars(self), "m": 20 if self.m is None else self.m, "steps in an epoch": EPOCH}
 
 
 def span(numbers: Sequence[float], form: str = ".3g") -> str:
