@@ -294,11 +294,11 @@ class Store:
 
     def list(self) -> builtins.list[Run]:
         """Every readable run, oldest first."""
-        return self._read()[0]
+        return self.read()[0]
 
     def problems(self) -> builtins.list[str]:
         """What is wrong with the runs that cannot be read, one line each."""
-        return self._read()[1]
+        return self.read()[1]
 
     def remove(self, id: str) -> None:
         """Delete a run of this store, readable or not; refused while a process works on it."""
@@ -341,7 +341,8 @@ class Store:
             if not folder.name.startswith(".") and (folder / "spec.json").is_file()
         )
 
-    def _read(self) -> tuple[builtins.list[Run], builtins.list[str]]:
+    def read(self) -> tuple[builtins.list[Run], builtins.list[str]]:
+        """Every readable run, oldest first, and what is wrong with the others, one line each."""
         runs, problems = [], []
         for folder in self._folders():
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -40,8 +41,12 @@ def _cpu() -> str:
     return names[0] if names else platform.machine()
 
 
+@functools.cache
 def _commit() -> str | None:
-    """The commit of inlay's own checkout, with `+` when it was edited; None when inlay is an installed package."""
+    """The commit of inlay's own checkout, with `+` when it was edited; None when inlay is an installed package.
+
+    Asked once: what a process runs is what it has loaded, and a folder of many runs need not wait for git each time.
+    """
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

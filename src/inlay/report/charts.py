@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from inlay.workflow.compare import Row
+    from inlay.workflow.comparison import Row
 
 FORMATS = (".png", ".svg", ".pdf")
 KEPT = (".png", ".svg", ".csv", ".json")

@@ -159,8 +159,8 @@ def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "not there"
         raise InlayError(f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.")
-    store = Store(folder)
-    return Collected(folder.resolve().name, damaged=store.problems()), store.list()
+    runs, problems = Store(folder).read()
+    return Collected(folder.resolve().name, damaged=problems), runs
 
 
 def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:

@@ -138,11 +138,16 @@ def _versions(found: Collected) -> Warned | None:
         values = [(result.record.get("versions") or {}).get(package) for result in found.results]
         if len(set(values)) > 1:
             told.append(f"{package}: {_counted(values)}")
-    commits = [str((result.record.get("versions") or {}).get("commit"))[:12] for result in found.results]
-    if len(set(commits)) > 1:
-        told.append(f"commit: {_counted(commits)}")
-    text = f"Results may differ for that reason alone. {_listed(told)}."
-    return Warned("result", "Not the same versions", text) if told else None
+    if told:
+        return Warned("result", "Not the same versions", f"Results may differ for that reason alone. {_listed(told)}.")
+    commits = [short_commit((result.record.get("versions") or {}).get("commit")) for result in found.results]
+    text = f"inlay itself was at other commits (+: with edits) for some of the runs: {_counted(commits)}."
+    return Warned("note", "Not the same commit", text) if len(set(commits)) > 1 else None
+
+
+def short_commit(commit: str | None) -> str:
+    """A commit as people name it, its mark of edits kept."""
+    return "not known" if commit is None else commit[:12] + ("+" if commit.endswith("+") else "")
 
 
 def _variants(found: Collected) -> Warned | None:
@@ -198,7 +203,7 @@ def _hardware(found: Collected) -> Warned | None:
 
 def _trunk(found: Collected) -> Warned | None:
     told = _differing(
-        found, lambda result: "trunk cached" if (result.portrait.get("trunk") or {}).get("cached") else "not"
+        found, lambda result: "cached" if (result.portrait.get("trunk") or {}).get("cached") else "not cached"
     )
     text = (
         "Where the frozen part of the model is computed once and kept, an epoch after the first is shorter: time per "

@@ -25,7 +25,7 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run, now
 from inlay.report import explanations
 from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
-from inlay.report.comparable import warnings
+from inlay.report.comparable import short_commit, warnings
 
 ENDINGS = (".html", ".htm")
 SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
@@ -228,7 +228,8 @@ def _seen(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any
     """Every value of some entries of `versions`, the commonest first, with how many runs have it."""
     seen = []
     for name in names:
-        values = Counter(str(value) for result in results if (value := (result.record.get("versions") or {}).get(name)))
+        known = [value for result in results if (value := (result.record.get("versions") or {}).get(name))]
+        values = Counter(short_commit(value) if name == "commit" else str(value) for value in known)
         if values:
             seen.append({"name": name, "values": [{"value": v, "runs": n} for v, n in values.most_common()]})
     return seen

@@ -18,9 +18,11 @@ function bySet(rows) {
 function panels(place, rows, draw) {
   const groups = bySet(rows);
   place.replaceChildren();
-  for (const group of groups.slice(0, PANELS)) draw(place, group);
+  // All places first: how wide each one is depends on how many there are.
+  const drawn = groups.slice(0, PANELS).map((group) => [panel(place), group]);
   if (groups.length > PANELS) place.append(el('p', { class: 'note' }, `${PANELS} of ${groups.length} comparisons are drawn, the largest ones. Filter by task, model or examples to see the others.`));
   if (!groups.length) place.append(el('p', { class: 'note' }, 'Nothing to draw for these filters.'));
+  for (const [within, group] of drawn) draw(within, group);
 }
 
 const bounds = (row) => missing(row.interval) ? [row.mean, row.mean] : [row.mean - row.interval, row.mean + row.interval];
@@ -41,14 +43,15 @@ function drawCost(rows) {
   panels(place, known, (within, group) => {
     const unit = !log && how.unit ? how.unit : 1;
     const costs = group.map((row) => row[cost] / unit);
-    const inside = panel(within, group[0].of.label, `${group[0].of.split} ${group[0].of.metric} against ${how.label}`);
+    const inside = captioned(within, group, `${group[0].of.split} ${group[0].of.metric} against ${how.label}`);
     const y = span(group.flatMap(bounds), isShare(group));
     const x = log ? { low: Math.min(...costs), high: Math.max(...costs) } : span([0, ...costs], false);
     if (!log) x.low = 0;
     const show = unit === 1 ? how.show : figure;
     const { drawn, at, box } = frame(inside, { x: { ...x, log, show, label: unit === 1 ? how.label : `${how.label} (${how.name})` }, y,
       label: `${group[0].of.metric} against ${how.label}, ${plural(group.length, 'row')}. Arrow keys go from mark to mark.` });
-    const best = front(group, cost);
+    // Among variants of a method only the one that validation chose competes: the best by test would flatter.
+    const best = front(group.filter((row) => row.chosen), cost);
     const points = best.map((row) => at(row[cost] / unit, row.mean));
     const corner = how.more === Boolean(group[0].of.greater);
     drawn.append(svg('path', { class: 'front', d: points.map(([a, b], i) => i ? (corner ? `V${b}H${a}` : `H${a}V${b}`) : `M${a} ${b}`).join('') }));
@@ -91,34 +94,36 @@ function drawSeeds(rows) {
   panels($('#seeds .panels'), rows, (within, group) => {
     const listed = group.slice(0, LISTED);
     const more = group.length - listed.length;
-    const inside = panel(within, group[0].of.label, `${group[0].of.split} ${group[0].of.metric}${more ? `; the first ${LISTED} of ${group.length} rows` : ''}`);
-    const left = Math.min(190, Math.max(90, inside.clientWidth * .34));
-    const height = listed.length * 26 + 62;
+    const inside = captioned(within, group, `${group[0].of.split} ${group[0].of.metric}${more ? `; the first ${LISTED} of ${group.length} rows` : ''}`);
+    const left = Math.min(190, Math.max(100, inside.clientWidth * .34));
+    const each = listed.some((row) => row.variant) ? 34 : 26;
+    const height = listed.length * each + 62;
     const x = span(listed.flatMap((row) => [...bounds(row), ...row.seeds.map((run) => run.value)]), isShare(listed));
     const { drawn, at, box } = frame(inside, { x: { ...x, show: figure, label: `${group[0].of.split} ${group[0].of.metric}` }, height, left,
       label: `Every seed of ${plural(listed.length, 'row')}. Arrow keys go from mark to mark.` });
     const clip = (value) => Math.max(box.left, Math.min(box.right, value));
     const spots = [];
     listed.forEach((row, index) => {
-      const y = box.top + 16 + index * 26;
+      const y = box.top + each * (index + .6);
       const { colour } = look(row.method);
-      const room = Math.floor((left - 14) / 6.4);
-      const text = svg('text', { x: left - 9, y: y + 4, 'text-anchor': 'end', class: 'name' });
-      text.textContent = named(row).length > room ? `${named(row).slice(0, room - 1)}…` : named(row);
-      const title = svg('title');
-      title.textContent = named(row);
-      text.append(title);
-      drawn.append(text);
+      const room = Math.floor((left - 10) / 6.5);
+      const write = (words, at, kind) => {
+        const text = svg('text', { x: left - 9, y: at, 'text-anchor': 'end', class: kind });
+        text.textContent = words.length > room ? `${words.slice(0, room - 1)}…` : words;
+        drawn.append(text);
+      };
+      write(row.method, row.variant ? y - 2 : y + 4, 'name');
+      if (row.variant) write(row.variant, y + 11, 'small');
       const [low, high] = bounds(row).map((value) => clip(at(value, 0)[0]));
       if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${colour}`, d: `M${low} ${y - 5}v10M${low} ${y}H${high}M${high} ${y - 5}v10` }));
+      const middle = at(row.mean, 0)[0];
+      drawn.append(mark(row.method, middle, y, 6.4));
+      spots.push({ x: middle, y, title: named(row), lines: told(row) });
       for (const run of row.seeds) {
         const a = at(run.value, 0)[0];
-        drawn.append(mark(row.method, a, y, 3.2, 'off'));
+        drawn.append(mark(row.method, a, y, 3.2, 'seed'));
         spots.push({ x: a, y, title: `${named(row)}, seed ${run.seed}`, lines: [`${row.of.split} ${row.of.metric} ${score(run.value)}`, ...(missing(run.validation) || row.of.split === 'validation' ? [] : [`validation ${score(run.validation)}`])] });
       }
-      const a = at(row.mean, 0)[0];
-      drawn.append(mark(row.method, a, y, 6.2));
-      spots.push({ x: a, y, title: named(row), lines: told(row) });
     });
     answers(drawn, spots);
   });
@@ -131,7 +136,7 @@ function drawCurves(rows) {
     const listed = group.slice(0, LINES);
     const what = kind === 'loss' ? 'training loss' : `validation ${group[0].of.metric}`;
     const more = group.length > LINES ? `; the first ${LINES} of ${group.length} rows of the table` : '';
-    const inside = panel(within, group[0].of.label, what + more);
+    const inside = captioned(within, group, what + more);
     const curves = listed.flatMap((row) => row.seeds.flatMap((run) => run.curve[kind] ? [run.curve[kind]] : []));
     const x = span([0, ...curves.flatMap(([epochs]) => epochs)], false);
     const y = span(curves.flatMap(([, values]) => values), kind !== 'loss' && isShare(listed));

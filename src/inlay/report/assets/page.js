@@ -14,11 +14,12 @@ function redraw() {
 }
 
 function intro() {
-  $('#name').textContent = DATA.name;
-  const parts = [plural(DATA.runs.length, 'finished run'), plural(METHODS.length, 'method'), plural(new Set(DATA.sets.map((each) => each.task)).size, 'task'), plural(new Set(DATA.sets.map((each) => each.model)).size, 'model')];
+  const [tasks, models] = ['task', 'model'].map((key) => [...new Set(DATA.sets.map((each) => each[key]))]);
+  $('#name').textContent = tasks.length * models.length === 1 ? `${tasks[0]} on ${models[0]}` : DATA.name;
+  const parts = [plural(DATA.runs.length, 'finished run'), plural(METHODS.length, 'method'), plural(tasks.length, 'task'), plural(models.length, 'model')];
   const lost = DATA.unfinished.length + DATA.damaged.length;
   if (lost) parts.push(`${lost} without a result`);
-  $('#lead').textContent = `${parts.join(' · ')} · ${day(DATA.first)}${day(DATA.first) === day(DATA.last) ? '' : ` to ${day(DATA.last)}`}`;
+  $('#lead').textContent = `${DATA.name}: ${parts.join(' · ')} · ${day(DATA.first)}${day(DATA.first) === day(DATA.last) ? '' : ` to ${day(DATA.last)}`}`;
   $('#findings').replaceChildren(...DATA.findings.slice(0, 6).map((text) => el('li', {}, text)));
   if (DATA.findings.length > 6) $('#findings').append(el('li', {}, `… and ${DATA.findings.length - 6} more comparisons: see the table.`));
 }
@@ -28,16 +29,23 @@ const day = (time) => time.slice(0, 10);
 function warned() {
   const kinds = { result: 'touches the results', cost: 'touches time and memory', note: 'good to know' };
   $('#warnings').hidden = !DATA.warnings.length;
-  $('#warnings ul').replaceChildren(...DATA.warnings.map((each) => el('li', { class: `${each.level}-level` },
-    el('span', { class: 'sign', 'aria-hidden': 'true' }, each.level === 'note' ? 'i' : '!'),
-    el('h3', {}, each.title, el('span', { class: 'kind' }, ` · ${kinds[each.level]}`)), el('p', {}, each.text))));
+  $('#warnings ul').replaceChildren(...DATA.warnings.map((each) => el('li', { class: `${each.level}-level` }, el('details', { open: each.level === 'result' },
+    el('summary', {}, el('span', { class: 'sign', 'aria-hidden': 'true' }, each.level === 'note' ? 'i' : '!'), each.title, el('span', { class: 'kind' }, ` · ${kinds[each.level]}`)),
+    el('p', {}, each.text)))));
 }
 
 function explanations() {
   $('#explanations').hidden = !DATA.explanations.length;
   $('#explanations .gallery').replaceChildren(...DATA.explanations.map((each) => el('figure', { class: 'card' },
-    el('h3', {}, each.title), el('p', { class: 'note' }, each.subject), el('img', { src: each.picture, alt: `${each.title}: ${each.sentence}`, loading: 'lazy' }),
+    el('h3', {}, each.title), el('p', { class: 'note' }, each.subject), zoom(el('img', { src: each.picture, alt: `${each.title}: ${each.sentence}`, decoding: 'async' })),
     el('figcaption', {}, each.sentence), numbers(each), each.command ? command(each.command) : null)));
+}
+
+function zoom(image) {
+  const button = el('button', { type: 'button', class: 'zoom', 'aria-pressed': 'false', title: 'Larger or smaller', on: { click: () => {
+    button.setAttribute('aria-pressed', String(button.getAttribute('aria-pressed') === 'false'));
+  } } }, image);
+  return button;
 }
 
 function numbers(each) {

@@ -1,10 +1,10 @@
 // Axes and what answers to the pointer: the little that the plots need of a plotting library.
 const HEIGHT = 330;
 
-function linear(low, high, from, to) {
+function linear(low, high, from, to, apart = 75) {
   if (high === low) { const room = Math.abs(low) * .05 || 1; low -= room; high += room; }
   const at = (value) => from + (value - low) / (high - low) * (to - from);
-  const rough = (high - low) / Math.max(2, Math.abs(to - from) / 75);
+  const rough = (high - low) / Math.max(2, Math.abs(to - from) / apart);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
   const ticks = [];
@@ -36,7 +36,7 @@ function frame(place, { x, y, label, height = HEIGHT, left = 54 }) {
   const box = { left, right: width - 12, top: 14, bottom: height - 42 };
   const drawn = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label, tabindex: 0 });
   const xs = (x.log ? logarithmic : linear)(x.low, x.high, box.left, box.right);
-  const ys = y && linear(y.low, y.high, box.bottom, box.top);
+  const ys = y && linear(y.low, y.high, box.bottom, box.top, 44);
   for (const tick of xs.ticks) {
     const at = xs.at(tick);
     drawn.append(svg('line', { class: 'grid', x1: at, x2: at, y1: box.top, y2: box.bottom }));
@@ -120,8 +120,14 @@ function answers(drawn, spots) {
   });
 }
 
-function panel(place, caption, kind) {
+function panel(place) {
+  const made = el('figure', { class: 'panel' });
+  place.append(made);
+  return made;
+}
+
+function captioned(place, rows, kind) {
   const inside = el('div', {});
-  place.append(el('figure', { class: 'panel' }, el('figcaption', {}, caption, el('span', { class: 'kind' }, kind)), inside));
+  place.append(el('figcaption', {}, rows[0].of.label, el('span', { class: 'kind' }, kind)), inside);
   return inside;
 }

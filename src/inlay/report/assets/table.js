@@ -1,19 +1,19 @@
 // The table: sorting by its headers, filtering, rows that open to their runs.
-const state = { sort: null, down: false, filters: {}, text: '', chosen: false, open: new Set() };
+const PAGE = 100;
+const state = { sort: null, down: false, filters: {}, text: '', chosen: false, open: new Set(), all: false };
 
 const COLUMNS = [
   { key: 'method', label: 'Method', get: named },
+  { key: 'mean', label: 'Result', get: (row) => row.mean, show: result, num: true },
   { key: 'task', label: 'Task', get: (row) => row.of.task },
   { key: 'model', label: 'Model', get: (row) => row.of.model },
   { key: 'shots', label: 'Examples', get: (row) => row.of.shots ?? Infinity, show: shotsOf, num: true },
   { key: 'metric', label: 'Metric', get: (row) => `${row.of.split} ${row.of.metric}` },
-  { key: 'mean', label: 'Result', get: (row) => row.mean, show: result, num: true },
   { key: 'n', label: 'Seeds', get: (row) => row.runs.length, num: true },
-  { key: 'trained', label: 'Trained', get: (row) => row.trained, show: (row) => count(row.trained), num: true },
+  { key: 'trained', label: 'Parameters', get: (row) => row.trained, show: (row) => count(row.trained), num: true },
   { key: 'memory', label: 'Peak memory', get: (row) => row.memory, show: (row) => bytes(row.memory), num: true },
   { key: 'seconds', label: 's / epoch', get: (row) => row.seconds, show: (row) => figure(row.seconds), num: true },
   { key: 'saved', label: 'Saved', get: (row) => row.saved, show: (row) => bytes(row.saved), num: true },
-  { key: 'train', label: 'Train / s', get: (row) => row.train_rate, show: (row) => figure(row.train_rate), num: true },
   { key: 'infer', label: 'Infer / s', get: (row) => row.infer_rate, show: (row) => figure(row.infer_rate), num: true },
 ];
 // Columns with one value throughout are said once, above the table.
@@ -79,12 +79,15 @@ function sortBy(key) {
 function body() {
   const rows = sorted(visibleRows());
   const lines = [];
-  for (const row of rows) {
+  for (const row of state.all ? rows : rows.slice(0, PAGE)) {
     lines.push(line(row));
     if (state.open.has(row)) lines.push(detail(row));
   }
   if (!rows.length) lines.push(el('tr', { class: 'empty' }, el('td', { colspan: VISIBLE.length }, 'Nothing matches. Clear a filter to see more.')));
   $('#table tbody').replaceChildren(...lines);
+  const more = $('#more');
+  more.hidden = state.all || rows.length <= PAGE;
+  more.textContent = `Show all ${rows.length.toLocaleString('en')} rows`;
   const runs = rows.reduce((sum, row) => sum + row.runs.length, 0);
   $('#shown').textContent = `${rows.length.toLocaleString('en')} of ${plural(DATA.rows.length, 'row')}, ${plural(runs, 'run')}. Open a row to see its runs and their commands.`;
   return rows;
@@ -96,7 +99,7 @@ function line(row) {
     return el('td', { class: column.num && 'num' }, ...(Array.isArray(shown) ? shown : [shown]));
   });
   const button = el('button', { type: 'button', class: 'open', 'aria-expanded': state.open.has(row) ? 'true' : 'false', on: { click: toggle } },
-    el('span', { class: 'turn', 'aria-hidden': 'true' }, '▸'), swatch(row.method), row.method,
+    el('span', { class: 'turn', 'aria-hidden': 'true' }, '▸'), swatch(row.method), el('span', { class: 'method' }, row.method),
     hasVariants && row.chosen && row.variant ? el('span', { class: 'tag set' }, 'chosen') : null);
   const made = el('tr', { class: 'row' }, el('th', { scope: 'row' }, button, row.variant ? el('span', { class: 'variant' }, row.variant) : null), ...cells);
   function toggle() {
@@ -120,6 +123,7 @@ function detail(row) {
 }
 
 function filters(changed) {
+  $('#more').addEventListener('click', () => { state.all = true; body(); });
   const place = $('.filters');
   let timer;
   const search = el('input', { type: 'search', id: 'search', placeholder: 'method, task, model, run …', autocomplete: 'off', on: { input: () => {
