@@ -1,8 +1,9 @@
 """Heads of Multi-LoRA: one for each task, of different sizes, in one batch.
 
 PEFT keeps a head for each adapter, runs those of a mixed batch one after another and stacks what comes out, which must
-be of one size. Here the parameters of the heads are gathered row by row, and the rows go through together: a head with
-fewer outputs than the widest has -inf in their place.
+be of one size. Here the rows of each task are put side by side, as many for every task, and all heads run together: one
+with fewer outputs than the widest has -inf in their place. Where a task has fewer rows than another, one of its own is
+repeated, and what comes of it dropped: a row that is not a number stays with its task.
 """
 
 from __future__ import annotations
@@ -78,52 +79,66 @@ class TaskHead(ModulesToSaveWrapper):
 
 
 def _linear(heads: Sequence[nn.Module], x: Tensor, rows: Rows) -> Tensor:
-    """`x W_i^T + b_i` for each row."""
-    weight, sizes = _by_row([head.weight for head in heads], rows)
-    flat = x.reshape(len(x), -1, x.shape[-1])
+    """`x W_i^T + b_i` for the rows of each task i."""
+    weight, sizes = _stacked([head.weight for head in heads], rows)
+    grouped = _grouped(x, rows)
+    flat = grouped.reshape(len(heads), -1, x.shape[-1])
     if heads[0].bias is None:
         found = torch.bmm(flat, weight.mT.to(flat.dtype))
     else:
-        bias, _ = _by_row([head.bias for head in heads], rows)
+        bias, _ = _stacked([head.bias for head in heads], rows)
         found = torch.baddbmm(bias.unsqueeze(1).to(flat.dtype), flat, weight.mT.to(flat.dtype))
-    return _cut(found.view(*x.shape[:-1], found.shape[-1]), sizes, rows)
+    return _cut(_in_order(found.view(*grouped.shape[:-1], found.shape[-1]), rows), sizes, rows)
 
 
 def _together(
     heads: Sequence[nn.Module], x: Tensor, rows: Rows, others: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
-    """Heads of any kind: the same computation for each row, with that row's parameters."""
+    """Heads of any kind: the same computation for each task's rows, with that task's parameters."""
     if any(True for _ in heads[0].buffers()):
         raise InlayError(f"{type(heads[0]).__name__} has buffers, which cannot be mixed. Run one task at a time.")
     states = [dict(head.named_parameters()) for head in heads]
-    gathered = {key: _by_row([state[key] for state in states], rows) for key in states[0]}
-    sizes = next((sizes for _, sizes in gathered.values() if sizes is not None), None)
+    stacked = {key: _stacked([state[key] for state in states], rows) for key in states[0]}
+    sizes = next((sizes for _, sizes in stacked.values() if sizes is not None), None)
 
-    def run(parameters: dict[str, Tensor], row: Tensor) -> Tensor:
-        found = torch.func.functional_call(heads[0], parameters, (row.unsqueeze(0), *others), kwargs)
-        return found.squeeze(0)
+    def run(parameters: dict[str, Tensor], own: Tensor) -> Tensor:
+        return torch.func.functional_call(heads[0], parameters, (own, *others), kwargs)
 
-    parameters = {key: value for key, (value, _) in gathered.items()}
-    return _cut(torch.func.vmap(run, randomness="different")(parameters, x), sizes, rows)
+    parameters = {key: value for key, (value, _) in stacked.items()}
+    found = torch.func.vmap(run, randomness="different")(parameters, _grouped(x, rows))
+    return _cut(_in_order(found, rows), sizes, rows)
 
 
-def _by_row(tensors: Sequence[Tensor], rows: Rows) -> tuple[Tensor, tuple[int, ...] | None]:
-    """Each row's own tensor. Where they differ in their first axis, the shorter are filled up (with rows of others,
-    which `_cut` takes away again) and their lengths are given too."""
-    device = tensors[0].device
-    slots = rows.slots(device)
-    assert slots is not None
+def _grouped(x: Tensor, rows: Rows) -> Tensor:
+    """Each task's rows, (tasks, as many as any task has, ...)."""
+    index = rows.kept("groups", x.device, lambda: torch.tensor(rows.groups()))
+    return x.index_select(0, index.view(-1)).view(*index.shape, *x.shape[1:])
+
+
+def _in_order(found: Tensor, rows: Rows) -> Tensor:
+    """What came of the rows, in their own order again."""
+
+    def places() -> Tensor:
+        groups = rows.groups()
+        first = {row: i for i, row in reversed(list(enumerate(row for own in groups for row in own)))}
+        return torch.tensor([first[row] for row in range(len(first))])
+
+    return found.flatten(0, 1).index_select(0, rows.kept("in order", found.device, places))
+
+
+def _stacked(tensors: Sequence[Tensor], rows: Rows) -> tuple[Tensor, tuple[int, ...] | None]:
+    """The tasks' tensors as one. Where they differ in their first axis, the last of the shorter is repeated, and their
+    lengths are given too: `_cut` takes away what comes of it."""
     joined = torch.cat(list(tensors))
     sizes = tuple(len(tensor) for tensor in tensors)
     if len(set(sizes)) == 1:
-        return joined.view(len(tensors), *tensors[0].shape).index_select(0, slots), None
+        return joined.view(len(tensors), *tensors[0].shape), None
 
     def places() -> Tensor:
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0).unsqueeze(1)
         return starts + torch.arange(max(sizes)).minimum(torch.tensor(sizes).unsqueeze(1) - 1)
 
-    wanted = rows.kept(("places", sizes), device, places).index_select(0, slots)
-    return joined[wanted], sizes
+    return joined[rows.kept(("places", sizes), joined.device, places)], sizes
 
 
 def _cut(logits: Tensor, sizes: tuple[int, ...] | None, rows: Rows) -> Tensor:

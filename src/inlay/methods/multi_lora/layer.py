@@ -172,19 +172,22 @@ class MultiLoraLayer(HookedLayer):
         return self._add(args[0], output, rows)
 
     def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
-        known = self.inlay_multi_lora_b
-        pieces = [known[task] if task in known else None for task in rows.tasks]  # noqa: SIM401 (has no get)
+        known = self.inlay_multi_lora_b._modules  # its own look-ups would take longer than the products do
+        pieces: list[Any] = [known.get(task) for task in rows.tasks]
         present = [piece for piece in pieces if piece is not None]
         if not present:
             return output
         with without_autocast(output):
             z = self._project(self._dropped(x, present))
-        nothing = torch.zeros_like(present[0].weight, requires_grad=False) if None in pieces else None
-        weights = [nothing if piece is None else piece.weight for piece in pieces]
-        scales = tuple(present[0].scale if piece is None else piece.scale for piece in pieces)
-        scale: Scale = scales[0]
-        if any(other != scale for other in scales):
+        scale: Scale = present[0].scale
+        if len({piece.scale for piece in present}) > 1:
+            scales = tuple(1.0 if piece is None else piece.scale for piece in pieces)
             scale = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))
+        if len(present) == len(pieces):
+            weights = [_weight_of(piece) for piece in pieces]
+        else:
+            nothing = torch.zeros_like(present[0].weight, requires_grad=False)
+            weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
         first = isinstance(self.host, nn.Conv2d)
         slots = rows.slots(output.device)
         target, small = _by_row(output, rows, first), _by_row(z, rows, first)
@@ -248,11 +251,19 @@ class MultiLoraLayer(HookedLayer):
         self.merged_adapters.clear()
 
 
+def _weight_of(piece: nn.Module) -> Tensor:
+    """A module's weight, looked up where it nearly always is: a pass asks for that of every task in every layer."""
+    found = piece._parameters.get("weight")
+    return piece.weight if found is None else found
+
+
 def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
     """As (rows, tokens, channels), or (rows, channels, pixels); all tokens as one row where there is one task.
 
     The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
     """
+    if tensor.ndim == 3 and len(tensor) == rows.count and rows.mixed:
+        return tensor
     if not rows.mixed:
         return tensor.flatten(2) if first else tensor.reshape(1, -1, tensor.shape[-1])
     count = rows.count or 1

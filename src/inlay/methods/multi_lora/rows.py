@@ -58,6 +58,14 @@ class Rows:
         """Whether rows of several tasks are in the batch."""
         return self._places is not None
 
+    def groups(self) -> list[list[int]]:
+        """The rows of each task, as many for every one: where a task has fewer than another, its first again."""
+        found: list[list[int]] = [[] for _ in self.tasks]
+        for row, place in enumerate([] if self._places is None else self._places.tolist()):
+            found[place].append(row)
+        most = max(map(len, found))
+        return [own + own[:1] * (most - len(own)) for own in found]
+
     def slots(self, device: torch.device) -> Tensor | None:
         """Each row's place among the tasks, on a device; None: all rows belong to the only one."""
         return None if self._places is None else self.kept("slots", device, lambda: self._places)
