@@ -1,7 +1,7 @@
 """NTK-Attention beside LoRA and prefix tuning: the runs behind docs/ntk-attention-measured.md, its tables and figure 3.
 
-Three groups of cells, three seeds each: SmolLM2-135M on running text and worked answers, MiniLM on five tasks of
-SuperGLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by the held-out
+Four groups of cells, three seeds each: SmolLM2-135M on running text and worked answers, MiniLM on five tasks of
+SuperGLUE and two of GLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by the held-out
 part of the group's first task, with seed 0; every task and seed uses it. Test data choose nothing. A line's other runs
 follow once its rate is known, the lines in the order of their weight: what the clock cuts off are whole lines.
 
@@ -112,6 +112,8 @@ ENCODER = Group(
     options={"max_steps": 300, "batch_size": 32, "evaluations": 5, "max_length": 256},
     own={"boolq": {"shots": 2000}, "multirc": {"shots": 2000}},
 )
+# The same where this encoder has something to say: the rates are chosen on SST-2.
+SENTENCES = Group(model="minilm", tasks=("sst2", "mrpc"), lines=ENCODER.lines, options=ENCODER.options)
 # The other lines of this table are in vision_table.json, by the same protocol: the whole grid on Oxford Pets.
 VISION = Group(
     model="vit_tiny_patch16_224",
@@ -119,7 +121,7 @@ VISION = Group(
     lines=(Line("ntk-attention", "ntk-attention"),),
     options={"protocol": "vtab-1k", "epochs": 20.0, "batch_size": 64},
 )
-GROUPS = {"language": LANGUAGE, "encoder": ENCODER, "vision": VISION}
+GROUPS = {"language": LANGUAGE, "encoder": ENCODER, "sentences": SENTENCES, "vision": VISION}
 BESIDE = ("linear-probe", "lora", "vpt-deep", "full")  # read from vision_table.json
 
 
