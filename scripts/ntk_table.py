@@ -1,9 +1,10 @@
 """NTK-Attention beside LoRA and prefix tuning: the runs behind docs/ntk-attention-measured.md, its tables and figure 3.
 
 Four groups of cells, three seeds each: SmolLM2-135M on running text and worked answers, MiniLM on five tasks of
-SuperGLUE and two of GLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by the held-out
-part of the group's first task, with seed 0; every task and seed uses it. Test data choose nothing. A line's other runs
-follow once its rate is known, the lines in the order of their weight: what the clock cuts off are whole lines.
+SuperGLUE and two of GLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by
+the held-out part of the group's first task, with seed 0; every task and seed uses it. Test data choose nothing. A
+line's other runs follow once its rate is known, the lines in the order of their weight: what the clock cuts off are
+whole lines.
 
     python scripts/ntk_table.py run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 400
     python scripts/ntk_table.py write     # docs/ntk-attention-measured.md from benchmarks/results/ntk_table.json
