@@ -27,7 +27,7 @@ DATA = ROOT / "docs" / "data" / "reproduce"
 PAGE = ROOT / "docs" / "fidelity.md"
 BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
 SHORT = {HOLDS: "yes", FAILS: "no", UNTESTED: "not tested"}
-KEPT = ("recipe", "scale", "seconds", "command", "ours", "versions")
+KEPT = ("recipe", "scale", "seconds", "ours", "versions")
 
 
 def path_of(name: str, data: Path | None = None) -> Path:
@@ -63,7 +63,9 @@ def take(out: Path) -> list[str]:
             found = json.loads(source.read_text(encoding="utf-8"))
             target = path_of(name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_json(target, {key: found[key] for key in KEPT})
+            # Where models and data lay concerns nobody else.
+            command = {"command": ["inlay", "reproduce", name, "--scale", "here"]}
+            write_json(target, {key: found[key] for key in KEPT} | command)
             taken.append(name)
     return taken
 

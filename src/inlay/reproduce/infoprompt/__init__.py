@@ -1,0 +1,3 @@
+"""Recipes of "InfoPrompt: Information-Theoretic Soft Prompt Tuning for Natural Language Understanding"."""
+
+TITLE = "InfoPrompt: Information-Theoretic Soft Prompt Tuning for Natural Language Understanding"

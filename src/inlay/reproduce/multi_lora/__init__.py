@@ -1,0 +1,3 @@
+"""Recipes of "Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (Multi-LoRA)"."""
+
+TITLE = "Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (Multi-LoRA)"

@@ -1,0 +1,3 @@
+"""Recipes of "Towards Infinite-Long Prefix in Transformer (NTK-Attention)"."""
+
+TITLE = "Towards Infinite-Long Prefix in Transformer (NTK-Attention)"

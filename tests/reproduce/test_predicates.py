@@ -1,0 +1,144 @@
+"""Predicates on small tables whose answers are known, and the papers' printed claims that their own numbers refute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inlay.errors import InlayError
+from inlay.reproduce import catalogue
+from inlay.reproduce.predicates import (
+    above,
+    above_at_most,
+    above_on_average,
+    best_in,
+    mean_of_columns,
+    near,
+    prefers,
+    ranked,
+    rises,
+    stated,
+    times,
+    within,
+)
+from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
+from inlay.reproduce.results import Cell, Results, from_finding
+from inlay.theory.findings import Claim, Finding
+
+TABLE = Results.of(
+    {
+        ("", "a", "x"): [3.0, 4.0, 5.0],
+        ("", "b", "x"): [1.0, 2.5, 2.0],
+        ("", "a", "y"): [1.0, 1.0, 1.0],
+        ("", "b", "y"): [1.5, 0.5, 0.9],
+        ("", "c", "y"): 7.0,
+    }
+)
+
+
+def test_above_is_decided_by_the_worst_column_with_its_paired_interval() -> None:
+    verdict = above("a", "b")(TABLE)
+    gaps = [-0.5, 0.5, 0.1]
+    half = 4.30265 * stdev(gaps) / 3**0.5
+    assert verdict.judgement == HOLDS
+    assert verdict.interval == pytest.approx((fmean(gaps) - half, fmean(gaps) + half), rel=1e-4)
+    assert verdict.clear is False
+    assert "2 of 2" in verdict.measured
+    assert above("b", "a")(TABLE).judgement == FAILS
+    assert above("a", "b", columns=["x"], by=1.5)(TABLE).judgement == HOLDS
+    assert above("a", "b", columns=["x"], by=2.5)(TABLE).judgement == FAILS
+    assert above("a", "nobody")(TABLE).judgement == UNTESTED
+
+
+def test_the_others() -> None:
+    assert above_on_average("a", "b", by=1.0)(TABLE).judgement == HOLDS
+    assert above_on_average("a", "b", by=1.2)(TABLE).judgement == FAILS
+    assert within("a", "b", 0.1, columns=["y"])(TABLE).judgement == HOLDS
+    assert within("a", "b", 0.1)(TABLE).judgement == FAILS
+    assert above_at_most("b", "a", 0.0)(TABLE).judgement == HOLDS
+    assert above_at_most("a", "b", 2.0)(TABLE).judgement == FAILS
+    assert ranked("a", ("a", "b", "c"), 2, 2, columns=["y"])(TABLE).judgement == HOLDS
+    assert ranked("a", ("a", "b", "c"), 1, 1, columns=["y"])(TABLE).judgement == FAILS
+    assert ranked("b", ("a", "b"), 1, 1, columns=["x"], lowest=True)(TABLE).judgement == HOLDS
+    assert times("c", "a", "y", 7.0)(TABLE).judgement == HOLDS
+    assert times("c", "a", "y", 7.1)(TABLE).judgement == FAILS
+    assert near("c", "y", 7.3)(TABLE).judgement == HOLDS
+    assert near("c", "y", 7.8)(TABLE).judgement == FAILS
+    assert near("c", "x", 7.3)(TABLE).judgement == UNTESTED
+    assert best_in("a", ("a", "b"), 1.0)(TABLE).judgement == HOLDS
+    assert best_in("b", ("a", "b"), 0.5)(TABLE).judgement == FAILS
+    assert best_in("b", ("a", "c"), 0.5, columns=["x"])(TABLE).judgement == UNTESTED
+    assert rises("a", ["y", "x"])(TABLE).judgement == HOLDS
+    assert rises("a", ["x", "y"])(TABLE).judgement == FAILS
+    assert rises("c", ["x", "y"])(TABLE).judgement == UNTESTED
+    both = Results.of({("", "r", "x"): 1.0, ("", "r", "y"): 2.0, ("", "r", "Average"): 1.5})
+    assert mean_of_columns()(both).judgement == HOLDS
+    assert mean_of_columns()(Results({**both.cells, ("", "r", "Average"): Cell((1.6,))})).judgement == FAILS
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=9))
+def test_a_curve_prefers_one_end_at_most(values: list[float]) -> None:
+    """Halves by hand; and a curve read backwards prefers the other end."""
+    half = len(values) // 2
+    late = fmean(values[-half:]) - fmean(values[:half])
+    table, back = (
+        Results.of({("", "r", str(place)): value for place, value in enumerate(order)})
+        for order in (values, values[::-1])
+    )
+    if abs(late) > 1e-9:
+        assert prefers("r", "late")(table).judgement == (HOLDS if late > 0 else FAILS)
+        assert prefers("r", "early")(back).judgement == (HOLDS if late > 0 else FAILS)
+
+
+def test_what_the_lab_has_judged() -> None:
+    claims = [Claim("layer 1: yes", "all", "yes"), Claim("layer 2: who knows", "few", "cannot tell")]
+    finding = Finding(
+        "one", ("kind", "P", "value", "seed"), [("s", 4, 1.0, 0), ("s", 4, 3.0, 1), ("t", 8, 2.0, 0)], claims
+    )
+    found = from_finding(finding, ("kind",), curve=("P", "value"))
+    assert found.cells == {("", "s", "4"): Cell((1.0, 3.0)), ("", "t", "8"): Cell((2.0,))}
+    assert stated("layer 1")(found).judgement == HOLDS
+    assert stated("layer 2")(found).judgement == UNTESTED
+    assert stated("layer 3")(found).judgement == UNTESTED
+    assert Results.from_json(found.to_json()) == found
+
+
+def test_printed_numbers_are_read_with_their_errors(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("panel,row,x,y\np,a,81.3±0.4,\np,b,80,1e3\n", encoding="utf-8")
+    table = Results.read(path)
+    assert table.get("a", "x", "p") == Cell((81.3,), 0.4)
+    assert table.get("a", "y", "p") is None
+    assert table.get("b", "y", "p") == Cell((1000.0,))
+    assert above("a", "b", columns=["x"])(table).interval is None  # b has no error
+    path.write_text("method,x\na,1\n")
+    with pytest.raises(InlayError, match="'row'"):
+        Results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "judgement"),
+    [
+        ("activation-prompts/table-1", "AP is above VP on every set", FAILS),
+        ("activation-prompts/table-1", "On StanfordCars, SVHN and GTSRB", FAILS),
+        ("activation-prompts/table-1", "With ResNet-101 AP is above VP by over 4", HOLDS),
+        ("activation-prompts/table-1", "With ViT-L/16 AP is the best of four in 15", HOLDS),
+        ("activation-prompts/table-3", "The printed averages", FAILS),
+        ("activation-prompts/table-4", "AP has place 2 to 4", FAILS),
+        ("activation-prompts/table-4", "AP is first in throughput", FAILS),
+        ("activation-prompts/table-5", "On Swin AP is above VP on every set", FAILS),
+        ("activation-prompts/table-a7", "SSF is under AdaptFormer", FAILS),
+        ("activation-prompts/table-a8", "Accuracy grows with the rank", FAILS),
+        ("activation-prompts/table-a3", "An added prompt is above a multiplied one", HOLDS),
+    ],
+)
+def test_claims_that_the_printed_numbers_decide(name: str, begins: str, judgement: str) -> None:
+    recipe = catalogue.recipes()[name]
+    verdicts = dict(zip((claim.text for claim in recipe.claims), recipe.judged_as_printed(), strict=True))
+    (found,) = [verdict for text, verdict in verdicts.items() if text.startswith(begins)]
+    assert found.judgement == judgement

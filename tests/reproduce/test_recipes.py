@@ -1,0 +1,114 @@
+"""Every recipe runs at `smoke`; whether its claims hold is no matter of tests. And what is said when one cannot run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inlay.errors import InlayError
+from inlay.reproduce import catalogue, document
+from inlay.reproduce.perform import Outcome, reproduce
+from inlay.reproduce.recipe import SCALES, UNTESTED
+
+
+@pytest.fixture(scope="session")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all: runs and stand-ins that recipes share are made once."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+@pytest.mark.parametrize("name", list(catalogue.recipes()))
+def test_smoke(name: str, out: Path) -> None:
+    outcome = reproduce(name, "smoke", out, progress=False)
+    assert not outcome.ours.failures
+    assert outcome.ours.cells or outcome.ours.stated
+    item = name.partition("/")[2]
+    kept = {path.name for path in outcome.folder.iterdir()}
+    endings = {".csv", ".md", ".json"} | ({".png", ".svg"} if outcome.recipe.draw else set())
+    assert kept == {f"{item}{ending}" for ending in endings}
+    found = json.loads((outcome.folder / f"{item}.json").read_text())
+    assert [claim["claim"] for claim in found["claims"]] == [claim.text for claim in outcome.recipe.claims]
+    assert found["versions"]["torch"]
+    for claim in outcome.recipe.claims:
+        assert claim.text in (outcome.folder / f"{item}.md").read_text()
+
+
+@pytest.mark.parametrize("name", list(catalogue.recipes()))
+def test_what_a_recipe_states(name: str) -> None:
+    """Times, and models and data that exist by name; claims on the printed table never break, and some are decided."""
+    from inlay.tasks import catalogue as tasks
+
+    recipe = catalogue.recipes()[name]
+    for scale in SCALES:
+        stated = recipe.scales[scale]
+        assert stated.summary.endswith(".")
+        assert stated.time
+        assert all(tasks.is_named(task) for task in stated.data)
+    if recipe.printed is not None:
+        verdicts = recipe.judged_as_printed()
+        assert any(verdict.judgement != UNTESTED for verdict in verdicts)
+
+
+def test_a_finished_recipe_finds_its_runs_again(out: Path) -> None:
+    lines: list[str] = []
+    first = reproduce("activation-prompts/table-1", "smoke", out, progress=False)
+    again = reproduce("activation-prompts/table-1", "smoke", out, progress=False, say=lines.append)
+    assert sum(line.startswith("already done") for line in lines) == 4
+    assert again.ours == first.ours
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(InlayError, match="Did you mean 'activation-prompts/table-2'"):
+        catalogue.choose("activation-prompt/table-2")
+    with pytest.raises(InlayError, match="lemma-1"):
+        catalogue.choose("lemma-1")
+    with pytest.raises(InlayError, match="Unknown scale 'huge'"):
+        reproduce("activation-prompts/lemma-1", "huge")
+    with pytest.raises(InlayError, match="names 23 recipes"):
+        reproduce("activation-prompts")
+
+
+def test_missing_models_and_data_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with pytest.raises(InlayError) as caught:
+        reproduce("activation-prompts/figure-5", "here", tmp_path / "out", progress=False)
+    message = str(caught.value)
+    assert "lacks 3 things" in message
+    assert "DIR/resnet50_v1" in message
+    assert "DIR/vit_tiny_patch16_224" in message
+    assert "images/oxford_pets.parquet" in message
+    with pytest.raises(InlayError, match="hf download microsoft/resnet-101 --local-dir DIR/resnet-101"):
+        reproduce("activation-prompts/figure-2", "paper", tmp_path / "out", progress=False)
+    with pytest.raises(InlayError, match="--models-dir"):
+        reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", models_dir=str(tmp_path / "nowhere"))
+
+
+def test_a_torn_part_is_made_again(tmp_path: Path) -> None:
+    first = reproduce("activation-prompts/lemma-1", "smoke", tmp_path, progress=False)
+    (part,) = (tmp_path / "parts").iterdir()
+    part.write_text(part.read_text()[:100])
+    assert reproduce("activation-prompts/lemma-1", "smoke", tmp_path, progress=False).ours == first.ours
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert document.page() == document.PAGE.read_text(encoding="utf-8"), document.__doc__
+
+
+def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result at `here` is taken into the folder of data, without the paths of who made it, and the page tells it."""
+    outcome = reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", progress=False, command=["secret"])
+    as_here = Outcome(outcome.recipe, "here", None, outcome.ours, 1.0, outcome.folder.parent / "here", ("secret",))
+    from inlay.reproduce.perform import keep
+
+    keep(as_here)
+    monkeypatch.setattr(document, "DATA", tmp_path / "data")
+    assert document.last_verdict("activation-prompts/lemma-1") == "not run yet"
+    assert document.take(tmp_path / "out") == ["activation-prompts/lemma-1"]
+    assert document.last_verdict("activation-prompts/lemma-1") == "2 hold, 2 do not hold"
+    assert "secret" not in document.path_of("activation-prompts/lemma-1").read_text()
+    rows = document.rows_of(outcome.recipe)
+    assert [row[3] for row in rows] == ["yes", "yes", "no", "no"]
