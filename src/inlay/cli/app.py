@@ -20,6 +20,7 @@ from inlay.cli import (
     reproduce,
     runs,
     serve,
+    sweep,
     tasks,
     tune,
 )
@@ -56,6 +57,7 @@ def root(
 
 app.command("tune")(tune.command)
 app.command("compare")(compare.command)
+app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
 app.command("compress")(compress.command)
 app.command("reproduce")(reproduce.command)

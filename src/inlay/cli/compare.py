@@ -63,6 +63,7 @@ Address = Annotated[
     typer.Option(help="A Ray cluster: host:port, or auto for this machine's. Default: one of its own.",
                  rich_help_panel=WHERE),
 ]  # fmt: skip
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check what was asked, print the runs, and stop.")]
 Plot = Annotated[Path | None, typer.Option(help="Also draw the result here (.png, .svg or .pdf).")]
 
 
@@ -84,6 +85,7 @@ def command(
     cpus: Cpus = None,
     gpus: Gpus = None,
     address: Address = None,
+    dry_run: DryRun = False,
     plot: Plot = None,
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
@@ -120,6 +122,9 @@ def command(
     sizes = [None] if shots_ is None else [int(size) for size in numbers_in(shots_, "--shots", whole=True)]
     rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
     say = None if quiet else show.say
+    if dry_run:
+        show.plan([plan(spec, names, seeds, shots=sizes, rates=rates, say=say)])
+        return
     with engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address) as engine:
         planned = plan(spec, names, seeds, shots=sizes, rates=rates, say=say)
         found = carry_out(

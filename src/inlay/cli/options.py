@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,16 +195,23 @@ def takes_spec(
         fields["text"] = tuple(fields["text"] or ())
         fields["tasks"] = tuple(name.strip() for name in (fields["tasks"] or "").split(",") if name.strip())
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
-        try:
+        with resumable():
             command(fields=fields, **given)
-        except KeyboardInterrupt:
-            show.say("Interrupted. Give the same command again: it goes on from the last checkpoint.")
-            raise typer.Exit(INTERRUPTED) from None
 
     with_options.__doc__ = command.__doc__
     with_options.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
     return with_options
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Ctrl-C in the middle of runs is not the end of them: say so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        show.say("Interrupted. Give the same command again: it goes on from the last checkpoint.")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def settings(pairs: list[str] | None, chosen_layers: str | None = None) -> dict[str, Any]:

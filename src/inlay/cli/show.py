@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from inlay.records.store import Run
     from inlay.workflow.comparison import Comparison, Difference, Measured
+    from inlay.workflow.planning import Planned
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
@@ -203,6 +204,24 @@ def comparison(found: Comparison) -> None:
         table(columns[:5], [row[:5] for row in rows], right=range(1, 5))
         table((columns[0], *columns[5:]), [(row[0], *row[5:]) for row in rows], right=range(1, 6))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
+
+
+def plan(plans: Sequence[Planned]) -> None:
+    """The runs that would be made, and what would be left out."""
+    specs = [spec for planned in plans for spec in planned.specs]
+    rows = [
+        (
+            *(spec.model, str(spec.task or spec.data), spec.method, str(spec.shots or "all"), str(spec.seed)),
+            "its own" if spec.learning_rate is None else f"{spec.learning_rate:g}",
+        )
+        for spec in specs
+    ]
+    table(("model", "data", "method", "shots", "seed", "learning rate"), rows, right=(3, 4, 5))
+    for planned in plans:
+        for method, why in planned.left_out.items():
+            say(f"left out: {method}: {why}")
+    many = "s" * (len(plans) > 1)
+    say(f"{len(specs)} runs in {len(plans)} comparison{many}. Those that are finished already are not repeated.")
 
 
 def conclusions(found: Comparison, baseline: str | None = None) -> None:

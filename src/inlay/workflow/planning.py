@@ -79,7 +79,10 @@ def plan(
         if name not in left_out
     ]
     if not made:
-        raise InlayError(f"None of the methods fits. {' '.join(left_out.values())}")
+        first = next(iter(left_out))
+        raise InlayError(
+            f"None of {', '.join(left_out)} fits. Of {first}: {left_out[first]}. `inlay methods` says more."
+        )
     # Seeds on the outside: where time runs out, methods have been tried equally often.
     specs = tuple(
         each.with_(seed=seed, shots=spec.shots if size is None else size, learning_rate=rate)
@@ -121,7 +124,7 @@ def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
         return {}
     works = {name: any(task in known["methods"].get(name, {}).get(f, ()) for f in probed) for name in names}
     return {
-        name: f"{name} does not work on {place.model_type} models for {task} ({place.modality}s)."
+        name: f"it does not work on {place.model_type} models for {task} of {place.modality}s, as probing it found"
         for name, fits in works.items()
         if not fits and name in known["methods"]
     }

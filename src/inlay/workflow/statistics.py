@@ -19,6 +19,7 @@ import numpy as np
 
 DRAWS = 10_000
 LEVEL = 0.95
+ROUNDING = 1e-12  # relative: gaps that differ by less are the same
 FEWEST = 3  # pairs: two differences and their one number of spread decide nothing
 Verdict = Literal["better", "worse", "not distinguishable", "too few seeds"]
 
@@ -68,10 +69,10 @@ def paired(mine: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> 
     from scipy.stats import ttest_rel
 
     gaps = [a - b for a, b in zip(mine, theirs, strict=True)]
-    p = None
-    if len(gaps) > 1 and stdev(gaps) > 0:
+    p, rounding = None, ROUNDING * max(map(abs, (*mine, *theirs)))
+    if len(gaps) > 1 and max(gaps) - min(gaps) > rounding:
         p = float(ttest_rel(mine, theirs).pvalue)
-    elif len(gaps) > 1 and gaps[0] != 0:
+    elif len(gaps) > 1 and abs(gaps[0]) > rounding:
         p = 2.0 ** (1 - len(gaps))  # all by the same amount: no spread for a t-test, so by their signs
     low, high = bootstrap(gaps, seed=seed) or (None, None)
     return Paired(fmean(gaps), standard_error(gaps), low, high, p, len(gaps))

@@ -1,0 +1,112 @@
+"""Statistics against plain float64 versions written here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from inlay.workflow.statistics import Paired, bootstrap, holm, paired, pareto, standard_error, verdict
+
+numbers = st.floats(-3, 3).map(lambda x: round(x, 3))
+
+
+def exact_bootstrap(gaps: list[float], level: float) -> tuple[float, float]:
+    """The percentile interval over every way to draw with replacement, all equally likely; inverted empirical CDF."""
+    means = sorted(sum(draw) / len(gaps) for draw in itertools.product(gaps, repeat=len(gaps)))
+    return tuple(means[min(len(means) - 1, math.floor(q * len(means)))] for q in ((1 - level) / 2, (1 + level) / 2))
+
+
+@pytest.mark.parametrize("gaps", [[0.1, 0.3, -0.2, 0.25], [1.0, 2.0, 3.0], [0.01, 0.02, 0.04, 0.03, 0.05]])
+def test_bootstrap_is_that_of_all_draws(gaps: list[float]) -> None:
+    low, high = bootstrap(gaps)
+    wanted = exact_bootstrap(gaps, 0.95)
+    # One step of the exact distribution either way: 10,000 draws place a quantile no closer.
+    steps = sorted({round(sum(draw) / len(gaps), 12) for draw in itertools.product(gaps, repeat=len(gaps))})
+    coarse = max(b - a for a, b in itertools.pairwise(steps))
+    assert low == pytest.approx(wanted[0], abs=coarse)
+    assert high == pytest.approx(wanted[1], abs=coarse)
+    assert bootstrap(gaps) == (low, high), "the same seed draws the same"
+    assert bootstrap([0.5]) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
+def test_pairs_against_plain_formulas(pairs: list[tuple[float, float]]) -> None:
+    mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    found = paired(mine, theirs)
+    gaps = [a - b for a, b in pairs]
+    n, mean = len(gaps), sum(gaps) / len(gaps)
+    assert found.pairs == n
+    assert found.difference == pytest.approx(mean, abs=1e-12)
+    if n == 1:
+        assert (found.error, found.low, found.high, found.p) == (None, None, None, None)
+        return
+    variance = sum((gap - mean) ** 2 for gap in gaps) / (n - 1)
+    assert found.error == pytest.approx(math.sqrt(variance / n), abs=1e-12)
+    assert min(gaps) - 1e-12 <= found.low <= found.high <= max(gaps) + 1e-12
+    if variance > 1e-12:
+        t = mean / math.sqrt(variance / n)
+        assert found.p == pytest.approx(2 * stats.t.sf(abs(t), n - 1), rel=1e-6)
+
+
+def test_equal_gaps_are_judged_by_their_signs() -> None:
+    assert paired([0.9, 0.8, 0.7], [0.8, 0.7, 0.6]).p == 0.25, "0.9 - 0.8 is not quite 0.7 - 0.6"
+    assert paired([1.0, 2.0], [1.0, 2.0]).p is None
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=8))
+def test_holm_against_its_definition(values: list[float | None]) -> None:
+    """The adjusted p of a hypothesis: the largest of (m - j + 1) p_(j) over all that are no larger, at most 1."""
+    raised, known = holm(values), sorted(p for p in values if p is not None)
+    for p, found in zip(values, raised, strict=True):
+        if p is None:
+            assert found is None
+            continue
+        last = max(j for j, q in enumerate(known) if q == p)
+        wanted = max((len(known) - j) * q for j, q in enumerate(known[: last + 1]))
+        assert found is not None
+        assert found <= min(1.0, wanted) + 1e-12
+        assert found >= p
+
+
+def test_verdicts() -> None:
+    clear = paired([0.9, 0.91, 0.92, 0.93], [0.5, 0.52, 0.51, 0.54])
+    assert verdict(clear, clear.p, greater_is_better=True) == "better"
+    assert verdict(clear, clear.p, greater_is_better=False) == "worse"
+    assert verdict(clear, 0.06, greater_is_better=True) == "not distinguishable"
+    assert verdict(Paired(0.1, 0.01, -0.1, 0.2, 0.001, 5), 0.001, greater_is_better=True) == "not distinguishable"
+    assert verdict(paired([1.0, 1.1], [0.1, 0.2]), 0.001, greater_is_better=True) == "too few seeds"
+    assert verdict(paired([1.0] * 3, [1.0] * 3), None, greater_is_better=True) == "not distinguishable"
+
+
+def test_equal_methods_are_seldom_told_apart() -> None:
+    """Numbers from one distribution, five seeds, 400 times: at most the 5 % that the level allows."""
+    rng, wrong = random.Random(0), 0
+    for _ in range(400):
+        mine, theirs = ([rng.gauss(0.8, 0.02) for _ in range(5)] for _ in range(2))
+        found = paired(mine, theirs)
+        wrong += verdict(found, found.p, greater_is_better=True) != "not distinguishable"
+    assert wrong / 400 <= 0.07
+
+
+@given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 5)), max_size=7), st.booleans())
+def test_pareto_against_its_definition(points: list[tuple[int | None, int]], up: bool) -> None:
+    found = pareto(points, greater_is_better=up)
+    for (cost, score), on in zip(points, found, strict=True):
+        if cost is None:
+            assert not on
+            continue
+        rivals = [(c, s if up else -s) for c, s in points if c is not None]
+        mine = score if up else -score
+        beaten = any((c <= cost and s > mine) or (c < cost and s >= mine) for c, s in rivals)
+        assert on == (not beaten)
+
+
+def test_standard_error_of_one_is_unknown() -> None:
+    assert standard_error([1.0]) is None
