@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from toys import ToyTask, text_rows
 from inlay import InlayError, Spec
 from inlay.methods import registry
 from inlay.methods.attach import restore, trained_parameters
+from inlay.training import padding
 from inlay.training.interrupts import Interrupted
 from inlay.training.joint import NAMES, JointCollator, JointRows, JointSampler, JointTrainer, shares
 from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint
@@ -159,9 +161,15 @@ def test_language_models_are_trained_together(tmp_path: Path) -> None:
     assert outcome.metrics["test"]["e2e/loss"] > 0
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_each_task_is_trained_as_it_would_be_alone(accumulation: int, tmp_path: Path) -> None:
-    """By hand: the same rows in the same order, task by task, each with an AdamW and a clipping of its own."""
+@pytest.mark.parametrize(("accumulation", "cost"), [(1, 128), (3, 128), (1, 0)])
+def test_each_task_is_trained_as_it_would_be_alone(
+    accumulation: int, cost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: the same rows in the same order, task by task, each with an AdamW and a clipping of its own.
+
+    At a cost of 0 a batch is run in as many parts as it has lengths.
+    """
+    monkeypatch.setitem(padding.PASS, "cpu", cost)
     tasks, given = three(), spec(weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
     outcome = fit_joint(backbone(), tasks, METHOD, given, tmp_path, progress=False)
     rows = JointRows({name: task.train for name, task in tasks.items()})
@@ -244,18 +252,12 @@ def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             if self.state.global_step == 17:
-                self.interrupts.wanted = True
+                signal.raise_signal(signal.SIGINT)
             return super().training_step(*args, **kwargs)
 
-    from inlay.training import joint_fitting
-
-    original = joint_fitting.JointTrainer
-    joint_fitting.JointTrainer = Cut  # type: ignore[misc]
-    try:
-        with pytest.raises(Interrupted):
-            run(tmp_path / "cut", early_stopping=3, evaluations=4)
-    finally:
-        joint_fitting.JointTrainer = original  # type: ignore[misc]
+    given = spec(early_stopping=3, evaluations=4)
+    with pytest.raises(Interrupted):
+        fit_joint(backbone(), three(), METHOD, given, tmp_path / "cut", progress=False, trainer_class=Cut)
     resumed = run(tmp_path / "cut", early_stopping=3, evaluations=4)
     assert resumed.resumed_from == 18
     assert resumed.metrics == whole.metrics

@@ -23,6 +23,7 @@ from inlay.errors import InlayError
 from inlay.methods.multi_lora.losses import NO_LABEL, row_losses, shifted, task_sums
 from inlay.records.atomic import sync_file, writing
 from inlay.training import checkpoints as files
+from inlay.training.padding import ALONG, parts
 from inlay.training.progress import Progress
 from inlay.training.trainer import InlayTrainer, NotFinite
 
@@ -156,7 +157,8 @@ class JointTrainer(InlayTrainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Forward and backward of one micro-batch; rows of tasks that have ended are left out."""
+        """Forward and backward of one micro-batch, in parts of about the same length; rows of tasks that have ended are
+        left out."""
         if self._in_eval_mode:
             self.modes.train()
             self._in_eval_mode = False
@@ -168,14 +170,19 @@ class JointTrainer(InlayTrainer):
         if len(kept) < len(names):
             tensors = {key: value[kept] for key, value in tensors.items()}
             names = [names[i] for i in kept]
-        tensors = self._prepare_inputs(tensors)
-        labels = tensors.pop("labels")
-        logits = model(**tensors, **{NAMES: names})["logits"]
-        each = self._losses(logits, labels, names)
-        self.accelerator.backward(each.sum())
-        each = each.detach()
-        self._task_losses = each if self._task_losses is None else self._task_losses + each
-        return torch.where(torch.isfinite(each), each, 0.0).sum()
+        along = ALONG
+        if tensors["labels"].ndim > 1 and not getattr(self.model.config, "is_encoder_decoder", False):
+            along = (*ALONG, "labels")  # one for each token that is read
+        total = torch.zeros((), device=self.args.device)
+        for rows, part in parts(tensors, self.args.device, along):
+            part = self._prepare_inputs(part)
+            labels, own = part.pop("labels"), [names[row] for row in rows]
+            each = self._losses(model(**part, **{NAMES: own})["logits"], labels, own)
+            self.accelerator.backward(each.sum())
+            each = each.detach()
+            self._task_losses = each if self._task_losses is None else self._task_losses + each
+            total += torch.where(torch.isfinite(each), each, 0.0).sum()
+        return total
 
     def _losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
         """Each task's part of the update's loss."""
