@@ -116,10 +116,12 @@ def model(name: str, folder: Path) -> None:
     """A tiny random model of the family that the name tells, as a checkpoint in `folder`."""
     import torch
 
+    from inlay.backbones.quiet import quiet
+
     family = next((word for word in FAMILIES if word in name.lower()), None)
     if family is None:
         raise InlayError(f"No stand-in for the model {name!r}: its name has none of {', '.join(FAMILIES)}.")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(0)
         FAMILIES[family]().save_pretrained(folder)
     if family in IMAGES:

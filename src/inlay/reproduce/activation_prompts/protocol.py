@@ -191,6 +191,7 @@ def _resnet(depths: list[int]) -> nn.Module:
     return ResNetForImageClassification(ResNetConfig(depths=depths, num_labels=10))
 
 
+PIXELS = 224
 SHAPES: Mapping[str, Callable[[], nn.Module]] = {
     "ResNet-101": lambda: _resnet([3, 4, 23, 3]),
     "ResNet-18": lambda: _resnet([1, 1, 1, 1]),
@@ -215,8 +216,11 @@ def counted(models: Mapping[str, str], rows: Iterable[str], column: str = "param
                 with torch.device("meta"):
                     model = SHAPES[shape]()
                 way = WAYS[row]
+                size = {"image_size": PIXELS} if way.method in ("activation-prompt", "visual-prompt") else {}
                 try:
-                    adapted = attach(model, way.method, settings=way.settings, newly_initialised=["classifier"])
+                    adapted = attach(
+                        model, way.method, settings={**way.settings, **size}, newly_initialised=["classifier"]
+                    )
                 except InlayError as error:
                     failures[f"{panel}, {row}, count"] = str(error)
                     continue
