@@ -1,5 +1,5 @@
 // The figures: cost, seeds, curves. Each draws the rows that the table shows, a panel for each comparison.
-const PANELS = 6, LINES = 10, LISTED = 40;
+const PANELS = 6, LINES = 10, LISTED = 30;
 const COSTS = {
   trained: { label: 'trained parameters', show: count, log: true },
   memory: { label: 'peak memory', show: bytes, unit: 2 ** 20, name: 'MiB' },
@@ -61,7 +61,7 @@ function drawCost(rows) {
       const [a, b] = at(row[cost] / unit, row.mean);
       const faded = best.includes(row) ? '' : 'off';
       const [low, high] = bounds(row).map((value) => Math.max(box.top, Math.min(box.bottom, at(1, value)[1])));
-      if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${look(row.method).colour} ${faded}`, d: `M${a - 4} ${low}h8M${a} ${low}V${high}M${a - 4} ${high}h8` }));
+      if (low !== high && (row.chosen || group.length <= LISTED)) drawn.append(svg('path', { class: `whisker stroke ${look(row.method).colour} ${faded}`, d: `M${a - 4} ${low}h8M${a} ${low}V${high}M${a - 4} ${high}h8` }));
       drawn.append(mark(row.method, a, b, best.includes(row) ? 7 : 5, faded));
       spots.push({ x: a, y: b, title: named(row), lines: [...told(row), `${how.label}: ${how.show(row[cost])}`, ...(row.verdict && row.verdict !== 'worse' ? [`beside the best: ${row.verdict}`] : []), ...(best.includes(row) ? ['on the front'] : [])] });
     }

@@ -1,5 +1,5 @@
 // The table: sorting by its headers, filtering, rows that open to their runs.
-const PAGE = 100;
+const PAGE = 50;
 const state = { sort: null, down: false, filters: {}, text: '', chosen: false, open: new Set(), all: false };
 
 const COLUMNS = [
@@ -31,6 +31,7 @@ function result(row) {
 }
 
 const hasVariants = DATA.rows.some((row) => !row.chosen);
+state.chosen = hasVariants && DATA.rows.length > PAGE;  // a long grid begins with what was chosen of it
 
 function words(row) {
   row.words ??= [named(row), row.of.task, row.of.model, row.of.metric, shotsOf(row), ...row.seeds.map((run) => run.id)].join(' ').toLowerCase();
@@ -140,7 +141,7 @@ function filters(changed) {
     place.append(el('label', {}, column.label, select));
   }
   if (hasVariants) {
-    const box = el('input', { type: 'checkbox', id: 'chosen', on: { change: () => { state.chosen = box.checked; changed(); } } });
+    const box = el('input', { type: 'checkbox', id: 'chosen', checked: state.chosen, on: { change: () => { state.chosen = box.checked; changed(); } } });
     place.append(el('label', { class: 'check' }, box, 'Only the variant chosen by validation'));
   }
   const said = CONSTANT.map((key) => { const c = COLUMNS.find((each) => each.key === key); return `${c.label.toLowerCase()} ${c.show ? c.show(DATA.rows[0]) : c.get(DATA.rows[0])}`; });

@@ -1,0 +1,192 @@
+"""The report in a real browser: headless Chromium, with no network and no errors."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from inlay.report import charts
+from inlay.report.html import write_report
+from recorded import failed, finished, spec_of
+
+sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed")
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NASTY = "<script>window.caught = 1</script><img src=x onerror='window.caught = 2'>"
+COST = {"bias": (0.80, 5_000), "lora": (0.9, 20_000), "norm": (0.7, 9_000), "linear-probe": (0.6, 500)}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four methods on one task with three seeds, one of them in two variants; another task; a failure; a picture."""
+    folder = tmp_path_factory.mktemp("report")
+    for seed in range(3):
+        for method, (value, trained) in COST.items():
+            finished(folder / "runs", spec_of(method, seed), value + seed / 100, portrait__parameters__trained=trained)
+        finished(folder / "runs", spec_of("lora", seed, learning_rate=0.1), 0.5, metrics__validation__accuracy=0.2)
+    finished(folder / "runs", spec_of("bias", task=NASTY, shots=16), 0.5)
+    failed(folder / "runs", spec_of("full"), f"out of memory {NASTY}")
+    facts = {"what": "cka", "sentence": NASTY, "command": [], "spec": spec_of().to_json()}
+    charts.keep(folder / "runs" / "explain", "cka", charts.blank(), ("a",), [(1,)], facts)
+    return write_report(folder / "runs", folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    with sync.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser: Browser, page: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """The page in a new tab, wide and light unless a test says otherwise; anything it complains of fails the test."""
+    wish = getattr(request, "param", {})
+    context = browser.new_context(
+        viewport={"width": wish.get("width", 1280), "height": 900}, color_scheme=wish.get("scheme", "light")
+    )
+    tab = context.new_page()
+    troubles: list[str] = []
+    tab.on("console", lambda message: troubles.append(message.text))
+    tab.on("pageerror", lambda error: troubles.append(str(error)))
+    tab.on(
+        "request",
+        lambda asked: None if asked.url.startswith(("file:", "data:")) else troubles.append(f"asked for {asked.url}"),
+    )
+    tab.goto(page.as_uri())
+    tab.wait_for_selector("html[data-ready]")
+    yield tab
+    assert troubles == []
+    context.close()
+
+
+def column(tab: Page, cell: str) -> list[str]:
+    """What one column says, from top to bottom."""
+    return tab.locator(f"#table tbody tr.row {cell}").all_inner_texts()
+
+
+def test_what_it_shows(tab: Page) -> None:
+    """The table with its tags, every plot, the picture, the failure; and nothing from a name or error is run."""
+    assert tab.locator("#table tbody tr.row").count() == 6
+    assert tab.locator("#table thead th[scope=col]").count() >= 8
+    assert tab.locator("#table tbody th[scope=row]").count() == 6
+    assert tab.locator("#table .tag.best").count() == 1  # the other comparison has a single row
+    assert tab.locator("#table .tag.set").all_inner_texts() == ["chosen"]
+    for section in ("cost", "seeds", "curves"):
+        assert tab.locator(f"#{section} svg[role=img]").count() == 2
+        assert tab.locator(f"#{section} svg[role=img] .mark").count() >= 5
+    assert tab.locator("#cost .front").first.get_attribute("d").count("H") >= 2
+    assert tab.evaluate("document.querySelector('#explanations img').naturalWidth") > 100
+    assert NASTY in tab.locator("#lost pre").inner_text()
+    assert NASTY in tab.locator("#explanations figcaption").inner_text()
+    assert tab.evaluate("window.caught") is None
+
+
+def test_sorting_with_the_mouse_and_the_keyboard(tab: Page) -> None:
+    """A header sorts, again turns round, and says which way; Enter does as a click does, and the focus stays."""
+    header = tab.get_by_role("button", name="Parameters")
+    header.click()
+    sizes = column(tab, "td:nth-child(6)")
+    assert sizes[:2] == ["500", "1k"]
+    assert tab.locator("th[aria-sort=ascending]").inner_text().startswith("Parameters")
+    header.press("Enter")
+    assert column(tab, "td:nth-child(6)")[:3] == ["20k", "9k", "5k"]
+    assert tab.locator("th[aria-sort=descending]").inner_text().startswith("Parameters")
+    assert tab.evaluate("document.activeElement.dataset.key") == "trained"
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.get_by_role("button", name="Method", exact=True).click()
+    assert column(tab, ".method") == sorted(column(tab, ".method"))
+
+
+def test_filtering(tab: Page) -> None:
+    """Search, a choice and the chosen variants: the table and the plots follow; nothing found is said."""
+    tab.fill("#search", "lora")
+    sync.expect(tab.locator("#table tr.row")).to_have_count(2)
+    assert set(column(tab, ".method")) == {"lora"}
+    assert tab.locator("#seeds svg[role=img]").count() == 1
+    tab.check("#chosen")
+    assert tab.locator("#table tr.row").count() == 1
+    assert "1 of 6 rows, 3 runs" in tab.inner_text("#shown")
+    tab.fill("#search", "nothing like this")
+    tab.wait_for_selector("#table .empty")
+    assert tab.locator("#cost svg[role=img]").count() == 0
+    tab.fill("#search", "")
+    tab.uncheck("#chosen")
+    tab.select_option("select[data-key=method]", "bias")
+    sync.expect(tab.locator("#table tr.row")).to_have_count(2)
+    assert set(column(tab, ".method")) == {"bias"}
+
+
+def test_rows_open_to_runs_and_commands(tab: Page) -> None:
+    """Every seed with its command, which the button copies."""
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    button = tab.locator("#table .open", has_text="norm")
+    button.press("Enter")
+    assert button.get_attribute("aria-expanded") == "true"
+    assert tab.locator(".detail .run").count() == 3
+    tab.locator(".detail .copy").nth(1).click()
+    sync.expect(tab.locator(".detail .copy").nth(1)).to_have_text("Copied")
+    copied = tab.evaluate("navigator.clipboard.readText()")
+    assert copied == "inlay tune --model embedded:vit --task digits --method norm --seed 1 --learning-rate 0.001"
+    button.click()
+    assert tab.locator(".detail").count() == 0
+
+
+def test_plots_answer(tab: Page) -> None:
+    """A mark tells of itself to the pointer and to the arrow keys; the axis can be chosen."""
+    plot = tab.locator("#cost svg[role=img]").first
+    plot.locator(".mark").last.hover()
+    assert "on the front" in tab.inner_text("#tip")
+    tab.mouse.move(5, 5)
+    assert tab.locator("#tip").is_hidden()
+    plot.focus()
+    plot.press("ArrowRight")
+    first = tab.inner_text("#tip")
+    plot.press("ArrowRight")
+    assert first.startswith("linear-probe")
+    assert tab.inner_text("#tip") != first
+    tab.select_option("#axis", "memory")
+    assert "peak memory" in tab.locator("#cost figcaption").first.inner_text()
+    assert not tab.is_checked("#log")
+    tab.select_option("#curve", "loss")
+    assert "training loss" in tab.locator("#curves figcaption").first.inner_text()
+
+
+@pytest.mark.parametrize("tab", [{"scheme": "light"}, {"scheme": "dark"}], indirect=True)
+def test_both_themes(tab: Page) -> None:
+    """The system's wish is followed; the button overrides it; text stands out from what is behind it."""
+
+    def paper() -> int:
+        return sum(map(int, tab.evaluate("getComputedStyle(document.body).backgroundColor").strip("rgb()").split(",")))
+
+    dark = tab.evaluate("matchMedia('(prefers-color-scheme: dark)').matches")
+    assert (paper() < 200) == dark
+    tab.click("#theme")
+    assert paper() > 600
+    tab.click("#theme")
+    assert paper() < 200
+    tab.click("#theme")
+    assert (paper() < 200) == dark
+
+
+@pytest.mark.parametrize("tab", [{"width": 375}, {"width": 375, "scheme": "dark"}], indirect=True)
+def test_on_a_phone(tab: Page) -> None:
+    """The page does not scroll sideways, with a row open and a tip shown; plots fit."""
+    tab.locator("#table .open").first.click()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 375
+    assert all(box["width"] <= 375 for plot in tab.locator("svg[role=img]").all() if (box := plot.bounding_box()))
+    tab.locator("#seeds .mark").last.hover()
+    tip = tab.locator("#tip").bounding_box()
+    assert tip is not None
+    assert tip["x"] >= 0
+    assert tip["x"] + tip["width"] <= 375
