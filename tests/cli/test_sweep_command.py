@@ -1,0 +1,138 @@
+"""`inlay sweep` and the new words of `inlay compare`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inlay import Spec
+from inlay.errors import InlayError
+from inlay.records.store import Store
+from inlay.workflow.planning import plan
+from inlay.workflow.sweep import read, schema
+
+GOOD = """
+model: embedded:vit
+task: digits
+methods: [linear-probe, lora]
+seeds: 2
+shots: [50, 100]
+learning_rates: [1e-3, 3e-3]
+baseline: lora
+epochs: 1
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_sweep_is_every_combination(tmp_path: Path) -> None:
+    sweep = read(written(tmp_path, GOOD + "settings: {lora: {r: 4}}\nengine: {name: local, workers: 2}\n"))
+    (planned,) = sweep.plan()
+    assert len(planned.specs) == 2 * 2 * 2 * 2
+    assert {(s.method, s.seed, s.shots, s.learning_rate) for s in planned.specs} == {
+        (method, seed, shots, rate)
+        for method in ("linear-probe", "lora")
+        for seed in (0, 1)
+        for shots in (50, 100)
+        for rate in (1e-3, 3e-3)
+    }
+    assert {s.method: dict(s.settings) for s in planned.specs} == {"linear-probe": {}, "lora": {"r": 4}}
+    assert {s.epochs for s in planned.specs} == {1.0}
+    assert sweep.engine == {"name": "local", "workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("seeds", "sedes"), r"Unknown key 'sedes'\. Did you mean 'seeds'"),
+        (lambda text: text + "engine: {worker: 2}\n", r"Unknown key 'worker'\. Did you mean 'workers'"),
+        (lambda text: text.replace("seeds: 2", "seeds: two"), "seeds: 'two' will not do"),
+        (lambda text: text.replace("seeds: 2", "seeds: 0"), "seeds: 0 will not do: give 1 or more"),
+        (lambda text: text.replace("epochs: 1", "epochs: much"), "epochs: 'much' will not do: give a number"),
+        (lambda text: text.replace("epochs: 1", "batch_size: 1.5"), "batch_size: 1.5 will not do: give a whole number"),
+        (lambda text: text.replace("epochs: 1", "gradient_checkpointing: 1"), "give true or false"),
+        (lambda text: text + "models: [embedded:resnet]\n", "model and models contradict"),
+        (lambda text: text + "data: photos/\n", "task and data contradict"),
+        (lambda text: text.replace("baseline: lora", "baseline: bias"), "'bias' is not among the methods"),
+        (lambda text: text + "learning_rate: 0.1\n", "contradict each other"),
+        (lambda text: text.replace("task: digits\n", ""), "task is missing"),
+        (lambda text: text + "task: digits\n", r"'task' is given twice \(line 10\)"),
+        (lambda text: text.replace("[linear-probe, lora]", "[lora, lora]"), "each once"),
+        (lambda text: text.replace("[linear-probe, lora]", "[lora, loora]"), "Did you mean 'lora'"),
+        (lambda text: text.replace("embedded:vit", "embedded:minilm"), "reads texts"),
+        (lambda text: text + "settings: [1]\n", "give settings by method"),
+        (lambda text: text + "trust_remote_code: true\n", "Unknown key 'trust_remote_code'"),
+        (lambda text: "- a\n- b\n", "is not a sweep"),
+        (lambda text: "a: [", "is not YAML"),
+        (lambda text: text + "out: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+    ],
+)  # fmt: skip
+def test_a_wrong_sweep_is_one_error_before_anything_starts(
+    change: Callable[[str], str], message: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, change(GOOD))
+    with pytest.raises(InlayError, match=message):
+        read(path).plan()
+
+
+def test_every_field_of_a_spec_has_its_place() -> None:
+    """A field that is added to runs' specs is a key of sweeps by itself."""
+    from dataclasses import fields
+
+    elsewhere = {"method", "seed", "sampling", "temperature", "trust_remote_code"}
+    assert {each.name for each in fields(Spec)} - elsewhere <= set(schema())
+
+
+def test_all_methods_that_fit(review_spec: Spec) -> None:
+    planned = plan(review_spec, ["all"], 1)
+    assert {"bias", "lora", "linear-probe"} <= set(planned.methods)
+    assert {"vpt-deep", "visual-prompt"} <= planned.left_out.keys()
+    assert not planned.asked
+    assert plan(review_spec, ["bias", "vpt-deep"], 1).asked == {"vpt-deep"}
+
+
+def test_each_method_has_its_own_grid(review_spec: Spec) -> None:
+    from inlay.methods.registry import get
+
+    planned = plan(review_spec.with_(learning_rate=None), ["bias", "lora"], 1, rates="grid")
+    for name in ("bias", "lora"):
+        rates = {spec.learning_rate for spec in planned.specs if spec.method == name}
+        assert rates == {*get(name).grid, get(name).learning_rate}
+
+
+def test_sweep_and_compare_print_a_table_and_leave_a_page(typed, review_spec: Spec, tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        f"model: {review_spec.model}\ndata: {review_spec.data}\ntext: body\nlabel: stars\n"
+        "methods: [bias, linear-probe]\nseeds: 1\nmax_steps: 2\nbatch_size: 8\nout: runs\n",
+    )
+    status, out, err = typed("sweep", path, "--dry-run")
+    assert status == 0, err
+    assert len(out.splitlines()) == 3
+    assert "2 runs in 1 comparison." in err
+    assert not Path("runs").exists()
+    status, out, err = typed("sweep", path, "--quiet")
+    assert status == 0, err
+    assert out.splitlines()[0].startswith("method\t")
+    assert "<html" in Path("runs/report.html").read_text()
+    data = json.loads(Path("runs/comparison.json").read_text())
+    assert {row["method"] for row in data["comparisons"][0]["rows"]} == {"bias", "linear-probe"}
+    stamps = {run.id: run.record["finished"] for run in Store(Path("runs")).list()}
+    what = ("--data", review_spec.data, "--text", "body", "--label", "stars", "--max-steps", "2", "--batch-size", "8")
+    compare = ("compare", "--model", review_spec.model, *what, "--methods", "bias,linear-probe", "--seeds", "1")
+    status, again, err = typed(*compare, "--out", "runs", "--baseline", "bias")
+    assert status == 0, err
+    assert out.splitlines()[1:] == again.splitlines()[1 : len(out.splitlines())], "the same runs, the same table"
+    assert "the baseline" in again
+    assert stamps == {run.id: run.record["finished"] for run in Store(Path("runs")).list()}
+    assert "Too few seeds to tell" in err
+    assert typed("sweep", "nowhere.yaml")[0] == 2
+    assert typed(*compare, "--learning-rates", "grid", "--learning-rate", "0.1")[0] == 2
+    assert typed(*compare, "--engine", "local", "--address", "auto")[0] == 2

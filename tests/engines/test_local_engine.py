@@ -1,0 +1,187 @@
+"""The local engine with real processes: same records as in one process, a dead worker, a signal, a time that is up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from inlay import InlayError, Spec, tune
+from inlay.engines import Job, Outcome, make
+from inlay.engines.gpus import Share, share_of
+from inlay.engines.local import Local, cores
+from inlay.engines.queue import Queue
+from inlay.records.store import Store
+
+
+class Follower:
+    """Notes what is told; `on_step` may interfere."""
+
+    def __init__(self) -> None:
+        self.ended: list[Outcome] = []
+        self.said: list[str] = []
+        self.steps: list[tuple[int, int, int]] = []
+        self.on_step = lambda number: None
+
+    def begin(self, number: int) -> None: ...
+
+    def step(self, number: int, done: int, total: int) -> None:
+        self.steps.append((number, done, total))
+        self.on_step(number)
+
+    def say(self, number: int, line: str) -> None:
+        self.said.append(line)
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        self.ended.append(outcome)
+
+
+def test_workers_that_die_stop_or_fail_take_nobody_along(review_spec: Spec, tmp_path: Path) -> None:
+    """One pool, for importing takes long. Two good runs in the bits of this process; one that fails; one whose worker
+    is killed; then one that a signal to the parent stops where it can be resumed."""
+    out, long = str(tmp_path / "runs"), review_spec.with_(max_steps=100_000)
+    follower = Follower()
+    with Local(workers=2) as engine:
+        pids = [worker.process.pid for worker in engine.pool]
+
+        def kill(number: int) -> None:
+            if number == 3:
+                doomed = next(worker for worker in engine.pool if worker.number == 3)
+                os.kill(doomed.process.pid, signal.SIGKILL)
+
+        follower.on_step = kill
+        specs = [review_spec, review_spec.with_(seed=1), review_spec.with_(settings={"r": 2}), long]
+        outcomes = engine.run([Job(spec, out) for spec in specs], follower)
+        assert [each.status for each in outcomes] == ["finished", "finished", "failed", "failed"]
+        assert "'r'" in str(outcomes[2].error)
+        assert "ended by signal 9 (SIGKILL)" in str(outcomes[3].error)
+        assert [worker.process.pid for worker in engine.pool] != pids, "the dead one was replaced"
+        killed = Store(out).get(str(outcomes[3].run))
+        assert (killed.status, killed.error) == ("failed", outcomes[3].error)
+
+        again = engine.run([Job(review_spec, out), Job(long, out)], Follower())
+        assert [(each.status, each.made) for each in again] == [("finished", False), ("failed", False)]
+
+        stopper = Follower()
+        stopper.on_step = lambda number: os.kill(os.getpid(), signal.SIGTERM) if len(stopper.steps) == 5 else None
+        with pytest.raises(KeyboardInterrupt):
+            engine.run([Job(long.with_(seed=2), out)], stopper)
+    stopped = next(run for run in Store(out).list() if run.spec.seed == 2)
+    assert stopped.status == "interrupted"
+    assert list((stopped.folder / "checkpoints").glob("step-*"))
+    for spec, outcome in zip(specs[:2], outcomes[:2], strict=True):
+        there, here = Store(out).get(str(outcome.run)), tune(spec, tmp_path / "here", progress=False)
+        assert there.id == here.id
+        assert there.record["files"] == here.record["files"]
+        assert there.metrics == here.metrics
+
+
+def test_asking_for_more_than_there_is(review_spec: Spec, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="cores each need"):
+        make("local", workers=cores(), cpus=2)
+    with pytest.raises(InlayError, match="give 1 or more"):
+        Local(workers=0)
+    for wrong, message in (
+        ({"name": "slurm"}, "Unknown engine"),
+        ({"address": "auto"}, "is for the engine ray"),
+        ({"name": "ray", "workers": 2}, "is for the local engine"),
+        ({"cpus": 0.5}, "whole cores"),
+        ({"cpus": 0.0}, "more than 0"),
+        ({"gpus": -1.0}, "0 or more"),
+    ):
+        with pytest.raises(InlayError, match=message):
+            make(**wrong)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")
+def test_a_gpu_where_there_is_none_is_one_error(review_spec: Spec, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="there is no GPU here"), make("local", gpus=1.0) as engine:
+        engine.run([Job(review_spec, str(tmp_path / "runs"))], Follower())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "devices", "wanted"),
+    [
+        (3, None, 0, [Share(None)] * 3),
+        (2, 0, 4, [Share(None)] * 2),
+        (2, None, 1, [Share(0, 0.5)] * 2),
+        (2, 0.5, 1, [Share(0, 0.5)] * 2),
+        (3, None, 2, [Share(0, 0.5), Share(1, 1.0), Share(0, 0.5)]),
+        (2, 1, 2, [Share(0), Share(1)]),
+        (4, 0.25, 2, [Share(0, 0.25), Share(1, 0.25), Share(0, 0.25), Share(1, 0.25)]),
+    ],
+)
+def test_gpus_are_shared_fairly(workers: int, gpus: float | None, devices: int, wanted: list[Share]) -> None:
+    assert [share_of(index, workers, gpus, devices) for index in range(workers)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "devices", "message"),
+    [(2, 1, 1, "--workers 1, or --gpus 0.5"), (1, 1, 0, "no GPU here"), (1, 2, 4, "accelerate launch")],
+)
+def test_gpus_that_are_not_there(workers: int, gpus: float, devices: int, message: str) -> None:
+    with pytest.raises(InlayError, match=message):
+        share_of(0, workers, gpus, devices)
+
+
+def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.engines.local.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [Local(workers).threads for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert Local(2, cpus=3).threads == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert Local(2).threads == 1, "the user's word counts"
+
+
+def queue_of(count: int, deadline: float | None = None) -> tuple[Queue, Follower]:
+    follower = Follower()
+    spec = Spec(model="m", task="t", method="lora")
+    return Queue([Job(spec.with_(seed=seed), "runs") for seed in range(count)], follower, deadline), follower
+
+
+def test_a_busy_run_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.engines.queue.AGAIN", 0.01)
+    queue, follower = queue_of(2)
+    assert (queue.take(), queue.take(), queue.take()) == (0, 1, None)
+    queue.settle(0, Outcome("busy", error="Process 7 is at it."))
+    queue.settle(1, Outcome("finished", "one"))
+    assert queue.open
+    time.sleep(0.02)
+    assert queue.take() == 0
+    queue.settle(0, Outcome("finished", "zero"))
+    assert not queue.open
+    assert [each.run for each in queue.results()] == ["zero", "one"]
+    assert follower.said == ["Process 7 is at it. It is waited for."]
+
+
+def test_nothing_begins_after_the_deadline_or_on_a_full_disk() -> None:
+    queue, _ = queue_of(2, deadline=time.monotonic() - 1)
+    assert queue.take() is None
+    assert not queue.open
+    assert [each.status for each in queue.results()] == ["not begun"] * 2
+    queue, _ = queue_of(3)
+    queue.take()
+    queue.take()
+    queue.settle(0, Outcome("unwritable", error="No room"))
+    assert queue.take() is None
+    assert queue.open, "the other one is still at work"
+    queue.settle(1, Outcome("interrupted"))
+    assert not queue.open
+
+
+def test_signals_elsewhere_than_in_the_main_thread_are_left_alone(review_spec: Spec, tmp_path: Path) -> None:
+    outcomes: list[Outcome] = []
+
+    def work() -> None:
+        with make() as engine:
+            outcomes.extend(engine.run([Job(review_spec, str(tmp_path / "runs"))], Follower()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [each.status for each in outcomes] == ["finished"]
