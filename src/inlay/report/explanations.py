@@ -59,7 +59,7 @@ def read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple
         for path in sorted(_facts_below(folder, DEPTH)):
             try:
                 facts = json.loads(path.read_text(encoding="utf-8"))
-                if facts.get("what") != path.stem or "sentence" not in facts:
+                if not isinstance(facts, dict) or facts.get("what") != path.stem or "sentence" not in facts:
                     continue
                 if tasks is None or _subject(facts["spec"]) in tasks:
                     found.append(_kept(path, facts))

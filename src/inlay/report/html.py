@@ -206,6 +206,8 @@ def _run(result: Result) -> dict[str, Any]:
         "seed": result.spec.seed,
         "value": result.value,
         "validation": result.validation,
+        "watched": result.watched,
+        "others": _others(result),
         "seconds": (portrait.get("seconds_per_epoch") or {}).get("mean"),
         "memory": (portrait.get("peak_memory") or {}).get("bytes"),
         "steps": record.get("steps"),
@@ -213,6 +215,12 @@ def _run(result: Result) -> dict[str, Any]:
         "curve": result.curve,
         "command": result.command,
     }
+
+
+def _others(result: Result) -> dict[str, float]:
+    """The other metrics of the split that is shown: those of each task, where there are several."""
+    named = [(name, value) for name, value in result.metrics[result.split].items() if name != result.metric]
+    return dict([(name, value) for name, value in named if not name.endswith("loss")][:LISTED])
 
 
 def _sources(result: Result) -> list[tuple[str, str | None]]:

@@ -53,8 +53,7 @@ function drawCost(rows) {
     // Among variants of a method only the one that validation chose competes: the best by test would flatter.
     const best = front(group.filter((row) => row.chosen), cost);
     const points = best.map((row) => at(row[cost] / unit, row.mean));
-    const corner = how.more === Boolean(group[0].of.greater);
-    drawn.append(svg('path', { class: 'front', d: points.map(([a, b], i) => i ? (corner ? `V${b}H${a}` : `H${a}V${b}`) : `M${a} ${b}`).join('') }));
+    drawn.append(svg('path', { class: 'front', d: points.map(([a, b], i) => i ? (how.more ? `V${b}H${a}` : `H${a}V${b}`) : `M${a} ${b}`).join('') }));
     const spots = [];
     const order = [...group].sort((a, b) => best.includes(a) - best.includes(b));
     for (const row of order) {

@@ -19,7 +19,8 @@ function intro() {
   const parts = [plural(DATA.runs.length, 'finished run'), plural(METHODS.length, 'method'), plural(tasks.length, 'task'), plural(models.length, 'model')];
   const lost = DATA.unfinished.length + DATA.damaged.length;
   if (lost) parts.push(`${lost} without a result`);
-  $('#lead').textContent = `${DATA.name}: ${parts.join(' · ')} · ${day(DATA.first)}${day(DATA.first) === day(DATA.last) ? '' : ` to ${day(DATA.last)}`}`;
+  const where = $('#name').textContent === DATA.name ? '' : `${DATA.name}: `;
+  $('#lead').textContent = `${where}${parts.join(' · ')} · ${day(DATA.first)}${day(DATA.first) === day(DATA.last) ? '' : ` to ${day(DATA.last)}`}`;
   $('#findings').replaceChildren(...DATA.findings.slice(0, 6).map((text) => el('li', {}, text)));
   if (DATA.findings.length > 6) $('#findings').append(el('li', {}, `… and ${DATA.findings.length - 6} more comparisons: see the table.`));
 }

@@ -62,8 +62,9 @@ function sorted(rows) {
 function header() {
   $('#table thead').replaceChildren(el('tr', {}, ...VISIBLE.map((column) => {
     const active = state.sort === column.key;
+    const way = el('span', { class: 'dir', 'aria-hidden': 'true' }, active ? (state.down ? '▼' : '▲') : '');
     const button = el('button', { type: 'button', 'data-key': column.key, on: { click: () => sortBy(column.key) } },
-      column.label, el('span', { class: 'dir', 'aria-hidden': 'true' }, active ? (state.down ? '▼' : '▲') : ''));
+      ...(column.num ? [way, column.label] : [column.label, way]));
     return el('th', { scope: 'col', class: column.num && 'num', 'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none' }, button);
   })));
 }
@@ -116,7 +117,8 @@ function detail(row) {
   const fact = (label, value) => el('span', {}, `${label} `, el('b', {}, value));
   const runs = row.seeds.map((run) => el('div', { class: 'run' },
     el('div', { class: 'facts' }, fact('seed', String(run.seed)), fact(`${row.of.split} ${row.of.metric}`, score(run.value)),
-      missing(run.validation) || row.of.split === 'validation' ? null : fact('validation', score(run.validation)),
+      missing(run.validation) || row.of.split === 'validation' ? null : fact(`validation${run.watched === row.of.metric ? '' : ` ${run.watched}`}`, score(run.validation)),
+      ...Object.entries(run.others).map(([name, value]) => fact(name, score(value))),
       fact('s / epoch', figure(run.seconds)), fact('memory', bytes(run.memory)), fact('updates', figure(run.steps, 6)), el('span', {}, el('code', {}, run.id))),
     command(run.command)));
   return el('tr', { class: 'detail' }, el('td', { colspan: VISIBLE.length },
