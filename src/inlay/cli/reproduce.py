@@ -34,6 +34,10 @@ def command(
         typer.Option(help="Folder with models, a folder each, by their names on the hub.", rich_help_panel=o.DATA),
     ] = None,
     data_dir: o.DataDir = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Make everything anew at scale here, also what a checkout keeps of larger runs."),
+    ] = False,
     out: Annotated[
         Path, typer.Option(help="Results go to OUT/<paper>/<item>/<scale>, runs to OUT/runs.", rich_help_panel=o.OUTPUT)
     ] = Path("reproduce"),
@@ -77,6 +81,7 @@ def command(
                 out,
                 data_dir=data_dir,
                 models_dir=models_dir,
+                fresh=fresh,
                 progress=not quiet,
                 say=None if quiet else show.say,
                 command=["inlay", *sys.argv[1:]],

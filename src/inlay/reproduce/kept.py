@@ -6,10 +6,13 @@ recipe would run on two cores. What was read, the command that made it and the m
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,21 @@ RESULTS = ROOT / "benchmarks" / "results"
 SCRIPTS = ROOT / "scripts"
 LAB = ROOT / "docs" / "images" / "lab"
 READ = "Read from"  # how a note about kept results begins
+_IGNORED = ContextVar("ignored", default=False)
+
+
+@contextmanager
+def ignored(wanted: bool = True) -> Iterator[None]:
+    """Within this, nothing that is kept is found: a recipe makes all of it anew."""
+    token = _IGNORED.set(wanted)
+    try:
+        yield
+    finally:
+        _IGNORED.reset(token)
+
+
+def _there(path: Path) -> bool:
+    return not _IGNORED.get() and path.is_file()
 
 
 @dataclass(frozen=True)
@@ -37,7 +55,7 @@ class Table:
 
 def has_table(name: str) -> bool:
     """Whether the runs of scripts/<name>.py are there."""
-    return (RESULTS / f"{name}.json").is_file() and (SCRIPTS / f"{name}.py").is_file()
+    return _there(RESULTS / f"{name}.json") and (SCRIPTS / f"{name}.py").is_file()
 
 
 def table(name: str, more: str = "") -> Table | None:
@@ -61,17 +79,27 @@ def table(name: str, more: str = "") -> Table | None:
 def benchmark(name: str, command: str) -> tuple[dict[str, Any], str] | None:
     """What a benchmark kept, and the note about it; None where there is none."""
     path = RESULTS / f"{name}.json"
-    if not path.is_file():
+    if not _there(path):
         return None
     found = json.loads(path.read_text(encoding="utf-8"))
-    return found, _note(path, command, {"cpu": found.get("processor"), "threads": found.get("threads")})
+    own = {"cpu": found.get("processor"), "threads": found.get("threads")}
+    return found, _note(path, command, found.get("versions", own))
+
+
+def rows(name: str, command: str) -> tuple[list[dict[str, str]], str] | None:
+    """The rows of a CSV among the results, and the note about it; None where there is none."""
+    path = RESULTS / f"{name}.csv"
+    if not _there(path):
+        return None
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)), f"{READ} {path.relative_to(ROOT)}: `{command}`."
 
 
 def experiment(name: str) -> tuple[Finding, str] | None:
     """An experiment of the lab that the documentation shows, and the note about it; None where there is none."""
     from inlay.report import redraw
 
-    if not (LAB / name / f"{name}.json").is_file():
+    if not _there(LAB / name / f"{name}.json"):
         return None
     found, facts = redraw.read(LAB / name)
     return found, _note(LAB / name, " ".join(facts["command"]), facts["versions"])

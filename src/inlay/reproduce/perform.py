@@ -12,7 +12,7 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import write_folder, write_json, writing
 from inlay.records.versions import versions
-from inlay.reproduce import catalogue
+from inlay.reproduce import catalogue, kept
 from inlay.reproduce.bench import Bench
 from inlay.reproduce.recipe import SCALES, Claim, Recipe, Verdict
 from inlay.reproduce.results import Results
@@ -123,11 +123,15 @@ def reproduce(
     *,
     data_dir: str | None = None,
     models_dir: str | None = None,
+    fresh: bool = False,
     progress: bool = True,
     say: Any = None,
     command: Sequence[str] = (),
 ) -> Outcome:
-    """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>."""
+    """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>.
+
+    Some recipes at `here` read what a checkout keeps of larger measurements (kept.py); `fresh` makes all anew.
+    """
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
     recipe = name if isinstance(name, Recipe) else _one(name)
@@ -140,9 +144,11 @@ def reproduce(
         folder.parent.mkdir(parents=True, exist_ok=True)
     chosen = recipe.scales[scale]
     bench = bench.with_standins(chosen) if scale == "smoke" else bench
-    bench.check(recipe.name, chosen)
     begin = time.perf_counter()
-    ours = recipe.run(bench, chosen.settings)
+    with kept.ignored(fresh or scale != "here"):
+        if not (recipe.kept and recipe.kept()):
+            bench.check(recipe.name, chosen)
+        ours = recipe.run(bench, chosen.settings)
     seconds = time.perf_counter() - begin
     outcome = Outcome(recipe, scale, recipe.printed_results(), ours, seconds, folder, tuple(command))
     keep(outcome)

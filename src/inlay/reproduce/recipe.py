@@ -107,7 +107,8 @@ class Recipe:
     """One item of a paper. `name` is `<paper>/<item>`, as in `activation-prompts/table-2`.
 
     `printed` is the CSV of the paper's numbers, None where it prints none. `draw` makes the picture of a figure from
-    the printed results (None where there are none) and ours.
+    the printed results (None where there are none) and ours. `kept` says whether all that `here` needs is among what
+    the checkout keeps, so that no model or data need be looked for.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Recipe:
     printed: Path | None = None
     draw: Callable[[Results | None, Results], Figure] | None = None
     notes: tuple[str, ...] = ()
+    kept: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         assert set(self.scales) == set(SCALES), f"{self.name}: scales {sorted(self.scales)}"

@@ -104,6 +104,15 @@ OTHERS = {
     "Food101": "food101",
     "Waterbirds": "waterbirds",
 }
+SMALL = {"ResNet": "resnet50_v1", "ViT": "vit_tiny_patch16_224"}
+SMALL_SETS = {
+    "OxfordPets": "oxford-pets",
+    "Flowers102": "flowers102",
+    "Caltech101": "caltech101",
+    "CIFAR-10": "cifar10",
+}
+# The rows that those runs and benchmarks/vision.py have, at their default settings (LoRA: rank 8).
+KEPT_ROWS = ("FULL-FINETUNE", "LINEAR-PROBE", "NORM-TUNE", "VP", "BIAS", "LoRA", "VPT", "ADAPTERFORMER", "SSF", "AP")
 FULL_DATA = {**FGVC, **VTAB, **OTHERS}
 NATURAL = {
     "Caltech101": "caltech101",
@@ -156,6 +165,23 @@ def specs(
         if fits(row, panel)
         for column, task in tasks.items()
     }
+
+
+def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results | None:
+    """The runs behind docs/visual-methods.md: ViT-tiny, ResNet-50, 1,000 pictures of four sets; None without them."""
+    from inlay.reproduce import kept
+
+    table = kept.table("vision_table", " --models-dir <folder> --data-dir <folder>")
+    if table is None:
+        return None
+    cells: dict[Key, list[float]] = {}
+    for panel, model in models.items():
+        for row in rows:
+            for column, task in SMALL_SETS.items():
+                found = table.script.chosen(table.runs, model, WAYS[row].method, task)
+                if found and row in KEPT_ROWS:
+                    cells[panel, row, column] = [100 * run["test"] for run in found]
+    return with_average(Results.of(cells, notes=(table.note,)), columns=list(SMALL_SETS))
 
 
 def accuracy(run: Run) -> float:
