@@ -77,8 +77,8 @@ TABLE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "Parameters of ResNet-101 and ViT-L/16, exactly. In a checkout the rest is what benchmarks/vision.py has of "
-            "the same models on an H200; else runs of the small embedded ResNet and ViT on 200 digits, 3 seeds.",
+            "Parameters of ResNet-101 and ViT-L/16, exactly. In a checkout the rest is benchmarks/vision.py's of the "
+            "same models on an H200; else runs of the small embedded ResNet and ViT on 200 digits, 3 seeds.",
             "seconds in a checkout; else 8 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),

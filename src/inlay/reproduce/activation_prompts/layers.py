@@ -75,9 +75,9 @@ def kept_curves(models: Mapping[str, str]) -> Results | None:
         found = kept.rows(f"layers-{model}", "python scripts/vision_table.py layers, then inlay explain layers")
         if found is None:
             return None
-        for row in found[0]:
-            cell = Cell((100 * float(row["test_mean"]),), 100 * float(row["test_interval"]))
-            cells[panel, ROWS[row["method"]], row["layer"] or ANY] = cell
+        for line in found[0]:
+            cell = Cell((100 * float(line["test_mean"]),), 100 * float(line["test_interval"]))
+            cells[panel, ROWS[line["method"]], line["layer"] or ANY] = cell
         notes.append(found[1])
     others = p.kept_accuracies(models, ("VP", "NORM-TUNE"))
     if others is None:
@@ -192,7 +192,7 @@ FIGURE_2 = Recipe(
         ),
         "here": Scale(
             "In a checkout the curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 "
-            "epochs, 3 seeds. Else the small embedded ResNet on 200 digits, 5 epochs, one rate for all layers, 3 seeds. "
+            "epochs, 3 seeds. Else the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all layers. "
             "Parameters of ResNet-101, exactly.",
             "seconds in a checkout; else 9 min on two cores",
             ("embedded:resnet",),
@@ -251,9 +251,9 @@ FIGURE_4 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures of "
-            "OxfordPets, 20 epochs, 3 seeds. Else the small embedded ResNet and ViT on 200 digits, 5 epochs, one rate for "
-            "all layers, 3 seeds.",
+            "In a checkout the curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures "
+            "of OxfordPets, 20 epochs, 3 seeds. Else the small embedded ResNet and ViT on 200 digits, 5 epochs, 3 "
+            "seeds. One rate for all layers.",
             "seconds in a checkout; else 15 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),
