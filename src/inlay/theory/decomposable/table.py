@@ -14,7 +14,7 @@ from torch import Tensor
 from inlay.errors import InlayError, unknown
 from inlay.theory.softmax_regression import gradient, hessian, predict
 
-SIZES = ((10, 5), (10, 10), (10, 20), (20, 5), (20, 10), (20, 20))
+SIZES = ((10, 5), (10, 10), (10, 20), (20, 5), (20, 10), (20, 20), (20, 40))
 # alpha, beta, M, gamma as the paper prints them.
 PAPER = {
     (10, 5): (0.00, 148.03, 26.83, 0.60),
@@ -23,6 +23,7 @@ PAPER = {
     (20, 5): (0.00, 447.95, 74.38, 0.54),
     (20, 10): (0.00, 361.00, 26.47, 0.77),
     (20, 20): (0.00, 1309.38, 52.23, 0.91),
+    (20, 40): (0.00, 2511.67, 58.29, 1.24),
 }
 SAMPLINGS = ("gaussian", "probabilities")
 HESSIANS = ("corrected", "printed")
