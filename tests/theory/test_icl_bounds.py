@@ -187,6 +187,16 @@ def test_bad_descents_are_told(wanted: dict) -> None:
         icl.descend(small(2, 4, 2, 1.0), **{"steps": 3, **wanted})
 
 
+@pytest.mark.parametrize("heads", [1, 5])
+def test_safe_steps_at_printed_size(heads: int) -> None:
+    """Attention that is one-hot up to rounding, in single precision: the largest eigenvalue all the same."""
+    model = icl.OneLayer(icl.Problem.sample(), heads, dtype=torch.float32)
+    eta = icl.usable_steps(model)[1]
+    largest = max(float(torch.linalg.matrix_norm(C, 2)) ** 2 for C in model.attention().detach().double().unbind(-1))
+    norm = float(torch.linalg.matrix_norm(model.problem.moments().S, 2))
+    assert eta == pytest.approx(200 / (largest * norm), rel=1e-6)
+
+
 def test_descent_without_step_sizes_never_rises() -> None:
     trace = icl.descend(icl.OneLayer(icl.Problem.sample(5, 20, 8, 4), 8), 60)
     assert all(after <= before for before, after in zip(trace.gap, trace.gap[1:], strict=False))

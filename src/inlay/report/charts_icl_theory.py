@@ -32,6 +32,8 @@ def positive(xs: Sequence[float], ys: Sequence[float | None]) -> tuple[list[floa
 
 def figure_3(found: Finding) -> Figure:
     """The printed gap, the error against the labels, and by how much `y_best` is the worse."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     facts = found.facts
     figure = charts.blank(13.0, 4.4)
     gap, error, worse = figure.subplots(1, 3)
@@ -59,7 +61,12 @@ def figure_3(found: Finding) -> Figure:
     error.legend(frameon=False, fontsize=9)
     for axes in (gap, error, worse):
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.axvline(m, color=charts.GREY, linestyle=":", linewidth=1)
+    for axes in (gap, worse):
+        axes.set_ylim(axes.get_ylim()[0] / 2, None)  # room for the words below the curves
     charts.dress(gap, "As printed", EXAMPLES, r"$\|\hat y^\star - \hat y^{\,best}\|_2^2\,/\,K$")
     charts.dress(error, "Left out: the error of both", EXAMPLES, "mean square error beyond the noise")
     charts.dress(worse, r"The error of $\hat y^{\,best}$ less that of $\hat y^\star$", EXAMPLES, "difference")

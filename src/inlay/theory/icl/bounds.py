@@ -101,8 +101,8 @@ def zeta_0(model: OneLayer) -> float:
     if model.heads < problem.N:
         return 0.0
     with torch.no_grad():
-        s = attention(problem.tokens, model.Q.to(torch.float64), problem.N).permute(2, 0, 1)  # C_k^T, (K, H, N)
-        values, vectors = torch.linalg.eigh(problem.moments().S)
+        s = attention(problem.tokens, model.Q.to(torch.float64), problem.N).permute(2, 0, 1).cpu()  # C_k^T, (K, H, N)
+        values, vectors = torch.linalg.eigh(problem.moments().S.cpu())
         root = vectors * values.clamp(min=0).sqrt() @ vectors.T
         return float(torch.linalg.svdvals(s @ root)[:, -1].min() ** 2)
 

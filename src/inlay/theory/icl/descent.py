@@ -79,11 +79,15 @@ def held_out(problem: Problem, count: int = TESTS, seed: int = 1_000) -> dict[st
 
 def usable_steps(model: OneLayer) -> tuple[float, float]:
     """Step sizes (eta_Q, eta_w) for which descent at fixed Q is safe: the loss is quadratic in w, with the largest
-    eigenvalue `max_k lambda_max(B_k B_k^T) / K`. `eta_Q` is the same; `descend` halves both where the loss rises."""
+    eigenvalue `max_k lambda_max(B_k B_k^T) / K`. `eta_Q` is the same; `descend` halves both where the loss rises.
+
+    In float64 and on the CPU: attention that is one-hot but for `1e-38` keeps other eigensolvers from converging.
+    """
     with torch.no_grad():
-        s = model.attention().permute(2, 0, 1)  # C_k^T, (K, H, N)
-        largest = torch.linalg.eigvalsh(s.transpose(1, 2) @ s)[:, -1].max() * torch.linalg.eigvalsh(model.S)[-1]
-    eta = model.problem.K / float(largest)
+        s = model.attention().to("cpu", torch.float64).permute(2, 0, 1)  # C_k^T, (K, H, N)
+        largest = torch.linalg.eigvalsh(s.transpose(1, 2) @ s)[:, -1].max()
+        norm = torch.linalg.eigvalsh(model.problem.moments().S.cpu())[-1]
+    eta = model.problem.K / float(largest * norm)
     return eta, eta
 
 

@@ -42,12 +42,12 @@ def traces(found: Finding, *keys: str) -> dict[tuple[str | int | float | None, .
 def rises(gap: list[float], thin: int) -> list[tuple[int, float | None]]:
     """Every `thin`-th place and the last, each with the largest factor from one gap to the next since the one before.
 
-    None where there is no such pair above rounding. A gap that is no number any more has risen without limit.
+    What is below rounding counts as that. A gap that is no number any more has risen without limit.
     """
+    floor = ROUNDING * gap[0]
     places = sorted({*range(0, len(gap), thin), len(gap) - 1})
     found: list[tuple[int, float | None]] = [(0, None)]
     for begin, end in pairwise(places):
-        pairs = [(a, b) for a, b in pairwise(gap[begin : end + 1]) if not a <= ROUNDING * gap[0]]
-        factors = [b / a if math.isfinite(a) and math.isfinite(b) else math.inf for a, b in pairs]
-        found.append((end, max(factors, default=None)))
+        pairs = pairwise(gap[begin : end + 1])
+        found.append((end, max(b / max(a, floor) if math.isfinite(a + b) else math.inf for a, b in pairs)))
     return found
