@@ -88,10 +88,9 @@ def verdicts(kept: dict[str, Finding]) -> list[str]:
 def block(found: Finding, facts: dict[str, Any]) -> list[str]:
     """A picture, how it was made, and its claims."""
     versions, settings = facts["versions"], found.facts
-    machine = (
-        versions["gpu"] if str(settings.get("device")).startswith("cuda") else f"{versions['threads']} core of a CPU"
-    )
-    machine = machine.replace("1 core", "one core").replace("2 core ", "two cores ")
+    threads = versions["threads"]
+    cores = "one core of a CPU" if threads == 1 else f"{threads} cores of a CPU"
+    machine = versions["gpu"] if str(settings.get("device")).startswith("cuda") else cores
     took = settings.get("training seconds")
     spent = "" if took is None else f", {took:.0f} s of training"
     lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]

@@ -389,7 +389,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_shows_what_is_kept_and_the_command_beside_it() -> None:
-    """Every link leads somewhere; every kept experiment is on the page with its command, its claims and its verdicts."""
+    """Every link leads somewhere; every kept experiment is there with its command, claims and verdicts."""
     page = (DOCS / "icl.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)\)", page)
     assert len(links) >= 9
