@@ -223,7 +223,7 @@ def fitted_bounds(
     size, width = (float(part.square().mean().sqrt().clamp(min=1e-12)) for part in (known[0], known[2]))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        critic = RepresentationCritic(pieces.site.it)
+        critic = RepresentationCritic(pieces.site.it, 1.0, 1.0)
         optimizer = torch.optim.Adam(critic.parameters(), lr=rate)
 
         def nce(texts: tuple[Tensor, ...]) -> Tensor:

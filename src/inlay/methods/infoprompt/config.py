@@ -101,6 +101,10 @@ class InfoPromptConfig(InlayConfig):
         default=False, metadata={"help": "As released: in training, classes are predicted from the sample of Z."}
     )
     kl_weight: float = field(default=0.0, metadata={"help": "As released (0.1): the weight of a KL to N(0, I)."})
+    sizes: list[float] | None = field(
+        default=None,
+        metadata={"help": "Filled in: the size of an entry of word embeddings, of Phi(X) and of Z."},
+    )
     cache: bool = field(default=True, metadata={"help": "Keep Phi(X) of each text for as long as it cannot change."})
 
     def __post_init__(self) -> None:

@@ -163,8 +163,10 @@ class InfoPromptLayer(ChildLayer):
         """The slots of tokens that the head loss may draw: real ones that are not special. None: it draws none."""
         if not self.training or pieces.w1 is None:
             return None
-        special = torch.tensor(pieces.site.it.config.special_token_ids or [-1], device=ids.device)
-        return slots.spread(real & ~torch.isin(ids, special), real.new_zeros(()))
+        usable = real
+        for token in pieces.site.it.config.special_token_ids or ():  # a tensor of them would make a device wait
+            usable = usable & (ids != token)
+        return slots.spread(usable, real.new_zeros(()))
 
     # ---- Phi(X)
 

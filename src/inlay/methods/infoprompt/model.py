@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from inlay.anatomy import Anatomy, anatomy
+from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.capabilities import alternatives
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.pieces import Site
+from inlay.methods.infoprompt.slots import read
 from inlay.methods.plain import base_of, plain_name
 from inlay.methods.tuner import InlayTuner
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+TEXTS, WORDS = 8, 8  # on which the size of states is seen
 SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
 
 
@@ -50,6 +53,8 @@ class InfoPromptModel(InlayTuner):
                 {token for token in (*named, peft_config.mask_token_id) if isinstance(token, int)}
             )
         _check(peft_config, base)
+        if peft_config.sizes is None:
+            peft_config.sizes = self._sizes(peft_config)
         return peft_config
 
     def settings_at(self, config: InfoPromptConfig, name: str) -> Site:
@@ -67,8 +72,34 @@ class InfoPromptModel(InlayTuner):
             state=config.state,
             phi=config.phi,
             per_token=type(base).__name__.endswith(CLASSIFIERS[1]),
-            scale=_scale(parts),
         )
+
+    @torch.no_grad()
+    def _sizes(self, config: InfoPromptConfig) -> list[float]:
+        """How large the entries of word embeddings, of `Phi(X)` and of Z are.
+
+        States are looked at on a few texts of words from all over the vocabulary: the last norm's scales, from which
+        one might guess, can be three times as large as what comes out. A model without values says 1.
+        """
+        host, table = anatomy(self.model).backbone.module, base_of(self.model).get_input_embeddings().weight
+        if table.is_meta:
+            return [1.0, 1.0, 1.0]
+        if not config.informed:
+            return [float(table.float().std()), 1.0, 1.0]
+        ids = torch.arange(TEXTS * WORDS, device=table.device) * (len(table) // (TEXTS * WORDS)) % len(table)
+        ids = ids.reshape(WORDS, TEXTS).T.contiguous()
+        if config.mask_token_id is not None:
+            ids[:, WORDS // 2] = config.mask_token_id
+        everywhere, masks = torch.ones_like(ids), torch.full((TEXTS,), WORDS // 2, device=ids.device)
+        modes = [(module, module.training) for module in host.modules()]
+        try:
+            states = host.eval()(input_ids=ids, attention_mask=everywhere)[0].float()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        found = (read(states, everywhere.bool(), how, masks) for how in (config.phi, config.state) if how)
+        sizes = [float(table.float().std()), *(float(each.square().mean().sqrt()) for each in found)]
+        return [size if math.isfinite(size) and size > 0 else 1.0 for size in sizes]
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
@@ -114,12 +145,3 @@ def _check(config: InfoPromptConfig, base: Any) -> None:
         raise InlayError(
             f"There are {len(config.label_ids)} label words and {base.config.num_labels} classes: give a word a class."
         )
-
-
-def _scale(parts: Anatomy) -> float:
-    """How large the entries of the last states are: the last norm's scales say it. 1 where it has none."""
-    norm = parts.final_norm.module if parts.final_norm is not None else parts.norms[-1].module if parts.norms else None
-    weight = getattr(norm, "weight", None)
-    if weight is None or weight.is_meta:
-        return 1.0
-    return max(float(torch.sqrt(weight.detach().float().square().mean())), 1e-3)

@@ -14,6 +14,7 @@ from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.phi import PhiCache
 
 SMALL = 0.02  # the deviation of class vectors that no word starts
+FIRST_LOG_DEVIATION = -1.0  # of samples of Z, whose entries are of size 1
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,17 @@ class Site:
     state: str
     phi: str
     per_token: bool  # whether every token has a class
-    scale: float  # of what Phi(X) holds
 
     @property
     def table(self) -> Tensor:
         """The word embeddings, V x D."""
         return self.embeddings.weight
+
+    @property
+    def sizes(self) -> tuple[float, float, float]:
+        """Of an entry of the word embeddings, of `Phi(X)` and of Z."""
+        embedded, phi, state = self.config.sizes or (1.0, 1.0, 1.0)
+        return embedded, phi, state
 
 
 class Trained(nn.Module):
@@ -78,8 +84,9 @@ class PromptEncoder(nn.Module):
         self.nonlinear = (config.activation or ("gelu" if shared else "none")) == "gelu"
         tokens, width, size = config.num_prompt_tokens, config.bottleneck, site.table.shape[1]
         sets = 1 if shared else tokens
-        down = torch.randn(sets, width, site.hidden_size, device="cpu") / (site.scale * math.sqrt(site.hidden_size))
-        up = torch.randn(tokens, size, width, device="cpu") * deviation(site.table) / math.sqrt(width)
+        embedded, phi, _ = site.sizes
+        down = torch.randn(sets, width, site.hidden_size, device="cpu") / (phi * math.sqrt(site.hidden_size))
+        up = torch.randn(tokens, size, width, device="cpu") * embedded / math.sqrt(width)
         self.down = Trained(like(site.table, down), site.hidden_size)
         self.up = Trained(like(site.table, up), width)
         self.down_bias = Trained(like(site.table, torch.zeros(sets, width, device="cpu"))) if shared else None
@@ -95,28 +102,35 @@ class PromptEncoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """A fully connected layer of states, begun as torch begins one."""
+    """A fully connected layer of states, whose entries are of size `unit`: begun as `diagonal` times them in that
+    unit, plus `offset`."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, unit: float, diagonal: float, offset: float = 0.0) -> None:
         super().__init__()
         size = site.hidden_size
-        bound = 1 / math.sqrt(size)
-        drawn = torch.empty(size, size, device="cpu").uniform_(-bound, bound)
-        self.matrix = Trained(like(site.table, drawn), math.sqrt(size))
-        self.bias = Trained(like(site.table, torch.empty(size, device="cpu").uniform_(-bound, bound)))
+        matrix = torch.eye(size, device="cpu") * (diagonal / unit)
+        self.matrix = Trained(like(site.table, matrix), math.sqrt(size) * unit)
+        self.bias = Trained(like(site.table, torch.full((size,), offset, device="cpu")))
 
     def forward(self, z: Tensor) -> Tensor:
         return linear(z, self.matrix(), self.bias())
 
 
 class RepresentationCritic(nn.Module):
-    """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2)."""
+    """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2).
 
-    def __init__(self, site: Site) -> None:
+    They start and learn in the units of prompts and states, so that scores are of size 1: `f_mu` divides by the size of
+    states, `W_2` by that of prompts. As they come these numbers are small; all scores are then alike, the loss stays at
+    log K, and what it says to the prompts is lost beside the task's.
+    """
+
+    def __init__(self, site: Site, prompt_unit: float, state_unit: float) -> None:
         super().__init__()
         size = site.hidden_size
-        self.mean, self.log_deviation = Layer(site), Layer(site)
-        self.w2 = Trained(like(site.table, torch.eye(site.table.shape[1], size, device="cpu")), math.sqrt(size))
+        self.mean = Layer(site, state_unit, 1.0)
+        self.log_deviation = Layer(site, state_unit, 0.0, FIRST_LOG_DEVIATION)
+        w2 = torch.eye(site.table.shape[1], size, device="cpu") / prompt_unit
+        self.w2 = Trained(like(site.table, w2), math.sqrt(size) * prompt_unit)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the logarithm of the deviation of z's distribution."""
@@ -135,7 +149,7 @@ class Pieces(nn.Module):
         self.theta = Trained(initial_theta(site))
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = Trained(like(site.table, eye), math.sqrt(site.hidden_size)) if config.gamma else None
-        self.critic = RepresentationCritic(site) if config.beta else None
+        self.critic = RepresentationCritic(site, site.sizes[0], site.sizes[2]) if config.beta else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -150,11 +164,6 @@ class _Hidden:
         self.it = site
 
 
-def deviation(table: Tensor) -> float:
-    """The standard deviation of the word embeddings' entries; 1 for those that have no values yet."""
-    return 1.0 if table.is_meta else float(table.detach().float().std())
-
-
 def like(table: Tensor, weight: Tensor) -> Tensor:
     """`weight` where the embeddings are, in single precision or, where theirs is double, in that."""
     return weight.to(table.device, torch.promote_types(table.dtype, torch.float32))
@@ -165,7 +174,7 @@ def initial_prompts(site: Site) -> Tensor:
     config, table = site.config, site.table
     count = config.num_prompt_tokens
     if table.is_meta or config.initial == "uniform":
-        bound = math.sqrt(3) * deviation(table)
+        bound = math.sqrt(3) * site.sizes[0]
         return like(table, torch.empty(count, table.shape[1], device="cpu").uniform_(-bound, bound))
     if config.initial == "words":
         given = config.initial_ids or []
