@@ -7,6 +7,7 @@ that no table uses. Every task, N and seed uses it. Test data choose nothing.
 
     python scripts/infoprompt_table.py run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 540
     python scripts/infoprompt_table.py write    # its tables, from benchmarks/results/infoprompt_table.json
+    python scripts/infoprompt_table.py draw     # figure 3, docs/images/infoprompt/figure-3
 
 Runs come in the order of the groups, within one seed by seed: what the clock cuts off are the last groups' last seeds.
 `--known` has results of an earlier call, which are not made again. The workers share the machine, so that times of
@@ -388,10 +389,12 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
     return lines
 
 
-def curve_of(runs: Sequence[Entry], group: str, line: Line) -> dict[int, dict[int, float]]:
+def curve_of(
+    runs: Sequence[Entry], group: str, line: Line, tasks: Sequence[str] = TASKS
+) -> dict[int, dict[int, float]]:
     """The mean over tasks of the validation metric, by epoch and seed."""
     a_step = -(-GROUPS[group].shots // GROUPS[group].batch_size)
-    cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+    cells = [cell(runs, group, line, task) for task in tasks]
     found: dict[int, dict[int, float]] = {}
     for seed in sorted(set.intersection(*(set(each) for each in cells))):
         for points in zip(*(each[seed]["curve"] for each in cells), strict=True):
@@ -489,6 +492,37 @@ def write(args: argparse.Namespace) -> None:
     fill(Path(args.page), parts)
 
 
+def draw(args: argparse.Namespace) -> None:
+    """Figure 3: learning curves of one group, for the two tasks of the paper's and the mean over all."""
+    from inlay.report import charts
+    from inlay.report.charts_prompts import learning_curves
+
+    kept = json.loads(Path(args.results).read_text())
+    runs = [entry for entry in kept["runs"] if "error" not in entry]
+    subjects = {"sst2": ("sst2",), "wnut17-spans": ("wnut17-spans",), "mean of six tasks": TASKS}
+    panels = {
+        title: {
+            line.name: {epoch: list(seeds.values()) for epoch, seeds in found.items()}
+            for line in LINES
+            if line.name not in ("without head loss", "without representation loss")
+            and (found := curve_of(runs, args.group, line, tasks))
+        }
+        for title, tasks in subjects.items()
+    }
+    rows = [
+        (title, name, epoch, seed, round(each, 3))
+        for title, lines in panels.items()
+        for name, points in lines.items()
+        for epoch, values in points.items()
+        for seed, each in enumerate(values)
+    ]
+    group = GROUPS[args.group]
+    titled = {f"{title}, {group.model}, N = {group.shots}": lines for title, lines in panels.items()}
+    figure = learning_curves(titled, "held-out metric x 100")
+    facts = {"command": "python scripts/infoprompt_table.py draw", "group": args.group, "versions": kept["versions"]}
+    charts.keep(Path(args.folder), "figure-3", figure, ("subject", "method", "epoch", "seed", "value"), rows, facts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -503,6 +537,13 @@ def main() -> None:
     writing.add_argument("--results", default=str(RESULTS / FILE))
     writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
     writing.set_defaults(do=write)
+    drawing = commands.add_parser("draw", help="draw figure 3")
+    drawing.add_argument("--results", default=str(RESULTS / FILE))
+    drawing.add_argument(
+        "--group", choices=[name for name, group in GROUPS.items() if group.tasks == TASKS], default="mlm-256"
+    )
+    drawing.add_argument("--folder", default=str(ROOT / "docs" / "images" / "infoprompt" / "figure-3"))
+    drawing.set_defaults(do=draw)
     args = parser.parse_args()
     args.do(args)
 

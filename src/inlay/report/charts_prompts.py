@@ -1,7 +1,8 @@
-"""Pictures of prompts: how their information is distributed, and the surface on which they were trained."""
+"""Pictures of prompts: how their information is distributed, the surface they were trained on, how fast they learn."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -58,4 +59,30 @@ def landscape(found: Landscape) -> Figure:
         charts.dress(axes, f"{name} loss, {subject}", "component 1 of the embeddings, from their mean", "component 2")
         axes.grid(visible=False)
         axes.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def learning_curves(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], what: str) -> Figure:
+    """How far each method has come after so many epochs, a panel a subject: InfoPrompt's figure 3.
+
+    A panel has the values of the seeds for each method and epoch: the line is their mean, the band its standard error.
+    """
+    from inlay.workflow.compare import standard_error
+
+    figure = charts.blank(4.2 * len(panels) + 2.0, 4.0)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, methods) in zip(grid, panels.items(), strict=True):
+        for index, (name, points) in enumerate(methods.items()):
+            colour, shape = charts.COLOURS[index % 7], charts.MARKERS[index % 7]
+            epochs = sorted(points)
+            means = [fmean(points[epoch]) for epoch in epochs]
+            errors = [standard_error(points[epoch]) or 0.0 for epoch in epochs]
+            axes.plot(epochs, means, color=colour, marker=shape, ms=4, lw=1.4, label=name)
+            low, high = ([m + sign * e for m, e in zip(means, errors, strict=True)] for sign in (-1, 1))
+            axes.fill_between(epochs, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xticks(epochs, map(str, epochs))
+        axes.minorticks_off()
+        charts.dress(axes, title, "epochs", what)
+    charts.legend_beside(grid[-1])
     return figure
