@@ -89,7 +89,8 @@ class Contestant:
 
     def __init__(self, make: Callable[[], Any], name: str, device: torch.device, stack: ExitStack) -> None:
         torch.manual_seed(0)
-        model = make()
+        with device:  # the large ones take long to draw on a CPU
+            model = make()
         model.config.pad_token_id = 1
         method, settings = METHODS[name]
         modes = Modes(model, new=["classifier"], whole=False)
