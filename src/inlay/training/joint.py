@@ -170,7 +170,7 @@ class JointTrainer(InlayTrainer):
         if len(kept) < len(names):
             tensors = {key: value[kept] for key, value in tensors.items()}
             names = [names[i] for i in kept]
-        along = ALONG
+        along: tuple[str, ...] = ALONG
         if tensors["labels"].ndim > 1 and not getattr(self.model.config, "is_encoder_decoder", False):
             along = (*ALONG, "labels")  # one for each token that is read
         total = torch.zeros((), device=self.args.device)

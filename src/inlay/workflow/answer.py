@@ -16,6 +16,7 @@ from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.records.store import read_json
+from inlay.tasks import kinds
 from inlay.workflow.predict import check_writable, joined, lines
 
 if TYPE_CHECKING:
@@ -121,11 +122,7 @@ class Tasks:
         """Classes and values, rows of all tasks together."""
         import torch
 
-        encoded = {
-            task: self.schemas[task].encode_inputs(own, self.processor, self.spec.max_length)
-            for task, own in rows.items()
-        }
-        queue = [(task, i, encoded[task][i]) for task, own in rows.items() for i in range(len(own))]
+        encoded, queue = self._encoded(rows)
         outputs: dict[str, list[Any]] = {task: [None] * len(own) for task, own in rows.items()}
         for part, batch in self._batches(queue):
             with torch.no_grad(), self.place.autocast():
@@ -133,7 +130,25 @@ class Tasks:
             for (task, i, item), row in zip(part, logits, strict=True):
                 own = row[..., : self.schemas[task].num_labels]
                 outputs[task][i] = own[: len(item["input_ids"])] if own.ndim > 1 else own
-        return {task: self.schemas[task].decode(_stack(own), encoded[task]) for task, own in outputs.items()}
+        return {task: self.schemas[task].decode(_stack(own), encoded.get(task)) for task, own in outputs.items()}
+
+    def _encoded(self, rows: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], list[Waiting]]:
+        """The rows as the model reads them; with those that decoding needs, by task.
+
+        Tasks that are read in the same way are read together: the tokenizer is called once for them, not once for each.
+        """
+        alike: dict[Any, list[str]] = {}
+        for task in rows:
+            alike.setdefault(_way_of_reading(self.schemas[task], task), []).append(task)
+        needed, queue = {}, []
+        for tasks in alike.values():
+            places = [(task, i) for task in tasks for i in range(len(rows[task]))]
+            first = self.schemas[tasks[0]]
+            found = first.encode_inputs([rows[task][i] for task, i in places], self.processor, self.spec.max_length)
+            queue += [(task, i, found[number]) for number, (task, i) in enumerate(places)]
+            if len(tasks) == 1:
+                needed[tasks[0]] = found
+        return needed, queue
 
     def _batches(
         self, queue: Sequence[Waiting], generation: bool = False
@@ -212,6 +227,14 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, json.loads(line)
             except ValueError as error:
                 raise InlayError(f"{path.name}, line {number} is not JSON: {error}.") from None
+
+
+def _way_of_reading(schema: TaskSchema, task: str) -> Any:
+    """The same for tasks whose rows become the same tokens. Tagged words must be found again: such a task is alone."""
+    if schema.kind == kinds.TOKENS:
+        return task
+    marked = schema.kind if schema.kind in (kinds.SPANS, kinds.IMAGES) else None
+    return marked, schema.fields, schema.full_template, schema.prompt_template, schema.prompt_tokens, schema.max_length
 
 
 def _stack(rows: Sequence[Any]) -> Any:
