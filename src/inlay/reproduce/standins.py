@@ -177,14 +177,29 @@ def _pictures(folder: Path, generator: np.random.Generator) -> None:
 
 
 def _row(card: TaskCard, number: int, generator: np.random.Generator) -> dict[str, Any]:
-    """A row with random words in every field, and the next label; with an answer where the task asks for one."""
+    """A row with random words in every field, and the next label; with an answer where the task asks for one.
+
+    A task that prepares its rows gets one to prepare: a span, marked entities, triples, attributes.
+    """
     row: dict[str, Any] = {name: _words(generator) for name in card.fields}
+    if card.prepare == "spans":
+        row = {"tokens": _words(generator).split(), "start": 1, "end": 2}
+    elif card.prepare == "marked-entities":
+        row = {"sentence": f"<e1>film</e1> {_words(generator)} <e2>story</e2>"}
+    elif card.prepare == "triples":
+        return {"triples": [["film", "is", str(number)]], "texts": [_words(generator)]}
+    elif card.prepare == "e2e":
+        return {"meaning_representation": f"name[film], area[{number}]", "human_reference": _words(generator)}
     if card.target:
         row[card.target] = f"{_words(generator)} #### {number}" if card.name in ("gsm8k", "math") else _words(generator)
     if card.labels:
         row[card.label[0]] = number % len(card.labels)
     elif card.num_labels:
         row[card.label[0]] = number % card.num_labels
+    elif card.kind == "regression":
+        row[card.label[0]] = number % 6
+    elif card.kind == "span-classification":
+        row[card.label[0]] = f"kind {number % CLASSES}"
     return row
 
 

@@ -90,19 +90,19 @@ RECIPES = (
             "smoke": Scale("N = 3, two steps.", "1 s", settings={"2a": TINY, "2b": {**TINY, "heads": (2,)}}),
         },
         run=figure_2,
-        claims=tuple(
-            Claim(f"{text}: {words}", stated(f"{lab}{where}"), "section 4")
-            for where, words in zip(EVERYWHERE, (ONE, FOUR), strict=True)
-            for text, lab in (
-                ("The three losses descend together", "the three curves descend together"),
-                (
-                    "The out-of-domain loss is above the in-domain one",
-                    "the out-of-domain loss is above the in-domain one",
-                ),
-                ("The output converges to y*", "the output converges to y* (Theorem 2)"),
-            )
-        )
-        + (
+        claims=(
+            *(
+                Claim(f"{text}: {words}", stated(f"{lab}{where}"), "section 4")
+                for where, words in zip(EVERYWHERE, (ONE, FOUR), strict=True)
+                for text, lab in (
+                    ("The three losses descend together", "the three curves descend together"),
+                    (
+                        "The out-of-domain loss is above the in-domain one",
+                        "the out-of-domain loss is above the in-domain one",
+                    ),
+                    ("The output converges to y*", "the output converges to y* (Theorem 2)"),
+                )
+            ),
             Claim(
                 "The population loss (9) is the limit of training on samples",
                 stated("the population loss (9) is the limit"),
