@@ -18,7 +18,7 @@ ANY = "any"  # the column of a row that has one value for all: drawn as a line a
 def curves(
     title: str, x: str, y: str, *, log_x: bool = False, log_y: bool = False
 ) -> Callable[[Results | None, Results], Figure]:
-    """A picture with a line for each row, against the numbers that name the columns."""
+    """A picture with a line for each row, against the numbers that name the columns. `y` "": the panel's name."""
 
     def draw(printed: Results | None, ours: Results) -> Figure:
         from inlay.report import charts
@@ -37,7 +37,7 @@ def curves(
                 axes.set_xscale("log")
             if log_y:
                 axes.set_yscale("log")
-            charts.dress(axes, f"{title}: {panel}" if panel else title, x, y)
+            charts.dress(axes, f"{title}: {panel}" if panel and y else title, x, y or panel)
             axes.legend(frameon=False, fontsize=8)
         return figure
 

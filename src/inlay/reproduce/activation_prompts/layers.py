@@ -192,8 +192,8 @@ FIGURE_2 = Recipe(
         ),
         "here": Scale(
             "In a checkout the curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 "
-            "epochs, 3 seeds. Else the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all layers. "
-            "Parameters of ResNet-101, exactly.",
+            "epochs, 3 seeds. Else the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all "
+            "layers. Parameters of ResNet-101, exactly.",
             "seconds in a checkout; else 9 min on two cores",
             ("embedded:resnet",),
             ("digits",),
