@@ -141,7 +141,7 @@ def collect(runs: Path | str | Sequence[Run]) -> Collected:
         found, listed = _in_folder(Path(runs))
     else:
         listed = list(runs)
-        found = Collected(listed[0].folder.parent.name if listed else "no runs")
+        found = Collected(listed[0].folder.resolve().parent.name if listed else "no runs")
     for run in listed:
         try:
             _add(found, run)

@@ -26,6 +26,21 @@ function panels(place, rows, draw) {
 }
 
 const bounds = (row) => missing(row.interval) ? [row.mean, row.mean] : [row.mean - row.interval, row.mean + row.interval];
+// An axis shows the values and some room: the interval of two or three seeds can be far wider than all there is.
+function shownSpan(rows, values) {
+  const room = (Math.max(...values) - Math.min(...values)) * .35 || Math.max(...rows.map((row) => row.interval ?? 0));
+  const near = (row) => bounds(row).map((value) => Math.max(row.mean - room, Math.min(row.mean + room, value)));
+  return span([...values, ...rows.flatMap(near)], isShare(rows));
+}
+
+// The ends of a whisker, cut where the axis ends; an end that is cut has no cap.
+function ends(row, place, from, to) {
+  const [low, high] = bounds(row).map(place);
+  const [least, most] = from < to ? [from, to] : [to, from];
+  const cut = (value) => Math.max(least, Math.min(most, value));
+  return { low: cut(low), high: cut(high), caps: [low, high].filter((value) => value >= least && value <= most) };
+}
+
 const told = (row) => [`${row.of.split} ${row.of.metric} ${score(row.mean)}${missing(row.interval) ? '' : ` ± ${score(row.interval)}`}, ${plural(row.runs.length, 'seed')}`];
 
 function front(rows, cost) {
@@ -44,7 +59,7 @@ function drawCost(rows) {
     const unit = !log && how.unit ? how.unit : 1;
     const costs = group.map((row) => row[cost] / unit);
     const inside = captioned(within, group, `${group[0].of.split} ${group[0].of.metric} against ${how.label}`);
-    const y = span(group.flatMap(bounds), isShare(group));
+    const y = shownSpan(group, group.map((row) => row.mean));
     const x = log ? { low: Math.min(...costs), high: Math.max(...costs) } : span([0, ...costs], false);
     if (!log) x.low = 0;
     const show = unit === 1 ? how.show : figure;
@@ -59,8 +74,8 @@ function drawCost(rows) {
     for (const row of order) {
       const [a, b] = at(row[cost] / unit, row.mean);
       const faded = best.includes(row) ? '' : 'off';
-      const [low, high] = bounds(row).map((value) => Math.max(box.top, Math.min(box.bottom, at(1, value)[1])));
-      if (low !== high && (row.chosen || group.length <= LISTED)) drawn.append(svg('path', { class: `whisker stroke ${look(row.method).colour} ${faded}`, d: `M${a - 4} ${low}h8M${a} ${low}V${high}M${a - 4} ${high}h8` }));
+      const { low, high, caps } = ends(row, (value) => at(1, value)[1], box.top, box.bottom);
+      if (low !== high && (row.chosen || group.length <= LISTED)) drawn.append(svg('path', { class: `whisker stroke ${look(row.method).colour} ${faded}`, d: `M${a} ${low}V${high}${caps.map((cap) => `M${a - 4} ${cap}h8`).join('')}` }));
       drawn.append(mark(row.method, a, b, best.includes(row) ? 7 : 5, faded));
       spots.push({ x: a, y: b, title: named(row), lines: [...told(row), `${how.label}: ${how.show(row[cost])}`, ...(row.verdict && row.verdict !== 'worse' ? [`beside the best: ${row.verdict}`] : []), ...(best.includes(row) ? ['on the front'] : [])] });
     }
@@ -97,10 +112,9 @@ function drawSeeds(rows) {
     const left = Math.min(190, Math.max(100, inside.clientWidth * .34));
     const each = listed.some((row) => row.variant) ? 34 : 26;
     const height = listed.length * each + 62;
-    const x = span(listed.flatMap((row) => [...bounds(row), ...row.seeds.map((run) => run.value)]), isShare(listed));
+    const x = shownSpan(listed, listed.flatMap((row) => row.seeds.map((run) => run.value)));
     const { drawn, at, box } = frame(inside, { x: { ...x, show: figure, label: `${group[0].of.split} ${group[0].of.metric}` }, height, left,
       label: `Every seed of ${plural(listed.length, 'row')}. Arrow keys go from mark to mark.` });
-    const clip = (value) => Math.max(box.left, Math.min(box.right, value));
     const spots = [];
     listed.forEach((row, index) => {
       const y = box.top + each * (index + .6);
@@ -113,8 +127,8 @@ function drawSeeds(rows) {
       };
       write(row.method, row.variant ? y - 2 : y + 4, 'name');
       if (row.variant) write(row.variant, y + 11, 'small');
-      const [low, high] = bounds(row).map((value) => clip(at(value, 0)[0]));
-      if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${colour}`, d: `M${low} ${y - 5}v10M${low} ${y}H${high}M${high} ${y - 5}v10` }));
+      const { low, high, caps } = ends(row, (value) => at(value, 0)[0], box.left, box.right);
+      if (low !== high) drawn.append(svg('path', { class: `whisker stroke ${colour}`, d: `M${low} ${y}H${high}${caps.map((cap) => `M${cap} ${y - 5}v10`).join('')}` }));
       const middle = at(row.mean, 0)[0];
       drawn.append(mark(row.method, middle, y, 6.4));
       spots.push({ x: middle, y, title: named(row), lines: told(row) });

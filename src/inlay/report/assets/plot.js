@@ -1,7 +1,7 @@
 // Axes and what answers to the pointer: the little that the plots need of a plotting library.
 const HEIGHT = 330;
 
-function linear(low, high, from, to, apart = 75) {
+function linear(low, high, from, to, apart = 62) {
   if (high === low) { const room = Math.abs(low) * .05 || 1; low -= room; high += room; }
   const at = (value) => from + (value - low) / (high - low) * (to - from);
   const rough = (high - low) / Math.max(2, Math.abs(to - from) / apart);
