@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -222,13 +223,42 @@ def test_prompts_are_what_the_equation_says() -> None:
     torch.testing.assert_close(idpg(phi, 3), wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_prompts_start_as_large_as_words() -> None:
-    model, batch = made("bert", num_prompt_tokens=8)
-    seen = Seen(model)
-    with torch.no_grad():
-        model(**batch)
-    words = float(pieces_of(model).site.it.table.std())
-    assert 0.4 * words < float(seen.prompts[0].std()) < 2.5 * words
+@pytest.mark.parametrize("family", ["bert", "electra", "llama"])
+@pytest.mark.parametrize("factor", [0.1, 1.0, 30.0])
+def test_prompts_start_as_large_as_words_and_scores_of_size_one(family: str, factor: float) -> None:
+    torch.manual_seed(0)
+    model, batch = tiny(family, "classification")  # type: ignore[arg-type]
+    last = [module for module in model.modules() if "Norm" in type(module).__name__][-1]
+    last.weight.data.fill_(factor)
+    if getattr(last, "bias", None) is not None:  # a norm's weight alone does not say how large states come out
+        last.bias.data.normal_(std=10 * factor)
+    model = get_peft_model(model, inlay.InfoPromptConfig(mask_token_id=MASK)).eval()
+    seen, (pieces, layer) = Seen(model), (pieces_of(model), layer_of(model))
+    with layer.observing() as noted, torch.no_grad():
+        model(**masked(batch))
+        spread = float(pieces.site.it.table.std())
+        assert 0.3 * spread < float(seen.prompts[-1].square().mean().sqrt()) < 3 * spread
+        assert pieces.critic is not None
+        mean, _ = pieces.critic(noted.z[0])
+        assert 0.3 < float(mean.square().mean().sqrt()) < 3
+        prompts = noted.prompts[0] @ pieces.critic.w2()
+        assert 0.3 < float(prompts.square().mean().sqrt()) < 3
+
+
+def test_the_critics_of_a_loaded_adapter_are_those_that_were_saved(tmp_path: Path) -> None:
+    model, _ = made("bert", mask_token_id=MASK)
+    before = pieces_of(model)
+    assert before.critic is not None
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    again, _ = tiny("bert", "classification")
+    for parameter in again.parameters():  # another model gives other sizes: what was saved counts
+        parameter.data.mul_(1.5)
+    after = pieces_of(PeftModel.from_pretrained(again, tmp_path))
+    assert after.critic is not None
+    assert torch.equal(after.critic.w2(), before.critic.w2())
+    z = torch.randn(2, before.site.it.hidden_size)
+    assert torch.equal(after.critic(z)[0], before.critic(z)[0])
 
 
 def test_static_prompts_start_from_words_the_vocabulary_or_numbers() -> None:
