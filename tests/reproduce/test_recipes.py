@@ -94,6 +94,27 @@ def test_a_torn_part_is_made_again(tmp_path: Path) -> None:
     assert reproduce("activation-prompts/lemma-1", "smoke", tmp_path, progress=False).ours == first.ours
 
 
+def test_every_item_of_the_paper_has_its_recipe() -> None:
+    tables = {f"table-{number}" for number in (1, 2, 3, 4, 5, *(f"a{each}" for each in range(2, 9)))}
+    figures = {f"figure-{number}" for number in (2, 4, 5, 6, 7, "a1", "a2", "a3")}
+    found = {recipe.item for recipe in catalogue.choose("activation-prompts")}
+    assert found == tables | figures | {"proposition-1", "lemma-1", "theorem-1"}
+
+
+def test_here_reads_what_the_checkout_keeps_unless_told_not_to(tmp_path: Path) -> None:
+    outcome = reproduce("activation-prompts/table-3", "here", tmp_path, progress=False)
+    assert "benchmarks/results/vision_table.json" in outcome.ours.notes[0]
+    (small,) = [ours for claim, _, ours in outcome.verdicts if claim.text.startswith("Small models")]
+    runs = json.loads((document.ROOT / "benchmarks" / "results" / "vision_table.json").read_text())["runs"]
+    norm, prompt = (outcome.ours.get(row, "CIFAR-10", "ViT") for row in ("NORM-TUNE", "AP"))
+    assert norm is not None
+    assert prompt is not None
+    assert {value / 100 for value in norm.values} <= {run.get("test") for run in runs if run["method"] == "norm"}
+    assert (small.judgement, small.clear) == ("holds", True)
+    with pytest.raises(InlayError, match="resnet50_v1"):
+        reproduce("activation-prompts/table-3", "here", tmp_path, fresh=True, progress=False)
+
+
 def test_the_page_is_up_to_date() -> None:
     assert document.page() == document.PAGE.read_text(encoding="utf-8"), document.__doc__
 

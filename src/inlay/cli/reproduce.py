@@ -46,7 +46,7 @@ def command(
     """Make a paper's table, figure or theorem again, and say of each claim whether it holds: there, and here.
 
     Each claim is a predicate, put to the paper's own printed numbers and to ours. Runs that were made before are found
-    again. With several recipes, one that cannot run does not stop the rest, and the exit status is 1.
+    again. With several recipes, one that cannot run does not stop the rest. The exit status is 1 if something failed.
 
     \b
     inlay reproduce --list
@@ -93,8 +93,10 @@ def command(
             show.say(f"{recipe.name} cannot run: {error}")
             continue
         tell(outcome)
+        if outcome.ours.failures:
+            failed.append(recipe.name)
     if failed:
-        show.say(f"{len(failed)} of {len(chosen)} recipes could not run: {', '.join(failed)}")
+        show.say(f"{len(failed)} of {len(chosen)} recipes could not run, or not all of them: {', '.join(failed)}")
         raise typer.Exit(SOME_FAILED)
 
 

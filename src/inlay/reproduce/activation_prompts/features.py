@@ -22,7 +22,7 @@ CKA, REACH = "CKA with the last layer of the ResNet", "attention distance in pix
 
 
 def dissect(bench: Bench, settings: Mapping[str, Any]) -> Results:
-    """How alike the ResNet's last layer is to each of the ViT's; how far the ViT's attention reaches, on average over heads."""
+    """How alike the ResNet's last layer is to each of the ViT's; how far heads of the ViT reach, on average."""
     from inlay.workflow import explain_models
 
     def work() -> Results:
