@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -17,9 +18,9 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.records.atomic import write_json, write_text
-from inlay.reproduce import catalogue
+from inlay.reproduce import catalogue, kept
 from inlay.reproduce.perform import grid
-from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED, Recipe, Verdict
+from inlay.reproduce.recipe import FAILS, HOLDS, PRINTED, UNTESTED, Recipe, Verdict
 from inlay.reproduce.results import Results
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +93,8 @@ def rows_of(recipe: Recipe) -> list[list[str]]:
         zip(recipe.claims, recipe.judged_as_printed(), ours, strict=True)
     ):
         first = f"`{recipe.item}`: {recipe.title}" + ("" if found is None else circumstances(found))
-        paper = SHORT[printed.judgement] + (f" ({printed.measured})" if printed.judgement == FAILS else "")
+        paper = SHORT[printed.judgement] + (f": {printed.measured}" if printed.judgement == FAILS else "")
+        paper = "printed so" if claim.where == PRINTED else paper
         rows.append([first if number == 0 else "", claim.text, paper, *_ours(measured)])
     return rows
 
@@ -106,9 +108,13 @@ def _ours(verdict: Verdict | None) -> tuple[str, str]:
 
 
 def circumstances(found: Mapping[str, Any]) -> str:
-    """How long it took, on what."""
-    where = found["versions"].get("gpu") or f"{found['versions']['threads']} CPU threads"
-    return f" ({found['seconds']:.0f} s, {where})"
+    """What was read, or how long it took on what."""
+    read = [match[1] for note in found["ours"]["notes"] if (match := re.match(rf"{kept.READ} (\S+):", note))]
+    if read:
+        return f" (read from {', '.join(f'`{path}`' for path in dict.fromkeys(read))})"
+    machine = found["versions"]
+    where = machine.get("gpu") or f"{machine['threads'] or 1} of {machine['cores']} CPU cores"
+    return f" ({max(1, round(found['seconds']))} s on {where})"
 
 
 def page() -> str:
