@@ -24,6 +24,9 @@ SIDE, CLASSES, LENGTH = 32, 3, 64
 TRAIN, TEST = 8, 4  # examples of each class
 MARKS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "####")
 PLAIN = ("the", "a", "of", "was", "is", "in", "great", "terrible", "yes", "no", "film", "story", "green", "small")
+# Words of classes, and of the prompts by hand of InfoPrompt's figure 1.
+PLAIN += ("different", "same", "correct", "incorrect", "company", "movie", "team", "place", "person", "product")
+PLAIN += ("it", "equivalent", "to", "has", "meaning", "this", "positive", "negative")
 WORDS = (*MARKS, *map(str, range(10)), *PLAIN)
 SPECIAL = {"vocab_size": len(WORDS), "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 ENCODER = {

@@ -61,7 +61,9 @@ SPANS_HERE = {"NER": "wnut17-spans", "SemEval": "semeval2010"}
 PAPER = {"epochs": 30, "batch_size": 8, "learning_rate": 1e-3, "evaluations": 1}
 TRIALS = 5
 ONE_STEP = {"max_steps": 1, "batch_size": 4, "evaluations": 1}
-NER_NOTE = "NER is ACE 2005 in the paper and WNUT-17's given spans here; its RE, relations of ACE 2005, has no stand-in."
+NER_NOTE = (
+    "NER is ACE 2005 in the paper and WNUT-17's given spans here; its RE, relations of ACE 2005, has no stand-in."
+)
 SPAN_NOTE = "A value that the paper prints once for both n_p (no prompts) stands in both columns."
 
 
