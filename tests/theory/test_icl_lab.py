@@ -81,7 +81,8 @@ def test_a_run_of_ones_own_by_both_optimisers(run: Lab, tmp_path: Path) -> None:
         rows, _ = kept_in(tmp_path / optimiser / "icl-run")
         assert float(rows[-1]["gap"]) < float(rows[0]["gap"])
         assert "the loss descends towards its infimum" in out
-        assert "gap to the infimum" in err  # --watch into a pipe: lines
+        lines = [line for line in err.splitlines() if "gap to the infimum" in line]  # --watch into a pipe: lines
+        assert "step 60:" in lines[-1]
 
 
 def test_all_on_one_page(run: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,6 +384,16 @@ def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...]
     assert words in " ".join(err.split())
     assert "Traceback" not in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("figure", ["2a", "2b", "3", "4", "5", "run"])
+def test_every_training_runs_on_cuda(run: Lab, tmp_path: Path, figure: str) -> None:
+    options = ("--figure", figure, *OPTIONS[figure]) if figure != "run" else (*TINY, "--steps", "20")
+    status, _, err = run(*options, "--device", "cuda")
+    assert status == 0, err
+    name = f"icl-{'figure-' if figure[0].isdigit() else ''}{figure}"
+    assert kept_in(tmp_path / "lab" / name)[1]["settings"]["device"] == "cuda"
 
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -65,6 +65,7 @@ class LiveCurves(AbstractContextManager["LiveCurves"]):
 
     def __init__(self, title: str, every: float = 5.0) -> None:
         self.title, self.every, self._last = title, every, 0.0
+        self._latest: Mapping[str, Points] = {}
         self._live: Live | None = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -79,6 +80,7 @@ class LiveCurves(AbstractContextManager["LiveCurves"]):
 
     def update(self, curves: Mapping[str, Points], *, now: bool = False) -> None:
         """Show the curves as they are, unless that was just done (`now`: all the same)."""
+        self._latest = curves
         pause = 0.125 if self._live is not None else self.every
         if not now and time.monotonic() - self._last < pause:
             return
@@ -91,5 +93,7 @@ class LiveCurves(AbstractContextManager["LiveCurves"]):
         print(f"{self.title}: step {at:g}: {told}", file=sys.stderr, flush=True)
 
     def __exit__(self, *error: object) -> None:
+        if self._latest:
+            self.update(self._latest, now=True)  # the end is to be seen too
         if self._live is not None:
             self._live.stop()
