@@ -18,18 +18,8 @@ from inlay.workflow.explain_prompts import fitted_bounds, information
 
 
 def layer_for(size: int) -> Any:
-    site = Site(
-        None,
-        None,
-        torch.nn.Embedding(4, size),
-        size,
-        2,
-        False,
-        "mean",
-        "first",
-        False,
-        1.0,  # type: ignore[arg-type]
-    )
+    words = torch.nn.Embedding(4, size)
+    site = Site(None, None, words, size, 2, False, "mean", "first", False)  # type: ignore[arg-type]
     return SimpleNamespace(inlay_infoprompt_pieces={"default": SimpleNamespace(site=SimpleNamespace(it=site))})
 
 
