@@ -71,11 +71,13 @@ function lost() {
 
 function made() {
   const list = (title, entries) => entries.length ? el('div', { class: 'card' }, el('h3', {}, title), el('dl', {}, ...entries.flatMap(({ name, values, kinds }) => [
-    el('dt', {}, name.replaceAll('_', ' ')),
-    el('dd', {}, ...values.map(({ value, runs }) => el('span', {}, value.replace(/^"(.*)"$/, '$1'), values.length > 1 ? el('span', { class: 'kind' }, ` · ${plural(runs, 'run')}`) : null)),
+    el('dt', {}, name),
+    el('dd', {}, ...values.map(({ value, runs }) => el('span', {}, said(value), values.length > 1 ? el('span', { class: 'kind' }, ` · ${plural(runs, 'run')}`) : null)),
       kinds > values.length ? el('span', { class: 'kind' }, `and ${kinds - values.length} more`) : null)]))) : null;
+  const said = (value) => ({ null: 'not given', '[]': 'none', '{}': 'none' })[value] ?? value.replace(/^"(.*)"$/, '$1');
   const plain = (entries) => entries.map(({ name, source }) => ({ name, values: [{ value: source }] }));
-  const same = DATA.settings.filter((each) => each.kinds === 1), differing = DATA.settings.filter((each) => each.kinds > 1);
+  const settings = DATA.settings.map((each) => ({ ...each, name: each.name.replaceAll('_', ' ') }));
+  const same = settings.filter((each) => each.kinds === 1), differing = settings.filter((each) => each.kinds > 1);
   $('#made .columns').replaceChildren(...[list('Differs between runs', differing), list('The same in all runs', same), list('Models', plain(DATA.models)), list('Data', plain(DATA.data)),
     list('Versions', DATA.versions), list('Machine', DATA.machine)].filter(Boolean));
   $('#foot').textContent = `Made by inlay ${DATA.version} on ${DATA.made.slice(0, 16).replace('T', ' ')} UTC. This file holds everything it shows and asks nothing of the network.`;
