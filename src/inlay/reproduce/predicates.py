@@ -93,15 +93,7 @@ def above_on_average(
     """The mean over columns of `better` less `worse` is above `by`, in every panel."""
 
     def test(results: Results) -> Verdict:
-        means = []
-        for panel in results.panels if panels is None else panels:
-            pairs = [
-                (one, other)
-                for column in (results.columns if columns is None else columns)
-                if (one := results.get(better, column, panel)) and (other := results.get(worse, column, panel))
-            ]
-            if pairs:
-                means.append(_mean_gap(panel, pairs))
+        means = _mean_gaps(results, better, worse, columns, panels)
         if not means:
             return Verdict.untested(f"the table does not have {better} beside {worse}")
         worst = min(means, key=lambda gap: gap.mean)
@@ -110,9 +102,25 @@ def above_on_average(
     return test
 
 
+def _mean_gaps(
+    results: Results, one: str, other: str, columns: Sequence[str] | None, panels: Sequence[str] | None
+) -> list[Gap]:
+    """The mean over columns of the difference of two rows, panel by panel."""
+    means = []
+    for panel in results.panels if panels is None else panels:
+        pairs = [
+            (mine, theirs)
+            for column in (results.columns if columns is None else columns)
+            if (mine := results.get(one, column, panel)) and (theirs := results.get(other, column, panel))
+        ]
+        if pairs:
+            means.append(_mean_gap(panel, pairs))
+    return means
+
+
 def _mean_gap(panel: str, pairs: Sequence[tuple[Cell, Cell]]) -> Gap:
     """The mean of several differences; of each seed first, where all have the same seeds."""
-    whole = _together([difference(one, other) for one, other in pairs])
+    whole = together([difference(one, other) for one, other in pairs])
     return Gap(panel, f"mean of {len(pairs)}", whole.mean, whole.half)
 
 
@@ -163,9 +171,7 @@ def rises(row: str, columns: Sequence[str], *, panel: str = "", slack: float = 0
         steps = [difference(after, before) for (_, before), (_, after) in pairwise(cells)]
         least = min(steps, key=lambda step: step.mean)
         values = " -> ".join(brief(cell.mean) for _, cell in cells)
-        half = least.half
-        interval = None if half is None else (least.mean - half, least.mean + half)
-        return Verdict.of(least.mean > -slack, values, interval, -slack)
+        return Verdict.of(least.mean > -slack, values, least.interval, -slack)
 
     return test
 
@@ -197,6 +203,22 @@ def within(
         return Verdict.of(
             abs(worst.mean) <= most, f"largest {worst}", worst.interval, math.copysign(most, worst.mean or 1.0)
         )
+
+    return test
+
+
+def within_on_average(
+    one: str, other: str, most: float, *, columns: Sequence[str] | None = None, panels: Sequence[str] | None = None
+) -> Test:
+    """Two rows differ by at most this much in their means over columns, in every panel."""
+
+    def test(results: Results) -> Verdict:
+        means = _mean_gaps(results, one, other, columns, panels)
+        if not means:
+            return Verdict.untested(f"the table does not have {one} beside {other}")
+        worst = max(means, key=lambda gap: abs(gap.mean))
+        limit = math.copysign(most, worst.mean or 1.0)
+        return Verdict.of(abs(worst.mean) <= most, "; ".join(map(str, means)), worst.interval, limit)
 
     return test
 
@@ -297,12 +319,11 @@ def prefers(row: str, end: str, *, panel: str = "", columns: Sequence[str] | Non
         if len(curve) < 2:
             return Verdict.untested(f"the table has no curve of {row}" + (f" on {panel}" if panel else ""))
         half = len(curve) // 2
-        halves = [_together([cell for _, cell in part]) for part in (curve[:half], curve[-half:])]
+        halves = [together([cell for _, cell in part]) for part in (curve[:half], curve[-half:])]
         gap = difference(halves[1], halves[0]) if end == "late" else difference(halves[0], halves[1])
         best = max(curve, key=lambda entry: entry[1].mean)[0]
-        interval = None if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
         told = f"the {end} half is above the other by {gap.mean:+.3g}; best at {brief(best)} of {brief(curve[-1][0])}"
-        return Verdict.of(gap.mean > 0, told, interval)
+        return Verdict.of(gap.mean > 0, told, gap.interval)
 
     return test
 
@@ -317,7 +338,7 @@ def numbered(results: Results, row: str, panel: str = "") -> list[tuple[float, C
     return sorted(found, key=lambda entry: entry[0])
 
 
-def _together(cells: Sequence[Cell]) -> Cell:
+def together(cells: Sequence[Cell]) -> Cell:
     """The mean of several cells, seed by seed where they have the same seeds; else with errors as if independent."""
     if len({len(cell.values) for cell in cells}) == 1 and len(cells[0].values) > 1:
         return Cell(tuple(map(fmean, zip(*(cell.values for cell in cells), strict=True))))

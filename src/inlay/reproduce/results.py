@@ -41,6 +41,11 @@ class Cell:
 
         return half_width(self.values) if len(self.values) > 1 else self.error
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The mean's 95 % interval; None where nothing is known of the spread."""
+        return None if self.half is None else (self.mean - self.half, self.mean + self.half)
+
     def __str__(self) -> str:
         return brief(self.mean) + ("" if self.half is None else f" {PLUS_MINUS} {brief(self.half)}")
 

@@ -23,10 +23,7 @@ def accuracies(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
     `if_found` are further backbones, which count where --models-dir has them.
     """
-    models = {
-        **settings["models"],
-        **{panel: name for panel, name in settings.get("if_found", {}).items() if bench.has(name)},
-    }
+    models = p.models(bench, settings)
     if settings.get("kept") and (known := p.kept_accuracies(models, settings["rows"])) is not None:
         return known
     specs = p.specs(bench, models, settings["rows"], settings["sets"], settings["training"])

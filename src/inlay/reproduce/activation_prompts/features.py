@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.activation_prompts import protocol as p
 from inlay.reproduce.drawing import curves
-from inlay.reproduce.predicates import Test, above, difference, numbered, prefers
+from inlay.reproduce.predicates import Test, above, difference, numbered, prefers, together
 from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
@@ -143,11 +143,10 @@ def shallow_above_deep(results: Results) -> Verdict:
     rows.sort(key=lambda row: int(row.rpartition(" ")[2]))
     early, late = (dict(numbered(results, row, results.panels[0])) for row in (rows[0], rows[-1]))
     gaps = [difference(early[size], late[size]) for size in sorted(early.keys() & late.keys())]
-    whole = Cell(tuple(sum(values) / len(gaps) for values in zip(*(gap.values for gap in gaps), strict=True)))
-    interval = None if whole.half is None else (whole.mean - whole.half, whole.mean + whole.half)
+    whole = together(gaps)
     count = sum(gap.mean > 0 for gap in gaps)
     told = f"{rows[0]} less {rows[-1]}: {whole.mean:+.3g} on average; above at {count} of {len(gaps)} sizes"
-    return Verdict.of(whole.mean > 0, told, interval)
+    return Verdict.of(whole.mean > 0, told, whole.interval)
 
 
 def gains_most(row: str) -> Test:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.activation_prompts import protocol as p
 from inlay.reproduce.drawing import ANY, curves
-from inlay.reproduce.predicates import Test, difference, near, numbered, prefers
+from inlay.reproduce.predicates import Test, difference, near, numbered, prefers, together
 from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
@@ -38,10 +38,7 @@ def by_layer(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
     if settings.get("kept") and (known := kept_curves(settings["kept"])) is not None:
         return known
-    models = {
-        **settings["models"],
-        **{panel: name for panel, name in settings.get("if_found", {}).items() if bench.has(name)},
-    }
+    models = p.models(bench, settings)
     cells: dict[Key, Cell] = {}
     failures: dict[str, str] = {}
     sets = settings["sets"]
@@ -122,8 +119,7 @@ def best_above(row: str, other: str, *, panel: str = "", by: float = 0.0, from_l
             return Verdict.untested(f"the table does not have a curve of {row} beside {other}")
         layer, best = max(curve, key=lambda entry: entry[1].mean)
         gap = difference(best, against)
-        interval = None if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
-        return Verdict.of(gap.mean > by, f"{gap.mean:+.3g} at layer {layer:.0f}, the best by test", interval, by)
+        return Verdict.of(gap.mean > by, f"{gap.mean:+.3g} at layer {layer:.0f}, the best by test", gap.interval, by)
 
     return test
 
@@ -153,10 +149,9 @@ def layerwise(one: str, other: str, panel: str = "") -> Test:
         if not shared:
             return Verdict.untested(f"the table does not have curves of {one} and {other}")
         gaps = [difference(curves_[0][layer], curves_[1][layer]) for layer in shared]
-        whole = Cell(tuple(sum(values) / len(shared) for values in zip(*(gap.values for gap in gaps), strict=True)))
-        count = sum(gap.mean > 0 for gap in gaps)
-        interval = None if whole.half is None else (whole.mean - whole.half, whole.mean + whole.half)
-        return Verdict.of(whole.mean > 0, f"{whole.mean:+.3g} on average; above at {count} of {len(shared)}", interval)
+        whole = together(gaps)
+        told = f"{whole.mean:+.3g} on average; above at {sum(gap.mean > 0 for gap in gaps)} of {len(shared)}"
+        return Verdict.of(whole.mean > 0, told, whole.interval)
 
     return test
 

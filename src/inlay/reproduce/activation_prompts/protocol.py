@@ -152,6 +152,12 @@ def fits(row: str, panel: str) -> bool:
     return not (WAYS[row].tokens and panel == "ResNet")
 
 
+def models(bench: Bench, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The backbones of a scale; those of `if_found` where --models-dir has them."""
+    more = {panel: name for panel, name in settings.get("if_found", {}).items() if bench.has(name)}
+    return {**settings["models"], **more}
+
+
 def specs(
     bench: Bench, models: Mapping[str, str], rows: Iterable[str], tasks: Mapping[str, str], training: Mapping[str, Any]
 ) -> dict[Key, Spec]:
