@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from scipy import stats
@@ -16,6 +18,7 @@ from inlay.methods.registry import get
 from inlay.records.store import Store
 from inlay.training import fit
 from inlay.workflow.comparison import against
+from inlay.workflow.tune import few_updates
 
 
 @pytest.mark.parametrize("method", ["infoprompt", "warp"])
@@ -110,3 +113,20 @@ def test_several_sizes_make_a_table_each(review_spec: Spec, tmp_path: Path) -> N
     assert made.exit_code == 0, made.output
     assert made.output.count("less bias") == 2
     assert len(Store(tmp_path / "runs").list()) == 4
+
+
+@pytest.mark.parametrize(
+    ("examples", "changes", "words"),
+    [
+        (64, {}, "64 examples make 6 updates in 3 epochs of batches of 32.*--epochs 30 --batch-size 8 would make 240"),
+        (8, {"epochs": 1, "batch_size": 8}, "8 examples make 1 update in 1 epochs.*would make 30"),
+        (64, {"epochs": 30, "batch_size": 8}, None),
+        (64, {"epochs": 30}, None),
+        (64, {"max_steps": 3}, None),
+        (5000, {}, None),
+    ],
+)
+def test_too_few_updates_are_said_to_be_few(examples: int, changes: dict[str, Any], words: str | None) -> None:
+    said = few_updates(Spec(model="a", task="rte", method="warp", **changes), examples)
+    assert len(said) == (words is not None)
+    assert words is None or re.search(words, said[0])

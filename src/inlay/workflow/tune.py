@@ -5,6 +5,7 @@ A spec that was run before is found and not repeated; one that was cut short goe
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from inlay.tasks import Task
 
 DEFAULT_OUT = "runs"
+FEW_UPDATES = 50
+FEW_SHOT_EPOCHS, FEW_SHOT_BATCH = 30, 8  # as few-shot studies train
 Say = Callable[[str], None]
 
 
@@ -80,7 +83,7 @@ def tune(
             trust_remote_code=spec.trust_remote_code,
             seed=spec.seed,
         )
-        for line in (f"model: {backbone.source}", *backbone.notes):
+        for line in (f"model: {backbone.source}", *backbone.notes, *few_updates(spec, len(task.train))):
             say(line)
         from inlay.training import fit
 
@@ -147,6 +150,17 @@ def described(backbone: Backbone) -> dict[str, Any]:
         "newly_initialised": list(backbone.newly_initialised),
         "notes": backbone.notes,
     }
+
+
+def few_updates(spec: Spec, examples: int) -> list[str]:
+    """A line for people where so few examples make hardly any updates; nothing where their number was chosen."""
+    made = math.ceil(spec.epochs * math.ceil(examples / spec.batch_size))
+    longer = FEW_SHOT_EPOCHS * math.ceil(examples / FEW_SHOT_BATCH)
+    if spec.max_steps is not None or made >= FEW_UPDATES or longer <= 2 * made:
+        return []
+    said = f"{examples} examples make {made} update{'s' * (made > 1)} in {spec.epochs:g} epochs of batches of "
+    said += f"{spec.batch_size}, which is little: --epochs {FEW_SHOT_EPOCHS} --batch-size {FEW_SHOT_BATCH} would make "
+    return [f"{said}{longer}"]
 
 
 def settled(spec: Spec) -> Spec:
