@@ -21,7 +21,8 @@ env: $(VENV)/.installed  ## Create .venv with every version pinned
 
 demo: env  ## Compare five ways to adapt the built-in vision transformer: a table, and a page to look at
 	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full \
-		--shots 400 --epochs 5 --batch-size 16 --seeds 3 --baseline linear-probe --workers $(WORKERS) --out runs/demo
+		--shots 400 --epochs 5 --batch-size 16 --seeds 3 --baseline linear-probe --workers $(WORKERS) \
+		--plot runs/demo/comparison.png --out runs/demo
 
 smoke: env  ## The demo at its smallest: one seed, a handful of steps
 	$(BIN)/inlay compare --model embedded:vit --task digits --methods linear-probe,bias --seeds 1 --max-steps 20 --out runs/smoke
