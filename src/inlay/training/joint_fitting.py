@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
@@ -116,6 +117,13 @@ def fit_joint(
     plan = plans.make(spec, method, len(train), anatomy(model).kind if method.rates else None)
     if plan.world > 1:
         raise InlayError("Several tasks are trained in one process. Start it without `accelerate launch`.")
+    if plan.dtype is torch.float16:
+        if spec.precision == "float16":
+            raise InlayError(
+                "precision='float16' scales the loss of all tasks alike: one that overflows would hold up the others. "
+                "Use float32, or bfloat16 where the device has it."
+            )
+        plan = dataclasses.replace(plan, dtype=None)  # a device without bfloat16, and no wish
     place = Place(plan.device, plan.dtype, plan.micro_batch)
     memory, interrupts, pace = PeakMemory(model, plan.device), Interrupts(), Pace()
     display = Display(f"{len(tasks)} tasks {method.name}", show=progress, log=folder / "log.txt")
@@ -149,8 +157,6 @@ def fit_joint(
         callbacks=callbacks,
     )
     pace.trainer = judge.trainer = trainer
-    if trainer.accelerator.scaler is not None:
-        raise InlayError("Several tasks are not trained in float16, whose scaling they would share: use bfloat16.")
     checkpoint = trainer.store.latest()
     resumed_from = None if checkpoint is None else step_of(checkpoint)
     if resumed_from is not None:

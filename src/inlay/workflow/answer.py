@@ -42,6 +42,7 @@ class Tasks:
 
     def __init__(self, folder: Path | str, *, model: str | None = None, only: Sequence[str] | None = None) -> None:
         from inlay import backbones
+        from inlay.backbones.quiet import quiet
         from inlay.methods import attach
         from inlay.tasks import TaskSchema
 
@@ -65,8 +66,10 @@ class Tasks:
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
         method = registry.get(facts["method"])
-        for name in self.schemas:
-            adapted = attach.restore(adapted, method, self.folder, adapter_name=name, fingerprint=backbone.fingerprint)
+        how = {"fingerprint": backbone.fingerprint}
+        with quiet():  # PEFT warns of every further adapter in one model
+            for name in self.schemas:
+                adapted = attach.restore(adapted, method, self.folder, adapter_name=name, **how)
         self.model = adapted
 
     @cached_property
