@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -59,15 +60,16 @@ def copy(folder: Path, runs: int) -> None:
         made += 1
 
 
-def build(folder: Path, out: Path) -> float:
-    """Seconds of writing the page, in a process of its own; what Python imports on the way included."""
+def build(folder: Path, out: Path) -> tuple[float, float]:
+    """Seconds of writing the page, and of the processor's time, in a process of its own; with what Python imports."""
     code = (
         "import sys, time; began = time.perf_counter(); from pathlib import Path; "
         "from inlay.report.html import write_report; write_report(Path(sys.argv[1]), Path(sys.argv[2])); "
-        "print(time.perf_counter() - began)"
+        "print(time.perf_counter() - began, time.process_time())"
     )
     command = [sys.executable, "-c", code, str(folder), str(out)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    wall, processor = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return float(wall), float(processor)
 
 
 def opened(page: Path, repeats: int) -> list[float]:
@@ -100,7 +102,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder, page = Path(temporary) / "runs", Path(temporary) / "report.html"
         copy(folder, arguments.runs)
-        building = [build(folder, page) for _ in range(arguments.repeats)]
+        building, working = zip(*(build(folder, page) for _ in range(arguments.repeats)), strict=True)
         size = page.stat().st_size
         opening = opened(page, arguments.repeats)
     result = {
@@ -111,7 +113,9 @@ def main() -> int:
         "runs": arguments.runs,
         "repeats": arguments.repeats,
         "bytes": size,
+        "load_average": round(os.getloadavg()[0], 1),
         "build_seconds": round(median(building), 3),
+        "build_processor_seconds": round(median(working), 3),
         "build_worst": round(max(building), 3),
         "open_seconds": round(median(opening), 3),
         "open_worst": round(max(opening), 3),
