@@ -259,10 +259,6 @@ class Judge:
         """One task on one encoded split."""
         return score(self.model, self.tasks[name], encoded, self.collate, self.place, stop, partial(_named, name))
 
-    def validation(self, name: str) -> Any:
-        """A task's encoded validation split; None where it has none."""
-        return self._validation.get(name)
-
 
 @contextmanager
 def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -279,7 +275,7 @@ def flat(found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any]) -> 
 def _final_metrics(
     trainer: JointTrainer, judge: Judge, tasks: Mapping[str, Any], processor: Any, spec: Spec, place: Place
 ) -> dict[str, dict[str, float]]:
-    """Metrics of the states that are kept, task by task."""
+    """Metrics of the states that are kept, task by task: on validation they are known, but for texts to be written."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     model: Any = trainer.modes.model
     with undisturbed():
@@ -287,14 +283,16 @@ def _final_metrics(
             for split in ("validation", "test"):
                 if not len(task.split(split)):
                     continue
-                encoded = judge.validation(name) if split == "validation" else judge.encode[name]("test")
-                try:
-                    scored = judge.of(name, encoded, trainer.check_interrupt)
-                except NotFinitePredictions:
-                    continue  # a task that failed: the notes say so
-                own = scored.metrics
-                if split == "test" and scored.seconds:
-                    trainer.progress.inference.append([scored.examples, scored.seconds])
+                if split == "validation":
+                    own = _validated(trainer, name)
+                else:
+                    try:
+                        scored = judge.of(name, judge.encode[name]("test"), trainer.check_interrupt)
+                    except NotFinitePredictions:
+                        continue  # a task that failed: the notes say so
+                    own = scored.metrics
+                    if scored.seconds:
+                        trainer.progress.inference.append([scored.examples, scored.seconds])
                 if task.generates:
                     model.set_adapter(name, inference_mode=True)
                     own = own | write(model, task, split, processor, spec, place, trainer.check_interrupt).metrics
@@ -303,6 +301,15 @@ def _final_metrics(
     metrics = {split: flat(each, tasks) for split, each in found.items()}
     trainer.note({"final": metrics})
     return metrics
+
+
+def _validated(trainer: JointTrainer, name: str) -> dict[str, float]:
+    """A task's metrics on validation when it was best, or last."""
+    best = trainer.progress.tasks[name].get("best")
+    if best is not None:
+        return dict(best["metrics"])
+    known = trainer.progress.validation or {}
+    return {metric.partition("/")[2]: value for metric, value in known.items() if metric.startswith(f"{name}/")}
 
 
 def _notes(trainer: JointTrainer) -> list[str]:
