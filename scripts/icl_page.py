@@ -89,12 +89,11 @@ def block(found: Finding, facts: dict[str, Any]) -> list[str]:
     """A picture, how it was made, and its claims."""
     versions, settings = facts["versions"], found.facts
     threads = versions["threads"]
-    cores = "one core of a CPU" if threads == 1 else f"{threads} cores of a CPU"
-    machine = versions["gpu"] if str(settings.get("device")).startswith("cuda") else cores
-    took = settings.get("training seconds")
-    spent = "" if took is None else f", {took:.0f} s of training"
+    machine = "one core of a CPU" if threads == 1 else f"{threads} cores of a CPU"
+    if str(settings.get("device")).startswith("cuda"):
+        machine = f"{versions['gpu']}, {settings['training seconds']:.0f} s of training"
     lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]
-    lines += [f"`{' '.join(facts['command'])}` (on {machine}{spent})", ""]
+    lines += [f"`{' '.join(facts['command'])}` (on {machine})", ""]
     lines += ["| claim | measured | holds? |", "| --- | --- | --- |"]
     return lines + [f"| {written(claim.claim)} | {written(claim.measured)} | {claim.holds} |" for claim in found.claims]
 

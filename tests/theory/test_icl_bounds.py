@@ -59,6 +59,19 @@ def test_the_constants_are_their_formulas() -> None:
     sigma = at.zeta_0 * at.gamma**2 / at.K
     left = at.norm * math.sqrt(H) * 16 * math.sqrt(2) * at.gamma * at.alpha * at.f_max * math.sqrt(at.delta_0) / sigma
     assert left == pytest.approx((1 - 1 / math.sqrt(2)) * math.sqrt(at.zeta_0))
+    # L by (54) and (58): Young's inequality on two terms for w, on four for Q_h, summed over k and h.
+    norm, f, g, a, K = float(torch.linalg.matrix_norm(root, 2)), float(root.norm(dim=0).max()), at.gamma, at.alpha, 4
+    A = float(torch.linalg.matrix_norm(icl.ridge.star(problem), 2))
+    w_by_Q, w_by_w = g / K * 2 * norm**2 * (2 * g * H * a + A), g**2 * H / K * norm**2
+    each = 2 * g * f * norm / K  # in front of (58)
+    first = [each * a * g * math.sqrt(H) * 2 * K * a, each * a * g * math.sqrt(H * K)]  # of all heads: times H
+    last = [each * (g * H * a + A) * 2 * a * math.sqrt(problem.N) * 2 * K, each * (g * H * a + A) * math.sqrt(K)]
+    by_Q, by_alpha = (4 * (H * x**2 + y**2) for x, y in zip(first, last, strict=True))
+    least = max(2 * K * w_by_Q**2 + by_Q, 2 * w_by_w**2 + by_alpha)
+    # (55) and (59) bound both parts by one number each, and add these.
+    most = 2 * (K * w_by_Q**2 + w_by_w**2) + 4 * max(1, 1 / (4 * K * a**2)) * (H * first[0] ** 2 + last[0] ** 2)
+    assert math.sqrt(least) <= at.L
+    assert pytest.approx(math.sqrt(most)) == at.L
     assert at.eta_w == pytest.approx(at.gamma**2 * at.eta_Q)
     limit = at.zeta_0 / (2 * math.sqrt(2) * H * at.norm**2)
     assert icl.constants(model, gamma=1e9).rate == pytest.approx(limit, rel=1e-3)

@@ -213,6 +213,9 @@ def test_what_was_kept_is_drawn_and_told_again(run: Lab, tmp_path: Path) -> None
         status, _, err = run(*wrong)
         assert status == 2
         assert "to draw again" in err
+    few = [line for line in text.splitlines() if "samples" not in line]
+    (folder / "icl-figure-2a.csv").write_text("\n".join(few))
+    assert "another version" in run("--figure", "2a", "--redraw")[2]
     (folder / "icl-figure-2a.csv").write_text("")
     assert "can be read" in run("--figure", "2a", "--redraw")[2]
 

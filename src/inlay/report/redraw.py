@@ -53,8 +53,14 @@ def again(
     found, facts = read(folder)
     if found.name not in drawn:
         raise InlayError(f"{folder} holds {found.name!r}, which is none of {', '.join(sorted(drawn))}.")
-    if found.name in claims:
-        found = replace(found, claims=claims[found.name](found))
+    try:
+        if found.name in claims:
+            found = replace(found, claims=claims[found.name](found))
+        figure = drawn[found.name](found)
+    except (KeyError, IndexError, ValueError) as error:
+        raise InlayError(
+            f"{folder} was made by another version of inlay, and lacks something ({error}). Run it again."
+        ) from error
     facts["claims"] = [vars(claim) for claim in found.claims]
-    charts.keep(folder, found.name, drawn[found.name](found), found.columns, found.rows, facts)
+    charts.keep(folder, found.name, figure, found.columns, found.rows, facts)
     return found
