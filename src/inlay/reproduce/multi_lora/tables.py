@@ -1,0 +1,384 @@
+"""Tables 1 and 2: one shared `A` for all tasks beside LoRA, full fine-tuning and the model as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce import kept
+from inlay.reproduce.counting import NO_GPU, PARAMETERS, gpu, in_millions, scores, shared_and_own, trained
+from inlay.reproduce.predicates import (
+    Test,
+    above,
+    above_on_average,
+    mean_of_columns,
+    near,
+    times,
+    within,
+    within_on_average,
+)
+from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.reproduce.results import Cell, Key, Results
+
+if TYPE_CHECKING:
+    from inlay.records.store import Run
+    from inlay.reproduce.bench import Bench
+
+FOLDER = Path(__file__).parent
+TABLE = "multi_lora_table"
+AVERAGE = "Avg."
+ROBERTA, GPT2 = "FacebookAI/roberta-base", "openai-community/gpt2-medium"
+GLUE = {
+    "MNLI": "mnli",
+    "SST-2": "sst2",
+    "MRPC": "mrpc",
+    "CoLA": "cola",
+    "QNLI": "qnli",
+    "QQP": "qqp",
+    "RTE": "rte",
+    "STS-B": "stsb",
+}
+# Eight tasks that are at hand: two of SuperGLUE in place of QNLI and QQP, and a small MNLI.
+AT_HAND = {
+    "MNLI": "mnli-small",
+    "SST-2": "sst2",
+    "MRPC": "mrpc",
+    "CoLA": "cola",
+    "RTE": "rte",
+    "STS-B": "stsb",
+    "CB": "cb",
+    "BoolQ": "boolq",
+}
+TEXTS = {"E2E NLG Challenge": "e2e", "DART": "dart", "WebNLG": "webnlg"}
+LINES = {"Pre-trained": "untrained", "Fine-Tuning": "full", "LoRA": "lora", "Multi-LoRA": "multi-lora", "VeRA": "vera"}
+
+
+def counted(shape: str, tasks: int, settings: Mapping[str, Any]) -> Results:
+    """What so many tasks need beside the base model, in millions: d r + k m r a matrix, against k (d + m) r."""
+    shared, own = shared_and_own(shape, settings)
+    return in_millions(
+        {
+            ("", "Fine-Tuning"): tasks * trained(shape, "full"),
+            ("", "LoRA"): tasks * trained(shape, "lora", settings),
+            ("", "Multi-LoRA"): shared + tasks * own,
+        }
+    )
+
+
+def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """The counts on the paper's own model; the scores read where a checkout keeps them, otherwise measured.
+
+    `gpu`: only where there is one.
+    """
+    part = {"shape": settings["shape"], "tasks": settings["count"], "settings": settings["lora"]}
+    counts = bench.once("multi-lora/counts", part, lambda: counted(**part))
+    found = kept_scores(settings["group"], settings["tasks"])
+    if found is None and settings.get("gpu"):
+        if not gpu():
+            return counts.with_([Results(notes=(NO_GPU,))])
+        bench.check("This", Scale("", "", (settings["model"],), tuple(settings["tasks"].values())))
+    return counts.with_([with_average(measured(bench, settings) if found is None else found)])
+
+
+def kept_scores(group: str, tasks: Mapping[str, str]) -> Results | None:
+    """What the table's script measured; None where a checkout has not got it."""
+    found = kept.table(TABLE)
+    if found is None:
+        return None
+    what, size = ("bleu", 1.0) if group == "decoder" else ("test", 100.0)
+    cells = {}
+    for row, line in LINES.items():
+        for column, task in tasks.items():
+            by_seed = found.script.cell(found.runs, group, line, task, what)
+            if by_seed:
+                cells["", row, column] = Cell(tuple(size * by_seed[seed] for seed in sorted(by_seed)))
+    return Results(cells, notes=(found.note,)) if cells else None
+
+
+def measured(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """One run of all tasks by Multi-LoRA, one a task by the others; `each` rows of a task in a batch."""
+    model, tasks, seeds, each = settings["model"], settings["tasks"], settings["seeds"], settings["each"]
+    names, training = tuple(tasks.values()), settings["training"]
+    joint = bench.spec(
+        model,
+        "multi-lora",
+        tasks=names,
+        batch_size=each * len(names),
+        sampling="uniform",
+        settings=settings["lora"],
+        **training,
+    )
+    found, failures = bench.runs({("", "Multi-LoRA", "all"): joint}, seeds)
+    cells: dict[Key, list[float]] = {}
+    for (_, row, _), runs in found.items():
+        for column, task in tasks.items():
+            cells["", row, column] = [of_task(run, task, settings["size"]) for run in runs]
+    specs = {
+        ("", row, column): bench.spec(model, method, task=task, batch_size=each, settings=own, **training)
+        for row, (method, own) in {"LoRA": ("lora", settings["lora"]), "Fine-Tuning": ("full", {})}.items()
+        if row in settings["rows"]
+        for column, task in tasks.items()
+    }
+    alone = bench.values(specs, seeds, lambda run: settings["size"] * _first(run.metrics["test"], run.record["metric"]))
+    whole = Results.of(cells, failures=failures).with_([alone])
+    return whole.with_([untrained(bench, settings)]) if "Pre-trained" in settings["rows"] else whole
+
+
+def of_task(run: Run, task: str, size: float) -> float:
+    """One task's first metric on the test part, of a run of several."""
+    from inlay.training.joint_fitting import adapter_names
+
+    name = adapter_names([task])[task]
+    return size * run.metrics["test"][f"{name}/{run.record['tasks'][name]['metric']}"]
+
+
+def _first(metrics: Mapping[str, float], name: str) -> float:
+    return float(metrics[name])
+
+
+def untrained(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """The model as it comes, with the head that its seed draws."""
+
+    def work() -> Results:
+        from inlay import backbones, tasks
+        from inlay.training.evaluation import evaluate
+
+        cells: dict[Key, list[float]] = {}
+        for column, name in settings["tasks"].items():
+            for seed in range(settings["seeds"]):
+                spec = bench.spec(settings["model"], "full", task=name, seed=seed, **settings["training"])
+                task = tasks.load(spec)
+                backbone = backbones.load(
+                    spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=seed
+                )
+                metrics, _ = evaluate(backbone.model, task, "test", backbone.processor, spec)
+                cells.setdefault(("", "Pre-trained", column), []).append(settings["size"] * metrics[task.metrics[0]])
+        return Results.of(cells)
+
+    return bench.once("multi-lora/pre-trained", {**settings, "dirs": [bench.models_dir, bench.data_dir]}, work)
+
+
+def with_average(results: Results) -> Results:
+    """The same with each row's mean over tasks, seed by seed, where it has all of them."""
+    cells = dict(results.cells)
+    for row in results.rows():
+        own = [results.get(row, column) for column in results.columns]
+        found = [cell for cell in own if cell is not None]
+        if len(found) == len(own) and len({len(cell.values) for cell in found}) == 1:
+            cells["", row, AVERAGE] = Cell(tuple(map(fmean, zip(*(cell.values for cell in found), strict=True))))
+    return Results(cells, results.stated, results.failures, results.notes)
+
+
+def share(one: str, other: str, most: float) -> Test:
+    """One row needs at most this share of another's parameters."""
+
+    def test(results: Results) -> Verdict:
+        cells = [results.get(row, PARAMETERS) for row in (one, other)]
+        if cells[0] is None or cells[1] is None:
+            return Verdict.untested("the table has no counts")
+        ratio = cells[0].mean / cells[1].mean
+        return Verdict.of(ratio <= most, f"{ratio:.1%}")
+
+    return test
+
+
+def averages(results: Results) -> Verdict:
+    return mean_of_columns(AVERAGE, 0.051)(scores(results))
+
+
+RANK_8 = {"r": 8, "lora_alpha": 16}
+RANK_4 = {"r": 4, "lora_alpha": 32}
+TABLE_1 = Recipe(
+    name="multi-lora/table-1",
+    title="Eight tasks of GLUE on RoBERTa-base",
+    printed=FOLDER / "table-1.csv",
+    scales={
+        "paper": Scale(
+            "RoBERTa-base, r = 8, alpha = 16, length 512, warm-up 0.06, seeds 0 to 4. Epochs and rates are not in the "
+            "paper: 30 epochs of 32 rows a task, each method's own rate.",
+            "weeks on one GPU",
+            (ROBERTA,),
+            tuple(GLUE.values()),
+            {
+                "shape": "RoBERTa-base",
+                "count": 8,
+                "lora": RANK_8,
+                "group": "encoder",
+                "model": ROBERTA,
+                "tasks": GLUE,
+                "rows": ("Pre-trained", "Fine-Tuning", "LoRA"),
+                "training": {"epochs": 30, "max_length": 512, "evaluations": 1},
+                "each": 32,
+                "seeds": 5,
+                "size": 100.0,
+            },
+        ),
+        "here": Scale(
+            "Counts on RoBERTa-base, exactly. In a checkout the runs of scripts/multi_lora_table.py are read: MiniLM "
+            "on eight tasks, 5 seeds. Else MiniLM on 500 examples of each, 60 steps of 8 a task, 2 seeds.",
+            "seconds in a checkout that has them; else 10 min on two cores",
+            ("embedded:minilm",),
+            tuple(AT_HAND.values()),
+            {
+                "shape": "RoBERTa-base",
+                "count": 8,
+                "lora": RANK_8,
+                "group": "encoder",
+                "model": "embedded:minilm",
+                "tasks": AT_HAND,
+                "rows": ("Pre-trained", "LoRA"),
+                "training": {"max_steps": 60, "shots": 500, "max_length": 64, "evaluations": 1},
+                "each": 8,
+                "seeds": 2,
+                "size": 100.0,
+            },
+        ),
+        "smoke": Scale(
+            "Counts on RoBERTa-base; one step on two tasks.",
+            "3 s",
+            (ROBERTA,),
+            ("sst2", "stsb"),
+            {
+                "shape": "RoBERTa-base",
+                "count": 8,
+                "lora": RANK_8,
+                "group": "encoder",
+                "model": ROBERTA,
+                "tasks": {"SST-2": "sst2", "STS-B": "stsb"},
+                "rows": ("Pre-trained", "LoRA"),
+                "training": {"max_steps": 1, "evaluations": 1},
+                "each": 4,
+                "seeds": 1,
+                "size": 100.0,
+            },
+        ),
+    },
+    run=table,
+    claims=(
+        Claim("Multi-LoRA needs at most 60 % of LoRA's parameters", share("Multi-LoRA", "LoRA", 0.6), "section 1"),
+        Claim(
+            "It is about as good as LoRA: within 1 point on every task",
+            within("Multi-LoRA", "LoRA", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
+            "abstract",
+        ),
+        Claim(
+            "It is about as good as LoRA: within 1 point on average",
+            within_on_average("Multi-LoRA", "LoRA", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
+            "abstract",
+        ),
+        Claim(
+            "It is about as good as full fine-tuning: within 1 point on average",
+            within_on_average("Multi-LoRA", "Fine-Tuning", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
+            "section 5",
+        ),
+        Claim(
+            "It is above the model as it comes, on every task",
+            above("Multi-LoRA", "Pre-trained", columns=[*GLUE, "CB", "BoolQ"]),
+            "table 1",
+        ),
+        Claim("Avg. is the mean of the tasks", averages, "the table itself"),
+        Claim("LoRA needs 2.4M", near("LoRA", PARAMETERS, 2.4), PRINTED),
+        Claim("Multi-LoRA needs 1.3M", near("Multi-LoRA", PARAMETERS, 1.3), PRINTED),
+    ),
+    notes=(
+        "The rows of full fine-tuning and of LoRA are from the literature in the paper. Its MNLI is both test sets.",
+        "At `here` MNLI is a small one that no published number is about, and CB and BoolQ stand for QNLI and QQP.",
+    ),
+    kept=lambda: kept.has_table(TABLE),
+)
+TABLE_2 = Recipe(
+    name="multi-lora/table-2",
+    title="Three data-to-text tasks on GPT-2 medium (BLEU)",
+    printed=FOLDER / "table-2.csv",
+    scales={
+        "paper": Scale(
+            "GPT-2 medium, r = 4, alpha = 32, dropout 0.1, length 512. Epochs and rates are not in the paper: 5 epochs "
+            "of 8 rows a task, each method's own rate, 3 seeds.",
+            "days on one GPU",
+            (GPT2,),
+            tuple(TEXTS.values()),
+            {
+                "shape": "GPT-2 medium",
+                "count": 3,
+                "lora": {**RANK_4, "lora_dropout": 0.1},
+                "group": "decoder",
+                "model": GPT2,
+                "tasks": TEXTS,
+                "rows": ("Fine-Tuning", "LoRA"),
+                "training": {"epochs": 5, "max_length": 512, "evaluations": 1},
+                "each": 8,
+                "seeds": 3,
+                "size": 1.0,
+            },
+        ),
+        "here": Scale(
+            "Counts on GPT-2 medium, exactly. In a checkout the runs of scripts/multi_lora_table.py are read: "
+            "SmolLM2-135M, 200 steps of 16 rows a task, 200 test inputs, 3 seeds. Else, on a GPU, SmolLM2, 100 steps.",
+            "seconds in a checkout that has them; else 20 min on one GPU",
+            settings={
+                "shape": "GPT-2 medium",
+                "count": 3,
+                "lora": RANK_4,
+                "group": "decoder",
+                "model": "embedded:smollm2",
+                "tasks": TEXTS,
+                "gpu": True,
+                "rows": ("LoRA",),
+                "training": {"max_steps": 100, "max_length": 256, "evaluations": 1},
+                "each": 16,
+                "seeds": 1,
+                "size": 1.0,
+            },
+        ),
+        "smoke": Scale(
+            "Counts on a tiny GPT-2; one step on two tasks.",
+            "4 s",
+            (GPT2,),
+            ("e2e", "webnlg"),
+            {
+                "shape": "GPT-2 tiny",
+                "count": 3,
+                "lora": RANK_4,
+                "group": "decoder",
+                "model": GPT2,
+                "tasks": {"E2E NLG Challenge": "e2e", "WebNLG": "webnlg"},
+                "rows": (),
+                "training": {"max_steps": 1, "evaluations": 1},
+                "each": 4,
+                "seeds": 1,
+                "size": 1.0,
+            },
+        ),
+    },
+    run=table,
+    claims=(
+        Claim("Multi-LoRA needs at most 60 % of LoRA's parameters", share("Multi-LoRA", "LoRA", 0.6), "section 1"),
+        Claim(
+            "Full fine-tuning trains thousands of times more",
+            times("Fine-Tuning", "Multi-LoRA", PARAMETERS, 1000),
+            "section 5",
+        ),
+        Claim(
+            "It is better than full fine-tuning, on every task",
+            above("Multi-LoRA", "Fine-Tuning", columns=list(TEXTS)),
+            "section 5",
+        ),
+        Claim(
+            "It is better than full fine-tuning, on average",
+            above_on_average("Multi-LoRA", "Fine-Tuning", columns=list(TEXTS)),
+            "section 5",
+        ),
+        Claim(
+            "It is about as good as LoRA: within 1 BLEU on average",
+            within_on_average("Multi-LoRA", "LoRA", 1.0, columns=list(TEXTS)),
+            "abstract",
+        ),
+        Claim("Avg. is the mean of the tasks", averages, "the table itself"),
+        Claim("LoRA needs 1.1M", near("LoRA", PARAMETERS, 1.1), PRINTED),
+        Claim("Multi-LoRA needs 0.7M", near("Multi-LoRA", PARAMETERS, 0.7), PRINTED),
+    ),
+    notes=("The row of full fine-tuning is from the literature in the paper.",),
+)
+RECIPES = (TABLE_1, TABLE_2)

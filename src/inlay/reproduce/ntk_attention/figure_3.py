@@ -1,0 +1,166 @@
+"""Figure 3: time and parameters of one layer as the prefix grows (appendix E.2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce import kept
+from inlay.reproduce.drawing import curves
+from inlay.reproduce.ntk_attention import protocol as p
+from inlay.reproduce.predicates import Test, above, numbered
+from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.reproduce.results import Cell, Key, Results
+
+if TYPE_CHECKING:
+    from inlay.reproduce.bench import Bench
+
+EXACT = "Prefix Attention"
+COUNTS = "parameters"
+HEADS, SIZE = 8, 32
+LONG = 4096  # from here on the prefix, and not the text or calling, takes the time
+
+
+def panel_of(length: int) -> str:
+    return f"ms, L = {length}"
+
+
+def figure_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """The numbers of one layer by its formula (they are the paper's x axis), and the time of a forward pass."""
+    found = kept.benchmark("ntk_figure3", "python benchmarks/ntk.py --cpu --figure3")
+    if found is not None:
+        rows, notes = found[0]["rows"], (found[1],)
+    else:
+        rows, notes = timed(settings["lengths"], settings["prefixes"], settings["least"]), ()
+    cells: dict[Key, Cell] = {}
+    for m in dict.fromkeys(row["m"] for row in rows):
+        cells[COUNTS, EXACT, str(m)] = Cell((m * SIZE + 3 * SIZE**2,))
+        cells[COUNTS, p.NTK, str(m)] = Cell((SIZE * SIZE + SIZE + 3 * SIZE**2,))
+    for row in rows:
+        cells[panel_of(row["L"]), EXACT, str(row["m"])] = Cell((row["exact_ms"],))
+        cells[panel_of(row["L"]), p.NTK, str(row["m"])] = Cell((row["ntk_ms"],))
+    return Results(cells, notes=notes)
+
+
+def timed(lengths: tuple[int, ...], prefixes: tuple[int, ...], least: float) -> list[dict[str, float]]:
+    """Milliseconds of a forward pass of one attention either way: the fastest within `least` seconds."""
+    import torch
+
+    from inlay.attention import ntk_attention, prefix_attention, prefix_to_features
+
+    rows = []
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Any:
+        return torch.randn(*shape, generator=generator)
+
+    with torch.no_grad():
+        for length in lengths:
+            q, k, v = (draw(1, HEADS, length, SIZE) for _ in range(3))
+            for m in prefixes:
+                keys, values = draw(HEADS, m, SIZE), draw(HEADS, m, SIZE)
+                z, kappa = prefix_to_features(keys, values)
+                exact = _fastest(lambda k_=keys, v_=values: prefix_attention(q, k, v, k_, v_), least)  # noqa: B023
+                ours = _fastest(lambda z_=z, kappa_=kappa: ntk_attention(q, k, v, z_, kappa_), least)  # noqa: B023
+                rows.append({"L": length, "m": m, "exact_ms": 1e3 * exact, "ntk_ms": 1e3 * ours})
+    return rows
+
+
+def _fastest(run: Callable[[], object], least: float) -> float:
+    run()
+    times: list[float] = []
+    while sum(times) < least or len(times) < 3:
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def order(row: str, low: float, high: float) -> Test:
+    """How time grows with m where m is large: the slope of its logarithm lies in a range, at every L."""
+
+    def test(results: Results) -> Verdict:
+        from inlay.theory.findings import exponent
+
+        slopes = []
+        for panel in results.panels:
+            long = [(m, cell) for m, cell in numbered(results, row, panel) if m >= LONG]
+            if panel != COUNTS and len(long) > 1:
+                slopes.append(exponent([m for m, _ in long], [cell.mean for _, cell in long]).slope)
+        if not slopes:
+            return Verdict.untested(f"the table has no times of {row} with m from {LONG} on")
+        told = f"m^{min(slopes):.2f} to m^{max(slopes):.2f} from m = {LONG} on"
+        return Verdict.of(low <= min(slopes) and max(slopes) <= high, told)
+
+    return test
+
+
+def close_to(m: int, factor: float) -> Test:
+    """NTK-Attention takes about as long as a prefix of m, at every L."""
+
+    def test(results: Results) -> Verdict:
+        ratios = []
+        for panel in results.panels:
+            ours, exact = results.get(p.NTK, str(m), panel), results.get(EXACT, str(m), panel)
+            if panel != COUNTS and ours is not None and exact is not None:
+                ratios.append(ours.mean / exact.mean)
+        if not ratios:
+            return Verdict.untested(f"the table has no times at m = {m}")
+        told = f"{min(ratios):.2f} to {max(ratios):.2f} times that of m = {m}"
+        return Verdict.of(1 / factor <= min(ratios) and max(ratios) <= factor, told)
+
+    return test
+
+
+def count(row: str, m: int, value: int) -> Test:
+    def test(results: Results) -> Verdict:
+        cell = results.get(row, str(m), COUNTS)
+        if cell is None:
+            return Verdict.untested(f"the table has no count at m = {m}")
+        return Verdict.of(cell.mean == value, f"{cell.mean:,.0f} against {value:,}")
+
+    return test
+
+
+FULL = {"lengths": (32, 64, 128, 256), "prefixes": tuple(2**i for i in range(17)), "least": 0.01}
+RECIPES = (
+    Recipe(
+        name="ntk-attention/figure-3",
+        title="Time and parameters of one layer as the prefix grows",
+        printed=p.printed("figure-3"),
+        scales={
+            "paper": Scale("d = 32, L = 32 to 256, m = 1 to 65,536, on a processor.", "1 min", settings=FULL),
+            "here": Scale(
+                "8 heads of 32, L = 32 to 256, m = 1 to 65,536; in a checkout what benchmarks/ntk.py measured.",
+                "seconds in a checkout; else 1 min on two cores",
+                settings=FULL,
+            ),
+            "smoke": Scale(
+                "L = 32, m = 32 to 16,384.",
+                "1 s",
+                settings={"lengths": (32,), "prefixes": (32, 1024, 4096, 16384), "least": 0.001},
+            ),
+        },
+        run=figure_3,
+        claims=(
+            Claim("The time of exact prefix attention is quadratic in m", order(EXACT, 1.8, 2.2), "appendix E.2"),
+            Claim("It is linear in m (ours)", order(EXACT, 0.8, 1.2), "Algorithm 1"),
+            Claim("NTK-Attention's does not depend on m", order(p.NTK, -0.1, 0.1), "appendix E.2"),
+            Claim(
+                "NTK-Attention costs about as much as a prefix of 32: within a factor of 1.5",
+                close_to(32, 1.5),
+                "appendix E.2",
+            ),
+            Claim(
+                "A prefix of 1,024 has more numbers than NTK-Attention",
+                above(EXACT, p.NTK, columns=["1024"], panels=[COUNTS]),
+                "appendix E.2",
+            ),
+            Claim("A prefix of 1,024 has 35,840 numbers", count(EXACT, 1024, 35840), PRINTED),
+            Claim("NTK-Attention has 4,128", count(p.NTK, 1024, 4128), PRINTED),
+        ),
+        draw=curves("One layer", "m", "", log_x=True, log_y=True),
+        notes=("The paper prints one pair of counts and draws the rest.",),
+    ),
+)

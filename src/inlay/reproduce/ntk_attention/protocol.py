@@ -1,0 +1,165 @@
+"""What the recipes of this paper share: rows by the names of its tables, counts on its models, kept runs, protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from inlay.reproduce import kept
+from inlay.reproduce.counting import in_millions, scores, trained
+from inlay.reproduce.predicates import Test, mean_of_columns
+from inlay.reproduce.recipe import UNTESTED, Scale, Verdict
+from inlay.reproduce.results import Cell, Key, Results
+
+if TYPE_CHECKING:
+    from inlay.records.spec import Spec
+    from inlay.records.store import Run
+    from inlay.reproduce.bench import Bench
+
+FOLDER = Path(__file__).parent
+TABLE = "ntk_table"
+NTK, LORA, PREFIX = "NTK-Attention", "LoRA", "P-Tuning V2"
+Way = tuple[str, Mapping[str, Any]]
+# Appendix E.1: rate 0.001, cosine, 30 epochs; batches of 256 for pictures and of 32 for texts.
+PAPER = {"epochs": 30, "learning_rate": 1e-3, "schedule": "cosine", "evaluations": 1}
+ONE_STEP = {"max_steps": 1, "batch_size": 4, "evaluations": 1}
+PREFIX_NOTE = (
+    "P-Tuning V2 is PEFT's prefix tuning without a projection: it trains a key and a value at each place, twice what "
+    "the paper counts."
+)
+
+
+def prefix(length: int) -> Way:
+    return "prefix", {"num_virtual_tokens": length}
+
+
+def lora(rank: int) -> Way:
+    return "lora", {"r": rank, "lora_alpha": 2 * rank}
+
+
+def ntk(rank: int, multiplier: int = 1) -> Way:
+    return "ntk-attention", {"rank": rank, "feature_multiplier": multiplier}
+
+
+def printed(item: str) -> Path:
+    """The file of an item's printed numbers."""
+    return FOLDER / f"{item}.csv"
+
+
+def counted(shapes: Mapping[str, str], ways: Mapping[str, Way]) -> Results:
+    """What each row trains in each panel's model, without a head."""
+    return in_millions(
+        {
+            (panel, row): trained(shape, method, settings)
+            for panel, shape in shapes.items()
+            for row, (method, settings) in ways.items()
+        }
+    )
+
+
+def counts(bench: Bench, shapes: Mapping[str, str], ways: Mapping[str, Way]) -> Results:
+    """The same, kept."""
+    return bench.once("ntk-attention/counts", {"shapes": shapes, "ways": ways}, lambda: counted(shapes, ways))
+
+
+def specs(
+    bench: Bench,
+    models: Mapping[str, str],
+    ways: Mapping[str, Way],
+    tasks: Mapping[str, str],
+    training: Mapping[str, Any],
+    most_rank: int | None = None,
+) -> dict[Key, Spec]:
+    """A spec for each model (panel), row and set (column). `most_rank`: of NTK-Attention, where heads are small."""
+
+    def fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
+        cut = {"rank": min(settings["rank"], most_rank)} if most_rank and "rank" in settings else {}
+        return {**settings, **cut}
+
+    return {
+        (panel, row, column): bench.spec(model, method, task=task, settings=fitting(settings), **training)
+        for panel, model in models.items()
+        for row, (method, settings) in ways.items()
+        for column, task in tasks.items()
+    }
+
+
+def looked_for(bench: Bench, settings: Mapping[str, Any], *data: str) -> None:
+    """Find out whether models and data are there, where only a GPU makes use of them."""
+    bench.check("This", Scale("", "", tuple(settings["models"].values()), data))
+
+
+def percent(run: Run) -> float:
+    """A run's test metric, in per cent."""
+    return 100 * float(run.metrics["test"][run.record["metric"]])
+
+
+def plain(run: Run) -> float:
+    """A run's test metric as it is: perplexity."""
+    return float(run.metrics["test"][run.record["metric"]])
+
+
+def kept_cells(
+    group: str, lines: Mapping[str, str], tasks: Mapping[str, str], size: float, panel: str = "", what: str = "test"
+) -> Results | None:
+    """What the table's script measured: `lines` are its lines by our rows, `tasks` its tasks by our columns.
+
+    None where a checkout has not got it.
+    """
+    found = kept.table(TABLE)
+    if found is None:
+        return None
+    runs = [*found.runs, *(found.script.beside(kept.RESULTS / "vision_table.json") if group == "vision" else [])]
+    cells = {}
+    for row, line in lines.items():
+        for column, task in tasks.items():
+            values = [size * run[what] for run in found.script.cell(runs, group, line, task) if what in run]
+            if values:
+                cells[panel, row, column] = Cell(tuple(values))
+    return Results(cells, notes=(found.note,)) if cells else None
+
+
+def with_average(results: Results, name: str = "Average") -> Results:
+    """The same with each row's mean over columns, seed by seed, where it has as many seeds in each."""
+    cells = dict(results.cells)
+    for panel in results.panels:
+        for row in results.rows(panel):
+            own = [cell for (where, who, _), cell in results.cells.items() if (where, who) == (panel, row)]
+            if len({len(cell.values) for cell in own}) == 1:
+                cells[panel, row, name] = Cell(tuple(map(fmean, zip(*(cell.values for cell in own), strict=True))))
+    return Results(cells, results.stated, results.failures, results.notes)
+
+
+def averages(results: Results) -> Verdict:
+    """The column Average is the mean of the sets, to rounding."""
+    return mean_of_columns("Average", 0.011)(scores(results))
+
+
+def first_of(rows: Iterable[str], make: Callable[[str], Test]) -> Test:
+    """A predicate about the first of several rows that a table has: ours may have another than the printed one."""
+
+    def test(results: Results) -> Verdict:
+        found = [make(row)(results) for row in rows]
+        return next((verdict for verdict in found if verdict.judgement != UNTESTED), found[0])
+
+    return test
+
+
+def every_panel(make: Callable[[str], Test], panels: Sequence[str] | None = None) -> Test:
+    """A predicate that must hold in each panel that it can be put to; the first that fails is told."""
+
+    def test(results: Results) -> Verdict:
+        found = [(panel, make(panel)(results)) for panel in panels or results.panels]
+        tested = [(panel, verdict) for panel, verdict in found if verdict.judgement != UNTESTED]
+        if not tested:
+            return found[0][1] if found else Verdict.untested("no numbers")
+        failing = [pair for pair in tested if pair[1].judgement != "holds"]
+        _, verdict = (failing or tested)[0]
+        told = f"in {len(tested) - len(failing)} of {len(tested)} models; {verdict.measured}"
+        return Verdict(
+            verdict.judgement, told if len(tested) > 1 else verdict.measured, verdict.interval, verdict.clear
+        )
+
+    return test
