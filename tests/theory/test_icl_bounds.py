@@ -113,6 +113,16 @@ def test_theorem_2_over_many_prompts(N: int, K: int, heads: int, beta: float) ->
     found, problem = icl.constants(model), model.problem
     T = icl.needed_steps(problem, found, epsilon, delta, B)
     assert 50 < T < 5000
+
+    def left(steps: int) -> float:
+        """The proof's bound on (22) after so many steps: (70) times (69) squared."""
+        e = math.log(1 / delta)
+        label = B * float(torch.linalg.matrix_norm(problem.Z, 2))
+        label += B * math.sqrt(problem.tau) * math.sqrt(N + 2 * math.sqrt(N * e) + 2 * e)
+        spectral = 2 * K / (problem.m * problem.tau) * found.delta_0 * (1 - found.rate) ** steps
+        return spectral * label**2 / (2 * K)
+
+    assert left(T) <= epsilon < left(T - 1)
     icl.descend(model, T, eta_Q=found.eta_Q, eta_w=found.eta_w)
     lam = torch.randn(4000, problem.m, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     prompts = problem.prompts(4000, 1, lam=B * lam / lam.norm(dim=1, keepdim=True))
