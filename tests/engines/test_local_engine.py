@@ -12,7 +12,7 @@ import pytest
 
 from inlay import InlayError, Spec, tune
 from inlay.engines import Job, Outcome, make
-from inlay.engines.gpus import Share, share_of
+from inlay.engines.gpus import Share, share_of, visible
 from inlay.engines.local import Local, cores
 from inlay.engines.queue import Queue
 from inlay.records.store import Store
@@ -118,6 +118,10 @@ def test_a_gpu_where_there_is_none_is_one_error(review_spec: Spec, tmp_path: Pat
 )
 def test_gpus_are_shared_fairly(workers: int, gpus: float | None, devices: int, wanted: list[Share]) -> None:
     assert [share_of(index, workers, gpus, devices) for index in range(workers)] == wanted
+
+
+def test_what_is_visible_is_chosen_from() -> None:
+    assert [visible(None, 1), visible("3,5", 1), visible("GPU-a, GPU-b", 0), visible("", 2)] == ["1", "5", "GPU-a", "2"]
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,9 @@ def share_of(index: int, workers: int, gpus: float | None, devices: int) -> Shar
     device = index % devices
     beside = len(range(device, workers, devices))
     return Share(device, gpus or 1 / beside)
+
+
+def visible(already: str | None, device: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be for one GPU of those that are visible `already`."""
+    listed = [name.strip() for name in (already or "").split(",") if name.strip()]
+    return listed[device] if listed else str(device)

@@ -130,13 +130,14 @@ class Local(Engine):
                         ready.register(self.pool[worker.index].channel, selectors.EVENT_READ, self.pool[worker.index])
 
     def _replace(self, worker: Worker, queue: Queue) -> None:
-        """A worker is dead: its run has failed, and another one takes its place."""
+        """A worker is dead: its run, if it had one, has failed, and another one takes its place."""
         why, number = worker.epitaph(), worker.number
-        if number is None or not worker.was_ready:
+        if not worker.was_ready:
             raise InlayError(f"A worker process could not start. {why}")
-        if worker.run is not None:
-            record_death(queue.jobs[number], worker.run, why)
-        queue.settle(number, Outcome("failed", worker.run, why, made=True))
+        if number is not None:
+            if worker.run is not None:
+                record_death(queue.jobs[number], worker.run, why)
+            queue.settle(number, Outcome("failed", worker.run, why, made=True))
         worker.close()
         self.pool[worker.index] = self.start(worker.index)
 

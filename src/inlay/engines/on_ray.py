@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engines import parcels
-from inlay.engines.job import Engine, Job, Listener, Outcome, work
+from inlay.engines.job import Engine, Job, Listener, Outcome, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable
@@ -29,6 +29,7 @@ from inlay.records.store import Run, Store, name
 
 TICK = 0.5  # seconds between two looks at a run, there and here
 RETRIES = 3  # after lost workers
+GRACE = 60.0  # seconds after the deadline for what is away to come home
 ANSWER = 5.0  # seconds for an address to answer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
@@ -106,11 +107,13 @@ class OnRay(Engine):
         ray = ray_or_say()
         queue = Queue(jobs, listener, deadline)
         away: list[Away] = []
+        # A run that the cluster never finds room for does not know when to stop.
+        late = until(None if deadline is None else deadline + GRACE)
         send = ray.remote(do).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, num_returns="streaming", scheduling_strategy="SPREAD"
         )
         try:
-            while queue.open:
+            while queue.open and not late():
                 while len(away) < self.room(ray) and (number := queue.take()) is not None:
                     away += self._begin(queue, number, send, deadline)
                 if not away:

@@ -63,11 +63,6 @@ class Queue:
         self.outcomes[number] = outcome
         self.listener.end(number, outcome)
 
-    def give_back(self, number: int) -> None:
-        """A job that was taken and could not be begun: it is the next one again."""
-        self.working.discard(number)
-        self._waiting.appendleft(number)
-
     def results(self) -> list[Outcome]:
         """The outcome of every job, in order."""
         return [self.outcomes.get(number, Outcome("not begun")) for number in range(len(self.jobs))]

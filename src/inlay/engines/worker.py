@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from inlay.engines.gpus import Share, share_of
+from inlay.engines.gpus import Share, share_of, visible
 from inlay.engines.job import Job, work
 from inlay.errors import InlayError
 
@@ -47,14 +47,17 @@ def prepare(settings: dict[str, Any]) -> None:
 
 
 def apply(share: Share) -> None:
-    """See just one GPU, or none, and leave the others' part of its memory alone."""
+    """See just one GPU, or none, and leave the others' part of its memory alone.
+
+    Nothing has touched CUDA in this process yet, so that what is visible can still be changed.
+    """
     import torch
 
     if share.device is None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
         return
-    torch.cuda.set_device(share.device)
-    torch.cuda.set_per_process_memory_fraction(share.memory, share.device)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), share.device)
+    torch.cuda.set_per_process_memory_fraction(share.memory, 0)
 
 
 def do(channel: socket.socket, job: Job, seconds: float | None, parent: int) -> None:
