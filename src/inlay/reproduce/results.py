@@ -129,6 +129,18 @@ class Results:
             tuple(dict.fromkeys(note for one in every for note in one.notes)),
         )
 
+    def with_average(self, name: str = "Average") -> Results:
+        """The same with each row's mean over its panel's columns, seed by seed, where it has them all, as often."""
+        cells = dict(self.cells)
+        for panel in self.panels:
+            wanted = dict.fromkeys(column for where, _, column in self.cells if where == panel)
+            for row in self.rows(panel):
+                found = [cell for column in wanted if (cell := self.get(row, column, panel)) is not None]
+                if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
+                    means = map(fmean, zip(*(cell.values for cell in found), strict=True))
+                    cells[panel, row, name] = Cell(tuple(means))
+        return Results(cells, self.stated, self.failures, self.notes)
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows of text, for people and for the CSV."""
         with_panel = self.panels not in ([], [""])

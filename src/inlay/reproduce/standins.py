@@ -23,7 +23,22 @@ if TYPE_CHECKING:
 SIDE, CLASSES, LENGTH = 32, 3, 64
 TRAIN, TEST = 8, 4  # examples of each class
 MARKS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "####")
-PLAIN = ("the", "a", "of", "was", "is", "in", "great", "terrible", "yes", "no", "film", "story", "green", "small")
+PLAIN: tuple[str, ...] = (
+    "the",
+    "a",
+    "of",
+    "was",
+    "is",
+    "in",
+    "great",
+    "terrible",
+    "yes",
+    "no",
+    "film",
+    "story",
+    "green",
+    "small",
+)
 # Words of classes, and of the prompts by hand of InfoPrompt's figure 1.
 PLAIN += ("different", "same", "correct", "incorrect", "company", "movie", "team", "place", "person", "product")
 PLAIN += ("it", "equivalent", "to", "has", "meaning", "this", "positive", "negative")

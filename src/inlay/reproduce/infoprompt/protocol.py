@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
@@ -127,17 +126,6 @@ def kept_cells(groups: Mapping[str, Mapping[str, tuple[str, str]]], rows: Iterab
                     values = [entry["test"][entry["metric"]] for entry in entries.values()]
                     cells[panel, row, column] = Cell(tuple(values))
     return Results(cells, notes=(found.note,)) if cells else None
-
-
-def with_average(results: Results, name: str = "Average") -> Results:
-    """The same with each row's mean over all columns, seed by seed, where it has as many seeds in each."""
-    cells = dict(results.cells)
-    for panel in results.panels:
-        for row in results.rows(panel):
-            own = [cell for (where, who, _), cell in results.cells.items() if (where, who) == (panel, row)]
-            if len({len(cell.values) for cell in own}) == 1:
-                cells[panel, row, name] = Cell(tuple(map(fmean, zip(*(cell.values for cell in own), strict=True))))
-    return Results(cells, results.stated, results.failures, results.notes)
 
 
 def claims(columns: Sequence[str], where: str) -> tuple[Claim, ...]:

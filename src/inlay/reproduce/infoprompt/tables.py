@@ -38,7 +38,7 @@ def full_data(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """Tables 1 and 2. Methods without prompts are run once for all n_p."""
     columns = by_length(settings["tasks"], settings["lengths"])
     specs = p.specs(bench, settings, settings.get("rows", p.ROWS), columns)
-    return p.with_average(bench.values(specs, settings["seeds"], p.score))
+    return bench.values(specs, settings["seeds"], p.score).with_average()
 
 
 def few_shot(bench: Bench, settings: Mapping[str, Any]) -> Results:
@@ -49,7 +49,7 @@ def few_shot(bench: Bench, settings: Mapping[str, Any]) -> Results:
     known = p.kept_cells({"": groups}, rows)
     if known is None:
         known = bench.values(p.specs(bench, settings, rows, columns), settings["seeds"], p.score)
-    return p.with_average(known)
+    return known.with_average()
 
 
 def table_5(bench: Bench, settings: Mapping[str, Any]) -> Results:
@@ -66,7 +66,7 @@ def table_5(bench: Bench, settings: Mapping[str, Any]) -> Results:
             made = bench.values(specs, settings["seeds"], p.score)
             cells = {(panel, row, column): cell for (_, row, column), cell in made.cells.items()}
             parts.append(Results(cells, failures=made.failures))
-    return p.with_average(Results().with_(parts))
+    return Results().with_(parts).with_average()
 
 
 def wider(row: str, panel: str, than: str = "full") -> Test:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
@@ -79,7 +78,7 @@ def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
         if not gpu():
             return counts.with_([Results(notes=(NO_GPU,))])
         bench.check("This", Scale("", "", (settings["model"],), tuple(settings["tasks"].values())))
-    return counts.with_([with_average(measured(bench, settings) if found is None else found)])
+    return counts.with_([(measured(bench, settings) if found is None else found).with_average(AVERAGE)])
 
 
 def kept_scores(group: str, tasks: Mapping[str, str]) -> Results | None:
@@ -158,17 +157,6 @@ def untrained(bench: Bench, settings: Mapping[str, Any]) -> Results:
         return Results.of(cells)
 
     return bench.once("multi-lora/pre-trained", {**settings, "dirs": [bench.models_dir, bench.data_dir]}, work)
-
-
-def with_average(results: Results) -> Results:
-    """The same with each row's mean over tasks, seed by seed, where it has all of them."""
-    cells = dict(results.cells)
-    for row in results.rows():
-        own = [results.get(row, column) for column in results.columns]
-        found = [cell for cell in own if cell is not None]
-        if len(found) == len(own) and len({len(cell.values) for cell in found}) == 1:
-            cells["", row, AVERAGE] = Cell(tuple(map(fmean, zip(*(cell.values for cell in found), strict=True))))
-    return Results(cells, results.stated, results.failures, results.notes)
 
 
 def share(one: str, other: str, most: float) -> Test:

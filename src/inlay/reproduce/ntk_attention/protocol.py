@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
@@ -111,25 +110,17 @@ def kept_cells(
     found = kept.table(TABLE)
     if found is None:
         return None
-    runs = [*found.runs, *(found.script.beside(kept.RESULTS / "vision_table.json") if group == "vision" else [])]
+    runs, notes = found.runs, [found.note]
+    if group == "vision" and (others := kept.table("vision_table")) is not None:
+        runs = [*runs, *found.script.beside(kept.RESULTS / "vision_table.json")]
+        notes.append(others.note)
     cells = {}
     for row, line in lines.items():
         for column, task in tasks.items():
             values = [size * run[what] for run in found.script.cell(runs, group, line, task) if what in run]
             if values:
                 cells[panel, row, column] = Cell(tuple(values))
-    return Results(cells, notes=(found.note,)) if cells else None
-
-
-def with_average(results: Results, name: str = "Average") -> Results:
-    """The same with each row's mean over columns, seed by seed, where it has as many seeds in each."""
-    cells = dict(results.cells)
-    for panel in results.panels:
-        for row in results.rows(panel):
-            own = [cell for (where, who, _), cell in results.cells.items() if (where, who) == (panel, row)]
-            if len({len(cell.values) for cell in own}) == 1:
-                cells[panel, row, name] = Cell(tuple(map(fmean, zip(*(cell.values for cell in own), strict=True))))
-    return Results(cells, results.stated, results.failures, results.notes)
+    return Results(cells, notes=tuple(notes)) if cells else None
 
 
 def averages(results: Results) -> Verdict:

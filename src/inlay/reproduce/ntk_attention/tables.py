@@ -41,13 +41,13 @@ PREFIXES = ("P-Tuning V2, m = 1", "P-Tuning V2, m = 10", "P-Tuning V2, m = 16", 
 def table_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
     ways = {row: WAYS_1[row] for row in settings.get("rows", WAYS_1)}
     made = p.counts(bench, {"": settings["shape"]}, ways)
-    found = p.kept_cells("encoder", LINES_1, settings["tasks"], 100)
+    found = p.kept_cells("encoder", LINES_1, GLUE, 100)
     if found is None:
         specs = p.specs(
             bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
         found = bench.values(specs, settings["seeds"], p.percent)
-    return made.with_([p.with_average(found)])
+    return made.with_([found.with_average()])
 
 
 LLAMA_2 = "meta-llama/Llama-2-7b-hf"
@@ -139,14 +139,14 @@ VIT_BASE = "google/vit-base-patch16-224-in21k"
 
 def table_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     made = p.counts(bench, {"": settings["shape"]}, WAYS_2)
-    found = p.kept_cells("vision", LINES_2, settings["tasks"], 100)
+    found = p.kept_cells("vision", LINES_2, AT_HAND, 100)
     if found is None:
         ways = {row: WAYS_2[row] for row in settings.get("rows", WAYS_2)}
         specs = p.specs(
             bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
         found = bench.values(specs, settings["seeds"], p.percent)
-    return made.with_([p.with_average(found)])
+    return made.with_([found.with_average()])
 
 
 TABLE_2 = Recipe(
@@ -177,7 +177,7 @@ TABLE_2 = Recipe(
             {
                 "shape": "ViT-B/16",
                 "model": "embedded:vit",
-                "tasks": {**AT_HAND, "digits": "digits"},
+                "tasks": {"digits": "digits"},
                 "training": {"shots": 200, "epochs": 5, "batch_size": 20, "evaluations": 1, "trunk_cache": "off"},
                 "seeds": 3,
             },
@@ -262,7 +262,7 @@ def table_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
             bench, settings["models"], ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
         found = bench.values(specs, settings["seeds"], p.plain)
-    return made.with_([p.with_average(found)])
+    return made.with_([found.with_average()])
 
 
 SETS = [*TEXTS, "WikiText-2"]
