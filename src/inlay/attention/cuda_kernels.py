@@ -68,7 +68,7 @@ def attend(
     """Output and log-sum-exp; where nothing is seen the second is -inf, and the first may be anything."""
     kind = _kind(query, key, mask, is_causal)
     size, length = query.shape[3], query.shape[2]
-    if size % 8 or not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+    if size % 8 or not query.stride(3) == key.stride(3) == value.stride(3) == 1 or 0 in query.stride():
         query, key, value = _dense(query), _dense(key), _dense(value)
     if kind == "cudnn":
         found = aten._scaled_dot_product_cudnn_attention.default(
@@ -166,10 +166,10 @@ def _sees(mask: Tensor, query: Tensor, is_causal: bool) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Without gaps in the last dimension, whose size is a multiple of 8."""
+    """Without gaps in the last dimension, whose size is a multiple of 8, and without a row that stands for many."""
     if x.shape[-1] % 8:
         return pad(x, (0, -x.shape[-1] % 8))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    return x if x.stride(-1) == 1 and 0 not in x.stride() else x.contiguous()
 
 
 def _strides_like(x: Tensor) -> tuple[int, ...]:

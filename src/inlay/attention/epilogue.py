@@ -12,8 +12,9 @@ Backward, with `g` the gradient of T and `delta = sum(g * T)`, `u = weight g Z_B
 
 `g_phi` goes on to the query, and is added to what the flash kernel found for it. The three sums over batch and length
 are made in parts, each by one program in a fixed order, and the parts are added in a fixed order: the result does not
-change from run to run. phi and Z never leave the chip. Products are of bfloat16 numbers where the query is; of tf32
-where it is float16, whose range is too small for a weight; of float32 otherwise. Sums are float32 throughout.
+change from run to run. phi and Z never leave the chip. Products are of bfloat16 numbers where the query is; of tf32 for
+at most 16 queries, and where it is float16, whose range is too small for a weight; of float32 otherwise. Sums are
+float32 throughout.
 
 The kernels stand in epilogue_kernels.py. Between calls the host does as little as it can, since a layer of a small
 model takes it longer than the GPU: what a launch needs besides pointers is worked out once for all calls of one shape.
@@ -105,7 +106,8 @@ class Kind(NamedTuple):
         """The rows of a tile, what the kernels take as constants, and how many warps run a program."""
         blocks = self.rows // self.size
         size_p, rows_p, rank_p = self.padded
-        short = self.dtype == torch.bfloat16  # the other types are multiplied as 4 bytes
+        # The other types are multiplied as 4 bytes; so are a few rows, whose gradients no others average out.
+        short = self.dtype == torch.bfloat16 and length > 16
         tile = 16 if length <= 16 else max(16, min(share.tile, (4096 if short else 2048) // rows_p))
         precision = "ieee" if self.dtype == torch.float32 else "tf32"
         made = (

@@ -189,8 +189,8 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         k = tl.abs(k)
     # Transposed: phi then goes into both products as it lies.
     g_left_sum = tl.zeros((RANK_P, ROWS_P), tl.float32)
-    g_kappa_sum = tl.zeros((16, ROWS_P), tl.float32)  # in the first row: a matrix product takes no fewer
-    is_first = tl.arange(0, 16)[:, None] == 0
+    g_kappa_sum = tl.zeros((16, ROWS_P), tl.float32)  # a matrix product takes no fewer rows
+    part_of = tl.arange(0, 16)[:, None]
 
     head = h.to(tl.int64)
     weights = stats + (tiles // tiles_a_row).to(tl.int64) * heads * length
@@ -222,8 +222,10 @@ def backward_kernel(  # type: ignore[no-untyped-def]
             tl.store(places, g_z.to(g_query.dtype.element_ty), mask=inside)
         if OF_STATE:
             g_left_sum = tl.dot(tl.trans(u), phi, acc=g_left_sum, input_precision=PRECISION)
-            first = tl.where(is_first, w_delta[None, :], 0.0).to(DOT)
-            g_kappa_sum = tl.dot(first, phi, acc=g_kappa_sum, input_precision=PRECISION)
+            # What rounding takes from the first row stands in the second: kappa's gradient is a sum that cancels.
+            rounded = w_delta.to(DOT).to(tl.float32)
+            two = tl.where(part_of == 0, rounded[None, :], tl.where(part_of == 1, (w_delta - rounded)[None, :], 0.0))
+            g_kappa_sum = tl.dot(two.to(DOT), phi, acc=g_kappa_sum, input_precision=PRECISION)
             if PAIR:
                 m = (tl.dot(phi, a, input_precision=PRECISION) * w[:, None]).to(DOT)
                 g_right_sum = tl.dot(tl.trans(m), g.to(DOT), acc=g_right_sum, input_precision=PRECISION)
