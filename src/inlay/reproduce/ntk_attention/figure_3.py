@@ -23,8 +23,8 @@ HEADS, SIZE = 8, 32
 LONG = 4096  # from here on the prefix, and not the text or calling, takes the time
 
 
-def panel_of(length: int) -> str:
-    return f"ms, L = {length}"
+def panel_of(length: float) -> str:
+    return f"ms, L = {length:g}"
 
 
 def figure_3(bench: Bench, settings: Mapping[str, Any]) -> Results:

@@ -1,0 +1,276 @@
+"""The recipes of InfoPrompt, Multi-LoRA, NTK-Attention and in-context learning: what is printed, what it says of its
+own claims, and what is read of runs that a checkout keeps. That they run at `smoke` is tested with all others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay.reproduce import catalogue, kept
+from inlay.reproduce.experiments import Shape, judged
+from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
+from inlay.reproduce.results import Results, Stated
+
+# Panels, rows and columns of what is printed.
+PRINTED = {
+    "infoprompt/table-1": (1, 8, 9),
+    "infoprompt/table-2": (1, 8, 7),
+    "infoprompt/table-3": (1, 8, 9),
+    "infoprompt/table-4": (1, 8, 7),
+    "infoprompt/table-5": (3, 3, 8),
+    "infoprompt/section-6": (2, 4, 3),
+    "multi-lora/table-1": (1, 4, 10),
+    "multi-lora/table-2": (1, 3, 5),
+    "multi-lora/table-3": (1, 7, 4),
+    "ntk-attention/table-1": (1, 5, 7),
+    "ntk-attention/table-2": (1, 4, 5),
+    "ntk-attention/table-3": (5, 3, 5),
+    "ntk-attention/table-4": (1, 11, 3),
+    "ntk-attention/figure-3": (1, 2, 1),
+}
+NOT_PRINTED = (
+    *(f"infoprompt/{item}" for item in ("figure-1", "figure-2", "figure-3", "theorem-3-1")),
+    *(f"ntk-attention/{item}" for item in ("figure-2", "theorem-3-1", "appendix-b")),
+    *(f"icl/{item}" for item in ("figure-2", "figure-3", "figure-4", "figure-5", "theorem-1", "theorem-2")),
+)
+# The claims that the papers' own numbers do not bear out.
+FAILING = {
+    "infoprompt/table-1": {
+        "Finetuning is the upper bound: above InfoPrompt everywhere",
+        "Without the head loss it is worse, everywhere",
+        "Without the representation loss it is worse, everywhere",
+    },
+    "infoprompt/table-2": {
+        "Without the head loss it is worse, everywhere",
+        "Without the representation loss it is worse, everywhere",
+    },
+    "infoprompt/table-3": {"Finetuning is the upper bound: above InfoPrompt everywhere"},
+    "infoprompt/table-4": {
+        "Finetuning is the upper bound: above InfoPrompt everywhere",
+        "Without the head loss it is worse, everywhere",
+    },
+    "infoprompt/table-5": {
+        "The gain over LoRA is larger with few examples: N = 256",
+        "The gain over Adapter is larger with few examples: N = 64",
+    },
+    "multi-lora/table-1": {
+        "It is about as good as LoRA: within 1 point on every task",
+        "It is about as good as LoRA: within 1 point on average",
+        "It is about as good as full fine-tuning: within 1 point on average",
+    },
+    "multi-lora/table-2": {
+        "Multi-LoRA needs at most 60 % of LoRA's parameters",
+        "It is better than full fine-tuning, on every task",
+        "It is about as good as LoRA: within 1 BLEU on average",
+    },
+    "ntk-attention/table-1": {"Average is the mean of the tasks"},
+    "ntk-attention/table-3": {"and than LoRA on every set, for every model"},
+    "ntk-attention/table-4": {"The weakest setting is competitive with (256, 64): within 0.1"},
+}
+
+
+@pytest.mark.parametrize("name", list(PRINTED))
+def test_what_is_printed(name: str) -> None:
+    recipe = catalogue.recipes()[name]
+    printed = recipe.printed_results()
+    assert printed is not None
+    assert (len(printed.panels), len(printed.rows()), len(printed.columns)) == PRINTED[name]
+    verdicts = dict(zip((claim.text for claim in recipe.claims), recipe.judged_as_printed(), strict=True))
+    assert len(verdicts) == len(recipe.claims)  # no two claims have the same words
+    assert {text for text, verdict in verdicts.items() if verdict.judgement == FAILS} == FAILING.get(name, set())
+    assert any(verdict.judgement == HOLDS for verdict in verdicts.values())
+
+
+def test_every_item_has_its_recipe() -> None:
+    ours = {name for name in catalogue.recipes() if not name.startswith("activation-prompts/")}
+    assert ours == {*PRINTED, *NOT_PRINTED}
+    for name in NOT_PRINTED:
+        assert {verdict.judgement for verdict in catalogue.recipes()[name].judged_as_printed()} == {UNTESTED}
+
+
+def test_some_printed_numbers() -> None:
+    """Of each table one from the middle, read off the paper again."""
+    for name, place, value in (
+        ("infoprompt/table-1", ("", "IDPG", "RTE, n_p = 4"), 0.6534),
+        ("infoprompt/table-2", ("", "beta = 0", "RE, n_p = 1"), 0.6967),
+        ("infoprompt/table-3", ("", "WARP", "SST2, N = 256"), 0.7638),
+        ("infoprompt/table-4", ("", "gamma = 0, beta = 0", "SemEval, N = 64"), 0.2278),
+        ("infoprompt/table-5", ("N = 256", "LoRA", "NER"), 0.1955),
+        ("multi-lora/table-1", ("", "Pre-trained", "STS-B"), -2.2),
+        ("multi-lora/table-2", ("", "LoRA", "WebNLG"), 54.9),
+        ("multi-lora/table-3", ("", "n = 20, d = 40", "beta"), 2511.67),
+        ("ntk-attention/table-1", ("", "LoRA, r' = 8", "CB"), 90.23),
+        ("ntk-attention/table-2", ("", "NTK-Attention", "Tiny-Imagenet"), 89.46),
+        ("ntk-attention/table-3", ("OPT-1.3B", "P-Tuning V2", "LAMBADA"), 3480.77),
+        ("ntk-attention/table-4", ("", "r = 256, s = 16", "training loss"), 2.53),
+    ):
+        printed = catalogue.recipes()[name].printed_results()
+        assert printed is not None
+        assert printed.cells[place].values == (value,)
+
+
+# --------------------------------------------------------------------------------------------------------- kept runs
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
+    """A checkout that keeps these runs of a table's script."""
+    if not kept.SCRIPTS.is_dir():
+        pytest.skip("no checkout: the scripts of the tables are not installed")
+    monkeypatch.setattr(kept, "ROOT", folder)
+    monkeypatch.setattr(kept, "RESULTS", folder)
+    versions = {"gpu": "a card", "commit": "0123456789"}
+    (folder / f"{name}.json").write_text(json.dumps({"versions": versions, "runs": runs}))
+
+
+def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rate that did best on held-out data counts, seed by seed; runs that failed do not."""
+    from inlay.reproduce.infoprompt import figures, section_6, tables
+    from inlay.reproduce.infoprompt import protocol as p
+
+    def entry(group: str, line: str, task: str, rate: float, seed: int, value: float | None) -> dict[str, Any]:
+        """Runs that choose a rate have no test."""
+        named = {"group": group, "line": line, "task": task, "rate": rate, "seed": seed, "metric": "accuracy"}
+        tested = {} if value is None else {"test": {"accuracy": value}, "curve": [[8, value / 2], [240, value]]}
+        return named | {"validation": {"accuracy": rate}} | tested
+
+    lines = ("infoprompt", "warp", "full")
+    runs = [
+        entry("mlm-64", line, task, rate, seed, None)
+        for line in lines
+        for task in ("sst2", "semeval2010")
+        for rate in (0.001, 0.1)
+        for seed in (100, 101)
+    ]
+    value = {"infoprompt": 0.8, "warp": 0.7, "full": 0.9}
+    for line in lines:
+        for seed in (1, 0):
+            for task in ("sst2", "mrpc", "wnut17-spans"):
+                runs.append(entry("mlm-64", line, task, 0.1, seed, value[line] + seed / 100))
+                runs.append(entry("mlm-64", line, task, 0.001, seed, 0.1))
+            runs.append(entry("mlm-256", line, "sst2", 0.1, seed, value[line]))
+    for seed in range(3):
+        for task in ("sst2", "wnut17-spans"):
+            runs += [entry("sensitivity", line, task, 0.1, seed, value[line] + seed / 50) for line in lines[:2]]
+        runs.append(entry("initialisation", "warp, uniform", "mrpc", 0.1, seed, 0.5))
+    broken = {**runs[-1], "seed": 9, "error": "cut off"}
+    keep(monkeypatch, tmp_path, "infoprompt_table", [*runs, broken])
+
+    found = tables.few_shot(None, {"tasks": p.SENTENCES, "shots": (64,)})  # type: ignore[arg-type]
+    cell = found.get("InfoPrompt", "SST2, N = 64")
+    assert cell is not None
+    assert cell.values == (0.8, 0.81)
+    assert found.get("InfoPrompt", "RTE, N = 64") is None
+    assert found.get("gamma = 0", "SST2, N = 64") is None
+    assert found.notes == (
+        "Read from infoprompt_table.json: `python scripts/infoprompt_table.py run` on a card, commit 0123456.",
+    )
+    curve = figures.kept_curves()
+    assert curve is not None
+    assert [curve.get("WARP", step, "NER").values for step in ("8", "240")] == [(0.35, 0.355), (0.7, 0.71)]  # type: ignore[union-attr]
+    early = section_6.kept_section()
+    assert early is not None
+    assert early.get("WARP, random uniform", "MRPC", section_6.START).values == (0.5, 0.5, 0.5)  # type: ignore[union-attr]
+    recipe = catalogue.recipes()["infoprompt/section-6"]
+    assert [str(verdict) for verdict in recipe.judged(early)][:4] == ["holds"] * 4
+    with kept.ignored(True):
+        assert section_6.kept_section() is None
+
+
+def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.reproduce.multi_lora import tables
+
+    tasks = {"encoder": tuple(tables.AT_HAND.values()), "decoder": tuple(tables.TEXTS.values())}
+
+    def entry(group: str, line: str, rate: float, seed: int, value: float, task: str) -> dict[str, Any]:
+        names = tasks[group] if task == "all" else (task,)
+        score = {"metric": "accuracy", "validation": rate, "test": value, "bleu": 50 * value}
+        named = {"group": group, "line": line, "task": task, "rate": rate, "seed": seed}
+        return named | {"numbers": 1, "steps": 1, "scores": dict.fromkeys(names, score)}
+
+    runs = []
+    for group, names in tasks.items():
+        for seed in (0, 1):
+            together = {rate: 0.5 + 10 * rate + seed / 10 for rate in (1e-3, 3e-3, 1e-2)}
+            runs += [entry(group, "multi-lora", rate, seed, value, "all") for rate, value in together.items()]
+            for rate in (3e-4, 1e-3, 3e-3):
+                runs += [entry(group, "lora", rate, seed, 0.7, name) for name in names]
+    keep(monkeypatch, tmp_path, "multi_lora_table", runs)
+    found = tables.kept_scores("encoder", tables.AT_HAND)
+    assert found is not None
+    cell = found.get("Multi-LoRA", "STS-B")
+    assert cell is not None
+    assert cell.values == pytest.approx((60.0, 70.0))
+    assert found.get("Pre-trained", "STS-B") is None
+    texts = tables.kept_scores("decoder", tables.TEXTS)
+    assert texts is not None
+    assert texts.get("LoRA", "DART").mean == pytest.approx(35.0)  # type: ignore[union-attr]
+
+
+def test_runs_of_ntk_attention_that_are_kept() -> None:
+    from inlay.reproduce.ntk_attention import tables
+
+    if not kept.has_table("ntk_table"):
+        pytest.skip("no checkout: the runs of the tables are not installed")
+    made = tables.p.kept_cells("encoder", tables.LINES_1, tables.GLUE, 100)
+    assert made is not None
+    assert all(len(cell.values) == 3 for cell in made.cells.values())
+    page = (kept.ROOT / "docs" / "ntk-attention-measured.md").read_text(encoding="utf-8")
+    for row, words in (("NTK-Attention", "ntk-attention"), ("P-Tuning V2, m = 100", "prefix, m = 100")):
+        cell = made.get(row, "CB")
+        assert cell is not None
+        line = next(line for line in page.splitlines() if line.startswith(f"| {words} | "))
+        assert f"{cell.mean:.1f} ± {cell.half:.1f}" in line
+
+
+# ------------------------------------------------------------------------------------------------------- experiments
+
+
+def test_what_a_table_shows_of_an_experiment() -> None:
+    from inlay.theory.findings import Claim, Finding
+
+    rows = [(kind, step, step / 2, seed) for kind in ("a", "b") for seed in (0, 1) for step in range(101)]
+    found = Finding("x", ("kind", "step", "loss", "seed"), rows, [Claim("it falls", "no", "no")])  # type: ignore[arg-type]
+    curve = Shape(("kind",), curve=("step", "loss"), points=3, named={"a": "first"}, within="here").of(found)
+    assert list(curve.cells) == [("here", "first", "0"), ("here", "first", "50"), ("here", "first", "100")]
+    assert curve.cells["here", "first", "50"].values == (25.0, 25.0)  # one a seed
+    ends = Shape(("kind",), columns=("loss",), last=True).of(found)
+    assert {key: cell.values for key, cell in ends.cells.items()} == {
+        ("", "a", "loss"): (50.0,),
+        ("", "b", "loss"): (50.0,),
+    }
+
+
+def test_claims_of_the_lab_by_their_words() -> None:
+    results = Results(
+        stated=(Stated("after T = 7 steps; N = 2", "all", "yes"), Stated("else; N = 3", "?", "cannot tell"))
+    )
+    assert judged(lambda text: text.endswith("N = 2"))(results).judgement == HOLDS
+    assert judged(lambda text: text.endswith("N = 3"))(results).judgement == UNTESTED
+    assert judged(lambda text: text.endswith("N = 4"))(results).judgement == UNTESTED
+    assert judged(lambda text: True)(Results()).judgement == UNTESTED
+
+
+def test_counts_are_the_formulas() -> None:
+    """Per layer: NTK-Attention (beta s + beta + s) d, LoRA 4 r' d, Multi-LoRA d r + k m r for each of q and v."""
+    from inlay.reproduce import counting
+
+    assert counting.trained("OPT-125M", "ntk-attention", {"rank": 10, "feature_multiplier": 2}) == 12 * 32 * 768
+    assert counting.trained("OPT-125M", "lora", {"r": 8}) == 12 * 4 * 8 * 768
+    shared, own = counting.shared_and_own("RoBERTa-base", {"r": 8})
+    assert (shared, shared + 8 * own) == (147_456, 1_327_104)
+
+
+def test_the_time_of_a_prefix_is_judged_by_its_slope() -> None:
+    from inlay.reproduce.ntk_attention import figure_3 as f
+
+    sizes = (1024, 4096, 16384, 65536)
+
+    def grown(power: float) -> Results:
+        return Results.of({(f.panel_of(32), f.EXACT, str(m)): m**power for m in sizes})
+
+    assert f.order(f.EXACT, 0.8, 1.2)(grown(1.0)).judgement == HOLDS
+    assert f.order(f.EXACT, 0.8, 1.2)(grown(2.0)).judgement == FAILS
+    assert f.order(f.EXACT, 1.8, 2.2)(grown(2.0)).judgement == HOLDS
