@@ -338,7 +338,18 @@ def cost_table(gpu: Path, cpu: Path) -> list[str]:
         name = f"two CPU cores, L {row['length']}{', causal' if row['causal'] else ''}: NTK / SDPA"
         found.append((name, row["goal"], row["ratio_clock"]))
     lines = ["| | goal | measured |", "| --- | ---: | ---: |"]
-    return lines + [f"| {name} | {bound:g} | {value:.2f} |" for name, bound, value in found]
+    return lines + [f"| {name} | {bound:g} | {value:.3f} |" for name, bound, value in found]
+
+
+def step_table(gpu: Path) -> list[str]:
+    """A training step of whole models: by the clock, what of it the GPU computes, and the memory."""
+    steps = json.loads(gpu.read_text())["steps"] if gpu.is_file() else {}
+    lines = ["| model | | step, ms | computing, ms | peak, GiB |", "| --- | --- | ---: | ---: | ---: |"]
+    for model, methods in steps.items():
+        for name, entry in methods.items():
+            numbers = entry["step_ms"], entry["computing_ms"], entry["peak_bytes"] / 2**30
+            lines.append(f"| {model} | {name} | " + " | ".join(f"{number:.1f}" for number in numbers) + " |")
+    return lines
 
 
 def write(args: argparse.Namespace) -> None:
@@ -346,7 +357,7 @@ def write(args: argparse.Namespace) -> None:
     runs = json.loads(Path(args.results).read_text())["runs"] + beside(Path(args.beside))
     parts = {group: results_table(runs, group) for group in GROUPS}
     parts |= {f"{group} differences": difference_table(runs, group) for group in GROUPS}
-    parts["costs"] = cost_table(Path(args.gpu), Path(args.cpu))
+    parts |= {"costs": cost_table(Path(args.gpu), Path(args.cpu)), "steps": step_table(Path(args.gpu))}
     fill(Path(args.page), parts)
 
 
