@@ -142,8 +142,7 @@ def ends_above(one: str, other: str, panel: str) -> Test:
         if not shared:
             return Verdict.untested(f"no curves of {one} and {other} on {panel}")
         gap = difference(sides[0][max(shared)], sides[1][max(shared)])
-        interval = None if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
-        return Verdict.of(gap.mean > 0, f"{gap.mean:+.3g} after {max(shared):g} updates", interval)
+        return Verdict.of(gap.mean > 0, f"{gap.mean:+.3g} after {max(shared):g} updates", gap.interval)
 
     return test
 

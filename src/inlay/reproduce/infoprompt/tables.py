@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.infoprompt import protocol as p
-from inlay.reproduce.predicates import Test, above_on_average, difference, gaps
+from inlay.reproduce.predicates import Test, above_on_average, gaps
 from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
-from inlay.reproduce.results import Cell, Results
+from inlay.reproduce.results import Results
 
 if TYPE_CHECKING:
     from inlay.reproduce.bench import Bench
@@ -76,13 +76,12 @@ def wider(row: str, panel: str, than: str = "full") -> Test:
         means = []
         for where in (panel, than):
             found = [gap for gap in gaps(results, "InfoPrompt", row, panels=[where]) if gap.column != "Average"]
-            if not found:
-                return Verdict.untested(f"the table does not have {row} in {where}")
             means.append({gap.column: gap.mean for gap in found})
         shared = sorted(means[0].keys() & means[1].keys())
+        if not shared:
+            return Verdict.untested(f"the table does not have {row} in {panel} and in {than}")
         one, other = (sum(mean[column] for column in shared) / len(shared) for mean in means)
-        gap = difference(Cell((one,)), Cell((other,)))
-        return Verdict.of(gap.mean > 0, f"{one:+.4f} ({panel}) against {other:+.4f} ({than}), {len(shared)} sets")
+        return Verdict.of(one > other, f"{one:+.4f} ({panel}) against {other:+.4f} ({than}), {len(shared)} sets")
 
     return test
 
