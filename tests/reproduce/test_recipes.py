@@ -115,6 +115,15 @@ def test_here_reads_what_the_checkout_keeps_unless_told_not_to(tmp_path: Path) -
         reproduce("activation-prompts/table-3", "here", tmp_path, fresh=True, progress=False)
 
 
+def test_the_paper_scale_has_the_printed_rates_of_the_prompt() -> None:
+    from inlay.reproduce.activation_prompts import protocol as p
+
+    assert p.trained(p.VIT_LARGE, "activation-prompt", p.PAPER)["learning_rate"] == 0.01
+    assert p.trained(p.RESNET_101, "activation-prompt", p.PAPER)["learning_rate"] == 0.001
+    assert "learning_rate" not in p.trained(p.VIT_LARGE, "norm", p.PAPER)
+    assert "learning_rate" not in p.trained("embedded:vit", "activation-prompt", p.DIGITS)
+
+
 def test_the_page_is_up_to_date() -> None:
     assert document.page() == document.PAGE.read_text(encoding="utf-8"), document.__doc__
 

@@ -20,7 +20,7 @@ from inlay.errors import InlayError
 from inlay.records.atomic import write_json, write_text
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.perform import grid
-from inlay.reproduce.recipe import FAILS, HOLDS, PRINTED, UNTESTED, Recipe, Verdict
+from inlay.reproduce.recipe import FAILS, HOLDS, PRINTED, READING, UNTESTED, Recipe, Verdict
 from inlay.reproduce.results import Results
 
 ROOT = Path(__file__).parents[3]
@@ -95,7 +95,8 @@ def rows_of(recipe: Recipe) -> list[list[str]]:
         first = f"`{recipe.item}`: {recipe.title}" + ("" if found is None else circumstances(found))
         paper = SHORT[printed.judgement] + (f": {printed.measured}" if printed.judgement == FAILS else "")
         paper = "printed so" if claim.where == PRINTED else paper
-        rows.append([first if number == 0 else "", claim.text, paper, *_ours(measured)])
+        text = f"{claim.text} (our reading)" if claim.where == READING else claim.text
+        rows.append([first if number == 0 else "", text, paper, *_ours(measured)])
     return rows
 
 

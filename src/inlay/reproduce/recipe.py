@@ -42,6 +42,8 @@ HOLDS: Judgement = "holds"
 FAILS: Judgement = "does not hold"
 UNTESTED: Judgement = "not tested"
 SCALES = ("paper", "here", "smoke")
+# `where` of a sentence of the paper that had to be made exact: the limit, or the measure, is ours.
+READING = "our reading of the text"
 PRINTED = "a number as printed"  # `where` of a claim that is itself a printed number: the printed table cannot judge it
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.reproduce import kept
 from inlay.reproduce.activation_prompts import protocol as p
 from inlay.reproduce.predicates import above, above_on_average, best_in, mean_of_columns, near
-from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale
+from inlay.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale
 from inlay.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ TABLE_3 = Recipe(
         Claim(
             "AP is above VP on every set",
             above("AP", "VP", columns=[*p.FEW_SHOT, "CIFAR-10"]),
-            "section 6.2: 'a distinguishable improvement'",
+            READING,
         ),
         Claim(
             "AP is above NORM-TUNE on average, with both backbones",

@@ -116,7 +116,7 @@ def by_size(bench: Bench, settings: Mapping[str, Any]) -> Results:
     for panel, (model, task) in settings["panels"].items():
         for method, layers in settings["curves"]:
             found = explain_runs.samples(
-                bench.spec(model, method, task=task, **settings["training"]),
+                bench.spec(model, method, task=task, **p.trained(model, method, settings["training"])),
                 [method],
                 settings["sizes"],
                 layers,
@@ -173,7 +173,7 @@ FIGURE_6 = Recipe(
     title="Sample complexity of AP at shallow and deep layers of a ViT",
     scales={
         "paper": Scale(
-            "ViT-L/16 on OxfordPets, AP at layers 3, 12 and 24, 100 epochs, 5 trials.",
+            "ViT-L/16 on OxfordPets, 100 epochs, 5 trials; layers 3, 12 and 24 and the sizes are ours, the text has none.",
             "3 days on one GPU",
             (p.VIT_LARGE,),
             ("oxford-pets",),
@@ -227,7 +227,8 @@ FIGURE_A3 = Recipe(
     title="Accuracy against the size of the training set",
     scales={
         "paper": Scale(
-            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 10 % to 100 % of the data, 100 epochs, 5 trials.",
+            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 pictures, which is 10 % "
+            "to 100 % of CIFAR-10 alone.",
             "weeks on one GPU",
             (p.RESNET_101,),
             ("cifar10", "food101", "camelyon"),

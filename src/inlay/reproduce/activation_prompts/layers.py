@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.reproduce.activation_prompts import protocol as p
 from inlay.reproduce.drawing import ANY, curves
 from inlay.reproduce.predicates import Test, difference, near, numbered, prefers, together
-from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def by_layer(bench: Bench, settings: Mapping[str, Any]) -> Results:
             place = panel if len(sets) == 1 else f"{panel}, {column}"
             for method in settings.get("methods", ("activation-prompt",)):
                 found = explain_runs.layers(
-                    bench.spec(model, method, task=task, **settings["training"]),
+                    bench.spec(model, method, task=task, **p.trained(model, method, settings["training"])),
                     settings.get("layers", {}).get(panel),
                     settings["seeds"],
                     bench.out / "runs",
@@ -208,7 +208,7 @@ FIGURE_2 = Recipe(
     claims=(
         Claim("A ResNet prefers deep layers", prefers("AP", "late", panel="ResNet"), "section 3"),
         Claim("At its best layer AP is above VP", best_above("AP", "VP", panel="ResNet"), "section 3"),
-        Claim("and by about 5 points", best_above("AP", "VP", panel="ResNet", by=4.5), "section 3"),
+        Claim("and by about 5 points", best_above("AP", "VP", panel="ResNet", by=4.5), READING),
         Claim("At its best layer AP is above NORM-TUNE", best_above("AP", "NORM-TUNE", panel="ResNet"), "section 4"),
         Claim("AP trains 100k parameters of ResNet-101", near("AP", ANY, 0.100, panel=COUNTS), PRINTED),
         Claim("VP trains 150k", near("VP", ANY, 0.150, panel=COUNTS), PRINTED),
@@ -280,7 +280,7 @@ FIGURE_A1 = Recipe(
     title="Layer preference on more data sets",
     scales={
         "paper": Scale(
-            "ResNet-101 and ViT-L/16 on the sets of the figure (CIFAR-10, Flowers102, DTD), 100 epochs, 5 trials.",
+            "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD, 100 epochs, 5 trials; the text does not name the figure's sets.",
             "weeks on one GPU",
             (p.RESNET_101, p.VIT_LARGE),
             ("cifar10", "flowers102", "dtd"),
