@@ -173,7 +173,7 @@ FIGURE_6 = Recipe(
     title="Sample complexity of AP at shallow and deep layers of a ViT",
     scales={
         "paper": Scale(
-            "ViT-L/16 on OxfordPets, 100 epochs, 5 trials; layers 3, 12 and 24 and the sizes are ours, the text has none.",
+            "ViT-L/16 on OxfordPets, 100 epochs, 5 trials; layers and sizes are ours, the text has none.",
             "3 days on one GPU",
             (p.VIT_LARGE,),
             ("oxford-pets",),
@@ -227,8 +227,8 @@ FIGURE_A3 = Recipe(
     title="Accuracy against the size of the training set",
     scales={
         "paper": Scale(
-            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 pictures, which is 10 % "
-            "to 100 % of CIFAR-10 alone.",
+            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 pictures, 10 % to "
+            "100 % of CIFAR-10 alone.",
             "weeks on one GPU",
             (p.RESNET_101,),
             ("cifar10", "food101", "camelyon"),

@@ -280,7 +280,7 @@ FIGURE_A1 = Recipe(
     title="Layer preference on more data sets",
     scales={
         "paper": Scale(
-            "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD, 100 epochs, 5 trials; the text does not name the figure's sets.",
+            "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD (the text names no sets), 100 epochs, 5 trials.",
             "weeks on one GPU",
             (p.RESNET_101, p.VIT_LARGE),
             ("cifar10", "flowers102", "dtd"),
