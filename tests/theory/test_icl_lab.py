@@ -151,6 +151,8 @@ def test_figure_4_tells_the_printed_picture_from_others() -> None:
     assert figure_4_of(stalls, wild, wild) == ["yes", "yes", "yes", "yes", "no"]
     assert figure_4_of(falls, falls, falls) == ["no", "yes", "no", "no", "no"]
     assert figure_4_of(stalls, [*falls[:40], *[math.nan] * 10], falls)[2] == "yes"
+    # Still far from the minimum, but not stopped.
+    assert figure_4_of([0.98**at for at in range(50)], falls, falls)[0] == "no"
     # Rounding's ups and downs are not instability, a leap out of it is.
     assert figure_4_of(stalls, [*falls, 1e-9, 1e-7, 1e-8], falls)[2] == "no"
     assert figure_4_of(stalls, [*falls, 1e-9, 1e-3], falls)[2] == "yes"
@@ -313,6 +315,14 @@ def test_a_language_experiment_finds_none_where_there_is_none() -> None:
         "cannot tell",
     }
     assert {claim.holds for claim in found.claims if "the error falls" in claim.claim} <= {"no", "cannot tell"}
+
+
+def test_a_kernel_average_lies_between_copying_and_the_mean() -> None:
+    tasks = language.TextTasks.sample("linear", 20, 8, 0)
+    away = (tasks.x[:, :8] - tasks.x[:, -1:]).abs().sort(1).values
+    alone = away[:, 0] < away[:, 1]  # two labels as near as each other would be averaged
+    torch.testing.assert_close(tasks.smoothed(8, 0.05)[alone], tasks.nearest(8)[alone])
+    torch.testing.assert_close(tasks.smoothed(8, 1e6), tasks.mean(8))
 
 
 def test_a_tiny_language_model_answers(tmp_path: Path) -> None:
