@@ -57,7 +57,7 @@ SIZES = {
     "cpu": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
 }
 ROWS, LENGTH, TRAINED = {"cuda": 64, "cpu": 64}, {"cuda": 128, "cpu": 32}, {"cuda": 32, "cpu": 16}
-OF_A_TASK = {"cuda": 32, "cpu": 8}  # rows of each of eight tasks in a step
+OF_A_TASK = {"cuda": 32, "cpu": 16}  # rows of each of eight tasks in a step
 OURS, THEIRS = (1, 2, 8, 32, 64), (1, 2, 8, 32)
 # Eighths of the lengths of each task's training rows in MiniLM's tokens, pairs together, cut at 128.
 GLUE = {

@@ -460,10 +460,21 @@ def draws_table(runs: Sequence[Entry]) -> list[str]:
     return lines
 
 
+def cost_table(places: Mapping[str, Path]) -> list[str]:
+    """What benchmarks/multi_lora.py was to reach and reached."""
+    lines = ["| | | goal | measured |", "| --- | --- | ---: | ---: |"]
+    for machine, path in places.items():
+        for goal in json.loads(path.read_text())["goals"] if path.is_file() else ():
+            lines.append(f"| {machine} | {goal['name']} | {goal['bound']:g} | {goal['value']:.2f} |")
+    return lines
+
+
 def write(args: argparse.Namespace) -> None:
     """Put the tables into the page, between its marks."""
-    runs = json.loads(Path(args.results).read_text())["runs"]
-    parts = {}
+    results = Path(args.results)
+    runs = json.loads(results.read_text())["runs"] if results.is_file() else []
+    machines = {"H200": Path(args.gpu), "CPU": Path(args.cpu)}
+    parts = {"costs": cost_table(machines)}
     for group in ("encoder", "decoder"):
         parts[group], parts[f"{group} differences"] = results_table(runs, group), difference_table(runs, group)
     fill(Path(args.page), parts | {"questions": questions_table(runs), "draws": draws_table(runs)})
@@ -481,6 +492,8 @@ def main() -> None:
     doing.set_defaults(do=run)
     writing = commands.add_parser("write", help="put the tables into the page")
     writing.add_argument("--results", default=str(RESULTS / "multi_lora_table.json"))
+    writing.add_argument("--gpu", default=str(RESULTS / "multi-lora-cuda.json"))
+    writing.add_argument("--cpu", default=str(RESULTS / "multi-lora-cpu.json"))
     writing.add_argument("--page", default=str(ROOT / "docs" / "multi-lora-measured.md"))
     writing.set_defaults(do=write)
     args = parser.parse_args()
