@@ -464,8 +464,8 @@ def cost_table(places: Mapping[str, Path]) -> list[str]:
     """What benchmarks/multi_lora.py was to reach and reached."""
     lines = ["| | | goal | measured |", "| --- | --- | ---: | ---: |"]
     for machine, path in places.items():
-        for goal in json.loads(path.read_text())["goals"] if path.is_file() else ():
-            lines.append(f"| {machine} | {goal['name']} | {goal['bound']:g} | {goal['value']:.2f} |")
+        goals = json.loads(path.read_text())["goals"] if path.is_file() else []
+        lines += [f"| {machine} | {goal['name']} | {goal['bound']:g} | {goal['value']:.2f} |" for goal in goals]
     return lines
 
 
