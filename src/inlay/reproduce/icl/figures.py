@@ -82,8 +82,8 @@ RECIPES = (
                 settings={"2a": {"heads": (64,)}, "2b": {"heads": (8,), "device": "cuda"}},
             ),
             "here": Scale(
-                f"{PRINTED_SIZES}, H = 64 and 8, as docs/icl.md shows it: one layer for 200 epochs, four layers for "
-                "400 steps of 16 prompts. Without a checkout: four layers for 4 minutes.",
+                f"{PRINTED_SIZES}, H = 64 and 8, in a checkout as docs/icl.md shows it. Else one layer for 200 epochs, "
+                "four layers for 4 minutes with batches of 16.",
                 "1 s in a checkout, else 8 min on one core",
                 settings={"kept": True, "2a": {"heads": (64,)}, "2b": {"heads": (8,)}},
             ),

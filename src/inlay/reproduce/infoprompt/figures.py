@@ -14,7 +14,7 @@ from inlay.reproduce import kept
 from inlay.reproduce.drawing import curves
 from inlay.reproduce.infoprompt import protocol as p
 from inlay.reproduce.predicates import Test, above, above_on_average, difference, numbered
-from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ FIGURE_2 = Recipe(
         Claim(
             "The surface of the representation loss is smoother than that of the task loss",
             above("task loss", "representation loss", columns=[ROUGH], panels=[SURFACE]),
-            "section 6.1",
+            READING,
         ),
         Claim(
             "With the head loss the task loss descends farther",
@@ -348,13 +348,13 @@ FIGURE_3 = Recipe(
             Claim(
                 f"InfoPrompt converges faster than WARP: above it on average on the way; {panel}",
                 above_on_average("InfoPrompt", "WARP", panels=[panel]),
-                "section 6.2",
+                READING,
             ),
-            Claim(f"and more steadily; {panel}", steadier("InfoPrompt", "WARP", panel), "section 6.2"),
+            Claim(f"and more steadily; {panel}", steadier("InfoPrompt", "WARP", panel), READING),
             Claim(
                 f"Finetuning converges faster than InfoPrompt; {panel}",
                 above_on_average("Finetuning", "InfoPrompt", panels=[panel]),
-                "section 6.2",
+                READING,
             ),
             Claim(f"and ends higher; {panel}", ends_above("Finetuning", "InfoPrompt", panel), "section 6.2"),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
 from inlay.reproduce.predicates import above, above_on_average, best_in, mean_of_columns
-from inlay.reproduce.recipe import Claim
+from inlay.reproduce.recipe import READING, Claim
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -138,20 +138,20 @@ def claims(columns: Sequence[str], where: str) -> tuple[Claim, ...]:
         Claim(
             "InfoPrompt is the best of the methods that freeze the encoder, in more than half of the columns",
             best_in("InfoPrompt", PEFT, 0.501, columns=columns),
-            where,
+            READING,
         ),
         Claim(
             "Finetuning is the upper bound: above InfoPrompt everywhere",
             above("Finetuning", "InfoPrompt", columns=columns),
-            where,
+            READING,
         ),
         Claim(
-            "Without the head loss it is worse, everywhere", above("InfoPrompt", WITHOUT_HEAD, columns=columns), where
+            "Without the head loss it is worse, everywhere", above("InfoPrompt", WITHOUT_HEAD, columns=columns), READING
         ),
         Claim(
             "Without the representation loss it is worse, everywhere",
             above("InfoPrompt", WITHOUT_STATE, columns=columns),
-            where,
+            READING,
         ),
         Claim(
             "Without the head loss it is worse, on average",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.infoprompt import protocol as p
 from inlay.reproduce.predicates import Test, above_on_average, gaps
-from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ TABLE_5 = Recipe(
             Claim(
                 f"The gain over {row} is larger with few examples: {panel}",
                 wider(row, panel),
-                "section 5.2",
+                READING,
             )
             for row in ("LoRA", "Adapter")
             for panel in ("N = 64", "N = 256")

@@ -18,7 +18,7 @@ from inlay.reproduce.predicates import (
     within,
     within_on_average,
 )
-from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -249,17 +249,17 @@ TABLE_1 = Recipe(
         Claim(
             "It is about as good as LoRA: within 1 point on every task",
             within("Multi-LoRA", "LoRA", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
-            "abstract",
+            READING,
         ),
         Claim(
             "It is about as good as LoRA: within 1 point on average",
             within_on_average("Multi-LoRA", "LoRA", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
-            "abstract",
+            READING,
         ),
         Claim(
             "It is about as good as full fine-tuning: within 1 point on average",
             within_on_average("Multi-LoRA", "Fine-Tuning", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
-            "section 5",
+            READING,
         ),
         Claim(
             "It is above the model as it comes, on every task",
@@ -361,7 +361,7 @@ TABLE_2 = Recipe(
         Claim(
             "It is about as good as LoRA: within 1 BLEU on average",
             within_on_average("Multi-LoRA", "LoRA", 1.0, columns=list(TEXTS)),
-            "abstract",
+            READING,
         ),
         Claim("Avg. is the mean of the tasks", averages, "the table itself"),
         Claim("LoRA needs 1.1M", near("LoRA", PARAMETERS, 1.1), PRINTED),

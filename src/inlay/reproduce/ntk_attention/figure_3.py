@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.reproduce import kept
 from inlay.reproduce.ntk_attention import protocol as p
 from inlay.reproduce.predicates import Test, above, numbered
-from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ RECIPES = (
             Claim(
                 "NTK-Attention costs about as much as a prefix of 32: within a factor of 1.5",
                 close_to(32, 1.5),
-                "appendix E.2",
+                READING,
             ),
             Claim(
                 "A prefix of 1,024 has more numbers than NTK-Attention",

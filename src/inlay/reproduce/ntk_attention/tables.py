@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.reproduce.counting import NO_GPU, PARAMETERS, gpu
 from inlay.reproduce.ntk_attention import protocol as p
 from inlay.reproduce.predicates import above, above_on_average, near, within_on_average
-from inlay.reproduce.recipe import PRINTED, Claim, Recipe, Scale
+from inlay.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale
 from inlay.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ TABLE_2 = Recipe(
                 (LORA_32, LORA_8),
                 lambda row: within_on_average(p.NTK, row, 1.0, columns=[*PICTURES, *AT_HAND, "digits"]),
             ),
-            "appendix C",
+            READING,
         ),
         Claim(
             "and slightly better on average",
@@ -441,7 +441,7 @@ TABLE_4 = Recipe(
         Claim(
             "The weakest setting is competitive with (256, 64): within 0.1",
             above("r = 256, s = 64", "r = 128, s = 4", columns=[EVALUATION], by=-0.1),
-            "appendix E.3",
+            READING,
         ),
         *(
             Claim(
