@@ -37,8 +37,10 @@ def attend(
     phi: Callable[[Tensor], Tensor] | None = None,
     Z: Tensor | None = None,
     kappa: Tensor | None = None,
+    alone: Callable[[Tensor], float] = lambda q: 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """T = (sum_j exp(s_j) v_j + phi Z) / (sum_j exp(s_j) + phi kappa) and the logarithm of its denominator."""
+    """T = (sum_j exp(s_j) v_j + phi Z) / (sum_j exp(s_j) + phi kappa) and the logarithm of its denominator; with phi, a
+    query that sees no key sees one of weight `alone` and value 0."""
     batch, heads, length, size = query.shape
     groups = heads // key.shape[1]
     scale = size**-0.5 if scale is None else scale
@@ -64,6 +66,7 @@ def attend(
                     top = top + (score - most).exp() * v
                     bottom = bottom + (score - most).exp()
                 if phi is not None and Z is not None and kappa is not None:
+                    bottom = bottom if seen else bottom + alone(q)
                     top = top + math.exp(-most) * (phi(q) @ Z[h])
                     bottom = bottom + math.exp(-most) * (phi(q) @ kappa[h])
                 if bottom == 0:

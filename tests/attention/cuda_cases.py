@@ -107,7 +107,8 @@ def definition(
         phi = elu_features(query, case.blocks, scale)
         z = state["left"] @ state["right"] if "right" in state else state["left"]
         shrunk = (-most).exp()
-        top, bottom = top + shrunk * (phi @ z), bottom + shrunk * (phi @ state["kappa"].unsqueeze(-1))
+        alone = scores.isneginf().all(-1, keepdim=True).double()  # sees one key of weight 1 and value 0
+        top, bottom = top + shrunk * (phi @ z), bottom + alone + shrunk * (phi @ state["kappa"].unsqueeze(-1))
     nothing = bottom == 0
     safe = bottom.masked_fill(nothing, 1)
     lse = (safe.log() + most).masked_fill(nothing, -math.inf)

@@ -282,10 +282,12 @@ def check_epilogue(
     q, out, g = (made(batch, length, heads, size).to(dtype).transpose(1, 2) for _ in range(3))
     lse = 3 * made(batch, heads, length)
     lse[0, 0, 0], out[0, 0, 0] = math.nan, math.nan
+    lse[-1, -1, -1] = torch.finfo(torch.float32).min  # a mask that adds it: the output is a number
     left = made(heads, blocks * size, rank or size)
     right = None if rank is None else made(heads, rank, size)
     kappa = made(heads, blocks * size).abs()
     seen = out.double().masked_fill(lse.isnan().unsqueeze(-1), 0)
+    masked = lse == torch.finfo(torch.float32).min
     found, (total, weight) = epilogue.forward(q, out, lse, left, right, kappa, 0.3)
 
     true = {"q": q, "left": left, "right": right, "kappa": kappa}
@@ -294,14 +296,13 @@ def check_epilogue(
     phi = elu_features(leaves["q"], blocks, 0.3)
     z = leaves["left"] @ leaves["right"] if rank is not None else leaves["left"]
     weights = weigh([keys], (phi @ leaves["kappa"].unsqueeze(-1)).squeeze(-1), None)
-    right_found = mix([seen], weights, phi @ z)
+    right_found = mix([seen], weights, phi @ z, torch.float64)
     close("T", found, right_found, BOUND[dtype])
-    close("total", total, finite(weights.total), 1e-5)
+    close("total", total.masked_fill(masked, 0), finite(weights.total).masked_fill(masked, 0), 1e-5)
     assert weights.feature is not None
     close("weight", weight, weights.feature, 1e-5)
 
     g = torch.empty_like(found).copy_(g)
-    g[0, 0, 0] = 0  # of weight exp(40): it would drown the others
     truth = torch.autograd.grad(right_found, list(leaves.values()), g.double())
     g_query = torch.zeros_like(q)
     sums = epilogue.backward(g, q, found, torch.stack([total, weight]), left, right, kappa, 0.3, g_query, True)
@@ -309,3 +310,17 @@ def check_epilogue(
     whole = max(rms(t) for t in truth)
     for name, f, t in zip(leaves, grads, truth, strict=True):
         close(name, f, t, 2 * BOUND[dtype], 0.1 * whole)
+
+
+def check_range_of_half() -> None:
+    """float16 holds 65504 at most: where features outweigh the keys by exp(40), T is that and not infinite."""
+    from inlay.attention import epilogue
+
+    device = "cuda" if ON_GPU else "cpu"
+    q = torch.zeros(1, 1, 4, 64, dtype=torch.float16, device=device)
+    z = torch.ones(1, 64, 64, device=device)
+    z[..., 0] = -1
+    found, _ = epilogue.forward(
+        q, q.clone(), torch.full((1, 1, 4), -45.0, device=device), z, None, torch.zeros(1, 64, device=device), 0.3
+    )
+    assert torch.equal(found, 65504.0 * z[:, None, :4].half())

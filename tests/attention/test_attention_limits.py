@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from inlay.attention import Taylor, attention_with_lse, ntk_attention, prefix_attention, prefix_to_features
+from inlay.attention import (
+    Taylor,
+    attention_with_lse,
+    feature_map,
+    ntk_attention,
+    prefix_attention,
+    prefix_to_features,
+)
 from inlay.errors import InlayError
 
 BACKENDS = ("plain", "cpu")
@@ -85,13 +92,48 @@ def test_a_query_that_sees_nothing_gets_the_features_alone(backend: str) -> None
     kappa = torch.rand(1, 4)
     seen = torch.tensor([[False] * 3, [True] * 3])
     out = ntk_attention(q, k, v, Z, kappa, attn_mask=seen, scale=0.5, backend=backend)
-    phi = torch.nn.functional.elu(q[0, 0, 0] * 0.5**0.5) + 1
-    torch.testing.assert_close(out[0, 0, 0], phi @ Z[0] / (phi @ kappa[0]))
+    phi = (torch.nn.functional.elu(q[0, 0, 0] * 0.5**0.5) + 1) / 2
+    torch.testing.assert_close(out[0, 0, 0], phi @ Z[0] / (1 + phi @ kappa[0]))
     alone, lse = attention_with_lse(q, k, v, attn_mask=seen, backend=backend)
     assert torch.equal(alone[0, 0, 0], torch.zeros(4))
     assert lse[0, 0, 0] == -torch.inf
     both = prefix_attention(q, k, v, k[0], v[0], attn_mask=seen, backend=backend)
     torch.testing.assert_close(both[0, 0, 0], scaled_dot_product_attention(q, k, v)[0, 0, 0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["elu", "taylor", "favor"])
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_query_that_sees_nothing_has_no_larger_gradients_than_others(backend: str, kind: str, hidden: float) -> None:
+    """At the start of training (Z_B = 0, kappa = 0) and with a Z that is large: padding on the left has such rows, and
+    the loss of the first real token is read from the last of them."""
+    torch.manual_seed(0)
+    q, k, v = made(1, 2, 3, 4), made(1, 2, 3, 4), made(1, 2, 3, 4)
+    rows = feature_map(kind).dimension(4)
+    left, right, kappa = made(2, rows, 4), made(2, 4, 4), torch.zeros(2, rows, requires_grad=True)
+    bias = torch.zeros(3, 3)
+    bias[1] = hidden
+    for size in (0.0, 100.0):
+        Z = left, (size * right.detach()).requires_grad_()
+        out = ntk_attention(q, k, v, Z, kappa, feature_map=kind, attn_mask=bias, backend=backend)
+        grads = torch.autograd.grad(out[:, :, 1].sum(), [q, *Z, kappa])
+        assert out.abs().max() <= 5 + 15 * size
+        assert max(float(g.abs().max()) for g in grads) < 50 + 5 * size**2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["elu", "taylor"])
+def test_float16_has_no_infinities(backend: str, kind: str) -> None:
+    """kappa = 0 and a Z that is not: with one key of score -45, and with none."""
+    torch.manual_seed(0)
+    q, k, v = (made(1, 1, 4, 8, dtype=torch.float16) for _ in range(3))
+    bias = torch.zeros(4, 4)
+    bias[0], bias[1] = -45, -torch.inf
+    Z = made(1, feature_map(kind).dimension(8), 8)
+    kappa = torch.zeros(1, Z.shape[1])
+    out = ntk_attention(q, k, v, Z, kappa, feature_map=kind, attn_mask=bias, backend=backend)
+    assert out.isfinite().all()
+    assert out[0, 0, 0].abs().max() == torch.finfo(torch.float16).max
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -161,6 +161,10 @@ def test_ntk_attention(backend: str, case: Case, kind: str, beta: int) -> None:
     def phi(z: Tensor) -> Tensor:
         return printed_features(kind, z, true["kappa"].shape[1], scale)
 
+    def alone(z: Tensor) -> float:
+        log_scale = feature_map(kind).of_query(z[None], true["kappa"].shape[1], scale)[1]
+        return 1.0 if log_scale is None else max(1.0, float(log_scale.exp()))
+
     right, _ = attend(
         true["query"],
         true["key"],
@@ -168,6 +172,7 @@ def test_ntk_attention(backend: str, case: Case, kind: str, beta: int) -> None:
         mask=mask,
         is_causal=causal,
         scale=scale,
+        alone=alone,
         phi=phi,
         Z=true["Z_A"] @ true["Z_B"],
         kappa=true["kappa"],
@@ -229,7 +234,8 @@ def test_at_a_real_size_every_gradient_by_itself(backend: str, dtype: torch.dtyp
     weights = (scale * true["query"] @ true["key"].repeat_interleave(2, 1).mT).exp().masked_fill(hidden, 0)
     phi = (torch.nn.functional.elu(true["query"] * scale**0.5) + 1) / size**0.5
     top = weights @ true["value"].repeat_interleave(2, 1) + phi @ true["Z"]
-    right = top / (weights.sum(-1, keepdim=True) + phi @ true["kappa"].unsqueeze(-1))
+    alone = hidden.all(-1, keepdim=True)  # sees one key of weight 1 and value 0
+    right = top / (weights.sum(-1, keepdim=True) + alone + phi @ true["kappa"].unsqueeze(-1))
     found = ntk_attention(**mine, attn_mask=seen, is_causal=causal, backend=backend)
     g = torch.randn(found.shape).to(dtype)
     pairs = zip(

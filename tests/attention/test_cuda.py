@@ -38,6 +38,7 @@ from cuda_checks import (
     check_ntk,
     check_other_maps,
     check_prefix,
+    check_range_of_half,
     check_signed,
 )
 
@@ -67,7 +68,7 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_needs, (which,)) for which in ("inputs", "state")]
     made += [(check_compiled, ("aot_eager", "none")), (check_compiled, ("aot_eager", "rows"))]
     made += [(check_compiled, ("inductor", "padding"))]
-    made += [(check_launches, ())]
+    made += [(check_launches, ()), (check_range_of_half, ())]
     return [*made, (check_deterministic, ()), (check_captured, ()), (check_autocast, ()), (check_chosen, ())]
 
 
@@ -94,6 +95,10 @@ if pytest is not None:
         full = epilogue.tl.float32
         monkeypatch.setattr(epilogue, "tl", SimpleNamespace(bfloat16=full, float32=full))
         check_epilogue(*args)
+
+    @pytest.mark.skipif(ON_GPU or not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+    def test_range_of_half_interpreted() -> None:
+        check_range_of_half()
 
     @pytest.mark.parametrize("kind", ["cudnn", "flash", "efficient"])
     @pytest.mark.parametrize("size", [64, 36])

@@ -3,7 +3,9 @@
 Forward, with a kernel's output `o` and log-sum-exp `a`, `phi = (ELU(q sqrt(scale)) + 1) / sqrt(r)`,
 `n = phi Z_A Z_B` and `D = phi kappa`, as join.py has it:
 
-    t = exp(min(-a, 40)),    T = (o + t n) / (1 + t D),    total = a + log(1 + t D),    weight = t / (1 + t D).
+    t = exp(min(-a, 40)),    T = (o + t n) / (1 + t D),    total = a + log(1 + t D),    weight = t / (1 + t D);
+
+for a query that sees no key t = 1, and o = 0 where the kernel gave no number.
 
 Backward, with `g` the gradient of T and `delta = sum(g * T)`, `u = weight g Z_B^T`:
 
@@ -32,7 +34,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inlay.attention.epilogue_kernels import backward_kernel, forward_kernel, sum_kernel
-from inlay.attention.join import LEAST_TOTAL, LIGHTEST
+from inlay.attention.join import LEAST_TOTAL, LIGHTEST, UNSEEN
 
 WARPS, LEAST_TILES = 8, 2
 """Warps a multiprocessor, over the programs on it, and the least tiles of a program: more programs load Z more often
@@ -153,7 +155,7 @@ def _forward_launch(
     a_row = -(-length // tile)
     grid = (_programs(kind, warps, heads, batch * a_row), heads, 1)
     strides = [stride // unit for stride in (*query[:3], *out[:3])]
-    rest = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers, *constants, -LIGHTEST, LEAST_TOTAL)
+    rest = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers, *constants, -LIGHTEST, LEAST_TOTAL, UNSEEN)
     return Launch(forward_kernel, grid, rest, warps)
 
 

@@ -72,6 +72,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     HEAVIEST: tl.constexpr,
     LEAST: tl.constexpr,
+    UNSEEN: tl.constexpr,
 ):
     h = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -112,11 +113,13 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         D = tl.sum(phi * k[None, :], 1)
 
         sees = (keys > -float("inf")) & (keys < float("inf"))  # false for NaN
-        t = tl.exp(tl.minimum(tl.where(sees, -keys, HEAVIEST), HEAVIEST))
+        t = tl.exp(tl.minimum(tl.where(sees & (keys >= UNSEEN), -keys, 0.0), HEAVIEST))
         whole = tl.maximum(1.0 + t * D, LEAST)
         part = 1.0 / whole
         w = t * part
         T = tl.where(sees[:, None], o * part[:, None], 0.0) + w[:, None] * n
+        if found.dtype.element_ty == tl.float16:
+            T = tl.minimum(tl.maximum(T, -65504.0), 65504.0)
         at_found = _place(found, o_batch, o_head, o_row, b, head, i, d, UNIT)
         tl.store(at_found, T.to(found.dtype.element_ty), mask=inside)
         at_row = stats + (b * heads + h) * length + i

@@ -60,7 +60,7 @@ def ntk_attention(
     kappa is `[heads, r]` and must not be negative (with `taylor`: must come from Eq. (4)); or, with `signed`, the rho
     of which it is the absolute value, taken with derivative +1 at 0. Mask, causality and dropout concern the keys
     alone. It is computed in log space: finite for scores of any size, for queries that may see no key (they get
-    `phi Z / phi kappa`, or 0 where both vanish) and for kappa = 0.
+    `phi Z / (1 + phi kappa)`; join.py says why) and for kappa = 0.
     """
     call = make_call(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p)
     features = find_map(feature_map)

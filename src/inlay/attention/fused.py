@@ -208,7 +208,7 @@ class _Joined(torch.autograd.Function):
         outputs, lses = zip(*parts, strict=True)
         term = None if product is None else Term(product, log_scale)
         weights = weigh(lses, term and term.denominator, log_scale)
-        found = mix(outputs, weights, term and term.numerator).to(query.dtype)
+        found = mix(outputs, weights, term and term.numerator, query.dtype)
         ctx.save_for_backward(query, key, value, mask, prefix_key, prefix_value, found, weights.total, weights.feature)
         ctx.kernel, ctx.is_causal, ctx.scale = kernel, is_causal, scale
         return found

@@ -5,6 +5,16 @@ Each part i of the keys, attended to by itself, gives an output `o_i` and a log-
 
     T = (sum_i exp(a_i) o_i + n) / (sum_i exp(a_i) + D).
 
+A query that sees no key has no sum of its own, and `n / D` would have a gradient of `1 / D`, which at the start of
+training (`n = D = 0`) is no number. It is treated as if it saw one key of weight 1 and of the value `o` that the kernel
+gave for it: 0, or the mean of all values where a mask adds a large negative number instead of -inf, as in the base:
+
+    T = (o + n) / (1 + D).
+
+Nothing then weighs more than for a query whose keys sum to 1. With n = D = 0 it is the base's output, and of a long
+prefix, for which D is large, the limit `n / D`. Where features come with a factor `exp(c)` above 1, that key weighs as
+much: `T = (exp(c) o + n) / (exp(c) + D)`.
+
 Appendix F's listing multiplies by `(exp(a) + D) / exp(a)` where it must divide; this is the formula of Algorithm 2.
 """
 
@@ -20,6 +30,9 @@ LIGHTEST = -40.0
 """Keys never weigh less than exp(-40) against a feature of 1, so that a weight and its square (the gradient of kappa)
 can be held in float32. It shows only where all of a query's scores and log(phi kappa) are below -20 or so; with
 kappa = 0 and Z = 0 the output is still the keys' alone."""
+
+UNSEEN = -3e4
+"""A log-sum-exp below this is a mask's doing: one adds the most negative number of its type, in float16 -65504."""
 
 LEAST_TOTAL = 1e-6
 """What is left of the denominator, relative to the keys' share, where negative features (`taylor`) would eat it up."""
@@ -40,13 +53,16 @@ class Weights:
 def weigh(lses: Sequence[Tensor], denominator: Tensor | None, log_scale: Tensor | None) -> Weights:
     """The weights of the parts and of the feature term, without ever taking exp of a large number.
 
-    With `a` the log-sum-exp over all parts, `c` the factor of the features and `t = exp(c - a)`:
-    `exp(a) / (exp(a) + exp(c) D) = 1 / (1 + t D)`, and the feature term weighs `t / (1 + t D)`.
+    With `a` the log-sum-exp over all parts, `exp(c)` the factor of the features and `t = exp(c - a)`:
+    `exp(a) / (exp(a) + exp(c) D) = 1 / (1 + t D)`, and the feature term weighs `t / (1 + t D)`. For a query that sees
+    no key `t = exp(min(c, 0))`.
     """
     keys, shares = _shares(lses)
     if denominator is None:
         return Weights(shares or [torch.ones_like(keys)], None, keys)
-    factor = -keys if log_scale is None else log_scale - keys
+    factor = -keys.masked_fill(keys < UNSEEN, 0)
+    if log_scale is not None:
+        factor = factor + torch.where(keys < UNSEEN, log_scale.clamp(max=0), log_scale)
     t = factor.clamp(max=-LIGHTEST).exp()
     whole = torch.addcmul(torch.ones_like(t), t, denominator).clamp(min=LEAST_TOTAL)
     of_keys = whole.reciprocal()
@@ -73,8 +89,8 @@ def finite(lse: Tensor) -> Tensor:
     return lse.masked_fill(lse == -torch.inf, 0)
 
 
-def mix(outputs: Sequence[Tensor], weights: Weights, numerator: Tensor | None) -> Tensor:
-    """T, in the type of the weights."""
+def mix(outputs: Sequence[Tensor], weights: Weights, numerator: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """T, in this type; no number is too large for it."""
     found: Tensor | None = None
     for output, weight in zip(outputs, weights.parts, strict=True):
         part = output * weight.unsqueeze(-1)
@@ -82,4 +98,7 @@ def mix(outputs: Sequence[Tensor], weights: Weights, numerator: Tensor | None) -
     assert found is not None
     if numerator is not None and weights.feature is not None:
         found.addcmul_(weights.feature.unsqueeze(-1), numerator)  # found is ours, and nobody's gradient needs it
-    return found
+    if dtype == torch.float16:  # an infinity would become NaN at the first mask that multiplies it by 0
+        most = torch.finfo(dtype).max
+        found = found.clamp(-most, most)
+    return found.to(dtype)

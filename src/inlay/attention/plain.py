@@ -34,11 +34,10 @@ class Plain:
             parts.append(_attend(call, call.prefix.key, call.prefix.value, None, False))
         outputs, lses = zip(*parts, strict=True)
         if features is None or state is None:
-            found = mix(outputs, weigh(lses, None, None), None)
-        else:
-            term = plain_term(features, call.query, state, call.scale)
-            found = mix(outputs, weigh(lses, term.denominator, term.log_scale), term.numerator)
-        return found.to(call.query.dtype)
+            return mix(outputs, weigh(lses, None, None), None, call.query.dtype)
+        term = plain_term(features, call.query, state, call.scale)
+        weights = weigh(lses, term.denominator, term.log_scale)
+        return mix(outputs, weights, term.numerator, call.query.dtype)
 
 
 def _attend(call: Call, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor]:
