@@ -158,7 +158,7 @@ def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     broken = {**runs[-1], "seed": 9, "error": "cut off"}
     keep(monkeypatch, tmp_path, "infoprompt_table", [*runs, broken])
 
-    found = tables.few_shot(None, {"tasks": p.SENTENCES, "shots": (64,)})  # type: ignore[arg-type]
+    found = tables.few_shot(None, {"tasks": {}, "shots": (64,), "kept": p.SENTENCES})  # type: ignore[arg-type]
     cell = found.get("InfoPrompt", "SST2, N = 64")
     assert cell is not None
     assert cell.values == (0.8, 0.81)

@@ -54,6 +54,8 @@ LINES = {
     "WARP, random uniform": "warp, uniform",
 }
 SENTENCES = {"CoLA": "cola", "RTE": "rte", "MRPC": "mrpc", "SST2": "sst2"}
+# Whole sentences where runs are made here: SST-2 has 6,700 phrases held out, which take longer than a training.
+SENTENCES_HERE = {"CoLA": "cola", "SST2": "sst2-sentences"}
 SPANS = {"RE": "ace2005-relations", "NER": "ace2005", "SemEval": "semeval2010"}
 # ACE 2005 is licensed: WNUT-17's given spans stand in for its entities, and nothing for its relations.
 SPANS_HERE = {"NER": "wnut17-spans", "SemEval": "semeval2010"}
@@ -63,6 +65,7 @@ ONE_STEP = {"max_steps": 1, "batch_size": 4, "evaluations": 1}
 NER_NOTE = (
     "NER is ACE 2005 in the paper and WNUT-17's given spans here; its RE, relations of ACE 2005, has no stand-in."
 )
+SST_NOTE = "Runs that are made at `here` have SST-2's whole sentences only."
 SPAN_NOTE = "A value that the paper prints once for both n_p (no prompts) stands in both columns."
 
 
