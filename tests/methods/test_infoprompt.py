@@ -128,7 +128,7 @@ def test_a_given_vector_at_a_place_is_what_the_token_there_would_be(family: str)
         found = model(**{k: v for k, v in batch.items() if k != "labels"}).logits
         with model.disable_adapter():
             states = encoder(input_ids=wide, attention_mask=(wide != PAD).long())[0]
-    theta = pieces_of(model).theta.weight
+    theta = pieces_of(model).theta()
     at = [row.index(MASK) for row in with_words]
     torch.testing.assert_close(found, states[range(3), at] @ theta.T, atol=1e-5, rtol=1e-5)
     assert base.config.num_labels == found.shape[1]
@@ -217,7 +217,7 @@ def test_prompts_are_what_the_equation_says() -> None:
     nonlinear, _ = made("bert", num_prompt_tokens=2, bottleneck=3, encoder="shared-bottleneck")
     idpg: Any = pieces_of(nonlinear).prompts
     idpg.down_bias.weight.data.fill_(0.3)
-    idpg.up_bias.weight.data.fill_(0.2)
+    idpg.up_bias.weight.data.fill_(0.2 * idpg.up_bias.times)
     inner = torch.nn.functional.gelu(phi @ idpg.down()[0].T + 0.3)
     wanted = torch.stack([inner @ idpg.up()[i].T + 0.2 for i in range(2)], 1)
     torch.testing.assert_close(idpg(phi, 3), wanted, atol=1e-5, rtol=1e-5)
@@ -245,6 +245,34 @@ def test_prompts_start_as_large_as_words_and_scores_of_size_one(family: str, fac
         assert 0.3 < float(prompts.square().mean().sqrt()) < 3
 
 
+@pytest.mark.parametrize("settings", [{"encoder": "static"}, {}, {"encoder": "shared-bottleneck"}])
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_a_step_is_the_same_in_models_of_any_size(settings: dict[str, Any], factor: float) -> None:
+    """With embeddings and states `factor` times as large, prompts move `factor` times as far, class vectors less."""
+    moved = []
+    for size in (1.0, factor):
+        torch.manual_seed(0)
+        model, batch = tiny("bert", "classification")
+        last = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)][-1]
+        for parameter in (model.get_input_embeddings().weight, last.weight, last.bias):
+            parameter.data.mul_(size)
+        model = get_peft_model(model, inlay.InfoPromptConfig(mask_token_id=MASK, beta=0, gamma=0, **settings)).eval()
+        pieces, layer = pieces_of(model), layer_of(model)
+        optimizer = torch.optim.Adam(trained_parameters(model).values(), lr=0.01)
+        for _ in range(2):
+            with layer.observing() as seen:
+                model(**masked(batch)).loss.backward()
+            moved.append((seen.prompts[0], pieces.theta().detach().clone()))
+            optimizer.step()
+    (p1, t1), (p2, t2), (q1, u1), (q2, u2) = moved
+    words = float(pieces.site.it.table.std()) / factor
+    assert 0.001 * words < float((p2 - p1).abs().mean()) < 0.1 * words
+    prompts = float((q2 - q1).abs().mean()) / float((p2 - p1).abs().mean())
+    vectors = float((u2 - u1).abs().mean()) / float((t2 - t1).abs().mean())
+    assert 0.2 < prompts / factor < 5, "in the unit of embeddings"
+    assert 0.2 < vectors * factor < 5, "what states are multiplied with"
+
+
 def test_the_critics_of_a_loaded_adapter_are_those_that_were_saved(tmp_path: Path) -> None:
     model, _ = made("bert", mask_token_id=MASK)
     before = pieces_of(model)
@@ -264,18 +292,19 @@ def test_the_critics_of_a_loaded_adapter_are_those_that_were_saved(tmp_path: Pat
 def test_static_prompts_start_from_words_the_vocabulary_or_numbers() -> None:
     table = tiny("bert")[0].get_input_embeddings().weight
     given, _ = made("bert", encoder="static", initial="words", initial_ids=[5, 6])
-    assert torch.equal(pieces_of(given).prompts.weight, table[[5, 6, 5, 6]])
+    torch.testing.assert_close(pieces_of(given).prompts(None, 1)[0], table[[5, 6, 5, 6]])
     drawn, _ = made("bert", encoder="static", initial="vocabulary")
-    assert all(any(torch.equal(p, word) for word in table) for p in pieces_of(drawn).prompts.weight)
+    assert all(any(torch.allclose(p, word) for word in table) for p in pieces_of(drawn).prompts(None, 1)[0])
     uniform, _ = made("bert", encoder="static", initial="uniform")
-    assert float(pieces_of(uniform).prompts.weight.detach().abs().max()) <= 3**0.5 * float(table.detach().std()) + 1e-6
+    largest = float(pieces_of(uniform).prompts(None, 1).detach().abs().max())
+    assert largest <= 3**0.5 * float(table.detach().std()) + 1e-6
 
 
 def test_class_vectors_start_from_words_and_of_several_tokens_from_their_mean() -> None:
     model, _ = made("bert", label_ids=[[5], [6, 8], [7]])
     table = model.get_base_model().get_input_embeddings().weight
     wanted = torch.stack([table[5], (table[6] + table[8]) / 2, table[7]])
-    torch.testing.assert_close(pieces_of(model).theta.weight, wanted)
+    torch.testing.assert_close(pieces_of(model).theta(), wanted)
     narrow, _ = made("electra", label_ids=[[5], [6], [7]])  # embeddings are shorter than states there
     assert pieces_of(narrow).theta.weight.shape == (3, 16)
 

@@ -6,7 +6,7 @@ from typing import Any
 from inlay.methods.registry import Method
 
 
-def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-3) -> Method:
+def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-2) -> Method:
     return Method(
         name=name,
         summary=summary,
@@ -17,7 +17,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate:
         parameter_prefix="inlay_infoprompt_",
         settings=MappingProxyType(settings),
         learning_rate=rate,
-        grid=(1e-3, 3e-3, 1e-2, 3e-2),
+        grid=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
         identity_at_start=False,
     )
 
@@ -34,7 +34,6 @@ METHODS = (
         "Puts the same trained prompt tokens into every text, and class vectors at its mask.",
         "Hambardzumyan et al., WARP, ACL 2021, https://arxiv.org/abs/2101.00121",
         {"encoder": "static", "beta": 0.0, "gamma": 0.0},
-        rate=1e-2,
     ),
     _method(
         "idpg",

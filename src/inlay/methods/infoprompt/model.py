@@ -84,8 +84,6 @@ class InfoPromptModel(InlayTuner):
         host, table = anatomy(self.model).backbone.module, base_of(self.model).get_input_embeddings().weight
         if table.is_meta:
             return [1.0, 1.0, 1.0]
-        if not config.informed:
-            return [float(table.float().std()), 1.0, 1.0]
         ids = torch.arange(TEXTS * WORDS, device=table.device) * (len(table) // (TEXTS * WORDS)) % len(table)
         ids = ids.reshape(WORDS, TEXTS).T.contiguous()
         if config.mask_token_id is not None:

@@ -44,12 +44,13 @@ class Site:
 
 
 class Trained(nn.Module):
-    """One parameter, kept as `times` itself.
+    """One parameter, kept as `times` itself: Adam, which moves every entry by about the learning rate, moves it by a
+    `times`-th of that.
 
-    Adam moves every entry of a parameter by about the learning rate, and so what a matrix makes of n numbers by up to n
-    times that. The prompt encoder's matrices are kept as n times themselves: the prompts they make then move as far in
-    a step as prompts that are trained themselves, and one learning rate serves them and the class vectors. The critics'
-    are kept as sqrt(n) times themselves: what judges has to be ahead of what is judged.
+    So each is trained in a unit of its own, and one rate serves all of them on models whose embeddings and states are
+    of any size. A step at the rate r moves a prompt by about r times the size of word embeddings, whether it is trained
+    itself or made by matrices, which add up n numbers and are kept n times larger for it. Class vectors and critics,
+    whose sums of n numbers are scores and may move faster, are kept sqrt(n) times larger, in the unit of states.
     """
 
     def __init__(self, weight: Tensor, times: float = 1.0) -> None:
@@ -65,7 +66,7 @@ class StaticPrompts(Trained):
     """WARP: `P` itself, n_p x D, the same for every text."""
 
     def forward(self, phi: Tensor | None, rows: int) -> Tensor:  # type: ignore[override]
-        return self.weight.expand(rows, -1, -1)
+        return super().forward().expand(rows, -1, -1)
 
 
 class PromptEncoder(nn.Module):
@@ -87,10 +88,11 @@ class PromptEncoder(nn.Module):
         embedded, phi, _ = site.sizes
         down = torch.randn(sets, width, site.hidden_size, device="cpu") / (phi * math.sqrt(site.hidden_size))
         up = torch.randn(tokens, size, width, device="cpu") * embedded / math.sqrt(width)
-        self.down = Trained(like(site.table, down), site.hidden_size)
-        self.up = Trained(like(site.table, up), width)
+        self.down = Trained(like(site.table, down), site.hidden_size * phi)
+        self.up = Trained(like(site.table, up), width / embedded)
         self.down_bias = Trained(like(site.table, torch.zeros(sets, width, device="cpu"))) if shared else None
-        self.up_bias = Trained(like(site.table, torch.zeros(tokens, size, device="cpu"))) if shared else None
+        zeros = torch.zeros(tokens, size, device="cpu")
+        self.up_bias = Trained(like(site.table, zeros), 1 / embedded) if shared else None
 
     def forward(self, phi: Tensor, rows: int) -> Tensor:
         inner = torch.einsum("smh,bh->bsm", self.down(), phi)
@@ -145,11 +147,13 @@ class Pieces(nn.Module):
         self.site = _Hidden(site)
         self.cache = PhiCache()
         config = site.config
-        self.prompts = StaticPrompts(initial_prompts(site)) if config.encoder == "static" else PromptEncoder(site)
-        self.theta = Trained(initial_theta(site))
+        embedded, _, state = site.sizes
+        static = config.encoder == "static"
+        self.prompts = StaticPrompts(initial_prompts(site), 1 / embedded) if static else PromptEncoder(site)
+        self.theta = Trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = Trained(like(site.table, eye), math.sqrt(site.hidden_size)) if config.gamma else None
-        self.critic = RepresentationCritic(site, site.sizes[0], site.sizes[2]) if config.beta else None
+        self.critic = RepresentationCritic(site, embedded, state) if config.beta else None
 
     @property
     def dtype(self) -> torch.dtype:
