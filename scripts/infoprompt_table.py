@@ -21,7 +21,7 @@ import functools
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -37,9 +37,9 @@ CHOOSING_SEEDS = (100, 101)
 EPOCHS = (1, 2, 5, 10, 20, 30)  # after which the validation part is scored
 HELD_OUT, CURVE_ROWS, TEST_ROWS = 500, 256, 1000  # rows that are scored at most: for a choice, on the way, at the end
 TRIAL_ROWS = 16  # where it is only tried out
-TEST_BATCH = 64
+SCORED_BATCH = 64
 MOST_LENGTH = 128
-PROMPTS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+PROMPTS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 RATES: Mapping[str, tuple[float, ...]] = {
     "infoprompt": PROMPTS,
     "warp": PROMPTS,
@@ -189,60 +189,75 @@ def measure(work: Work) -> dict[str, Any]:
 
     spec, group = work.spec(), GROUPS[work.group]
     whole = rows(work.task, work.data_dir, group.shots, work.seed)
-    test = some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS)
-    held = some(whole.validation, TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS)
-    # Without a test part `fit` scores none: it is scored below, in larger batches.
-    task = dataclasses.replace(whole, validation=held, test=whole.test.select([]), notes=[])
+    none = whole.test.select([])
+    # Without them `fit` scores nothing: that is done here, in larger batches.
+    task = dataclasses.replace(whole, validation=none, test=none, notes=[])
     backbone = backbones.load(
         spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
     )
+    score = spec.with_(batch_size=SCORED_BATCH)
+    most = TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS
+
+    def held_out(model: Any) -> dict[str, float]:
+        held = dataclasses.replace(task, validation=some(whole.validation, most), notes=[])
+        return rounded(evaluate(model, held, "validation", backbone.processor, score)[0])
+
     a_step = -(-group.shots // group.batch_size)
-    watchers = [] if work.chooses else [at_steps({epoch * a_step for epoch in EPOCHS})]
+    curve = Curve(() if work.chooses else {epoch * a_step for epoch in EPOCHS if epoch < group.epochs}, held_out)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=watchers)
+        outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=[curve.watcher()])
     metric = task.metrics[0]
+    curve.scored.append((outcome.steps, held_out(outcome.model)))
     found: dict[str, Any] = {
         "metric": metric,
-        "validation": rounded(outcome.metrics["validation"]),
+        "validation": curve.scored[-1][1],
         "trained": outcome.portrait["parameters"]["trained"],
         "steps": outcome.steps,
     }
     if work.chooses:
         return found
-    task = dataclasses.replace(task, test=test)
-    metrics, _ = evaluate(outcome.model, task, "test", backbone.processor, spec.with_(batch_size=TEST_BATCH))
-    return found | {"test": rounded(metrics), **curves(outcome.history, metric)}
+    task = dataclasses.replace(task, test=some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS))
+    found["test"] = rounded(evaluate(outcome.model, task, "test", backbone.processor, score)[0])
+    found["curve"] = [[step, scored[metric]] for step, scored in curve.scored]
+    return found | {"losses": losses(outcome.history, [step for step, _ in curve.scored])}
 
 
 def rounded(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 5) for name, value in metrics.items()}
 
 
-def at_steps(steps: set[int]) -> Any:
-    """A watcher that has the validation part scored after these updates."""
-    from transformers import TrainerCallback
+class Curve:
+    """Scores the model after these updates, and leaves it as it was."""
 
-    class AtSteps(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_evaluate = control.should_evaluate or state.global_step in steps
+    def __init__(self, steps: Iterable[int], score: Callable[[Any], dict[str, float]]) -> None:
+        self.steps, self.score = set(steps), score
+        self.scored: list[tuple[int, dict[str, float]]] = []
 
-    return AtSteps()
+    def watcher(self) -> Any:
+        from transformers import TrainerCallback
+
+        curve = self
+
+        class Watcher(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+                if state.global_step in curve.steps:
+                    modes = [(module, module.training) for module in model.modules()]
+                    curve.scored.append((state.global_step, curve.score(model)))
+                    for module, mode in modes:
+                        module.training = mode
+
+        return Watcher()
 
 
-def curves(history: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[Any]]:
-    """The validation metric by update, and the mean of each part of the loss since the one before."""
-    scored: list[list[float]] = []
-    losses: list[dict[str, float]] = []
-    since: list[Mapping[str, Any]] = []
-    for entry in history:
-        if "loss" in entry:
-            since.append(entry)
-        if "validation" in entry:
-            scored.append([entry["step"], round(entry["validation"][metric], 5)])
-            names = sorted({name for each in since for name in each if name.endswith("loss")})
-            losses.append({name: round(fmean(each[name] for each in since), 4) for name in names})
-            since = []
-    return {"curve": scored, "losses": losses}
+def losses(history: Iterable[Mapping[str, Any]], steps: Iterable[int]) -> list[dict[str, float]]:
+    """The mean of each part of the loss up to each of these updates, since the one before."""
+    entries = [entry for entry in history if "loss" in entry]
+    names = sorted({name for entry in entries for name in entry if name.endswith("loss")})
+    found = []
+    for before, step in itertools.pairwise((0, *steps)):
+        since = [entry for entry in entries if before < entry["step"] <= step]
+        found.append({name: round(fmean(entry[name] for entry in since), 4) for name in names if since})
+    return found
 
 
 def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Work]:
