@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,15 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.errors import InlayError
 from inlay.methods.channels import NEVER_CALLED, width_in, width_out
-from inlay.methods.multi_lora.products import ConvolveFrozen, Parts, Scale, add_products, without_autocast
+from inlay.methods.multi_lora.bank import Bank
+from inlay.methods.multi_lora.products import (
+    ConvolveFrozen,
+    Parts,
+    Scale,
+    add_into,
+    add_products,
+    without_autocast,
+)
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import digest_of, draw
 from inlay.methods.tuner import HookedLayer
@@ -76,8 +85,14 @@ class MultiLoraLayer(HookedLayer):
         self.routing = Routing()
         self.shared: dict[str, Any] = {}
         self.digest = ""
+        self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
         self._unmerged: Tensor | None = None
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
+
+    @property
+    def pieces(self) -> dict[str, Any]:
+        """The tasks' factors by name: a ModuleDict's own look-ups would take longer than the products do."""
+        return self.inlay_multi_lora_b._modules
 
     def update_layer(self, adapter_name: str, config: Settings) -> None:
         self.check(adapter_name, config)
@@ -156,7 +171,7 @@ class MultiLoraLayer(HookedLayer):
     def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """The host's forward hook."""
         rows = self.routing.rows
-        if self.disable_adapters:
+        if self._disable_adapters:
             return output
         if rows is None:
             if not torch.compiler.is_compiling():
@@ -164,7 +179,7 @@ class MultiLoraLayer(HookedLayer):
             for name in self.running():
                 output = self._add(args[0], output, Rows([name]))
             return output
-        if self.merged:
+        if self.merged_adapters:
             raise InlayError(
                 f"{', '.join(self.merged_adapters)} is merged into the base model, where it acts on every row: unmerge "
                 "it before tasks are mixed."
@@ -172,7 +187,17 @@ class MultiLoraLayer(HookedLayer):
         return self._add(args[0], output, rows)
 
     def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
-        known = self.inlay_multi_lora_b._modules  # its own look-ups would take longer than the products do
+        together = rows.mixed and not torch.compiler.is_compiling()
+        if together and not self.training and not torch.is_grad_enabled():
+            # As most rows are ever run. Only what differs from layer to layer is done here, and nothing else holds
+            # what a layer has just computed: it is written over.
+            with without_autocast(output):
+                found = rows.factors(self, output.dtype)
+                if found is not None:
+                    z, first = self._project(x), isinstance(self.host, nn.Conv2d)
+                    target, small = _by_row(output, rows, first), _by_row(z, rows, first)
+                    return add_into(target, small, *found, self.parts, first).view(output.shape)
+        known = self.pieces
         pieces: list[Any] = [known.get(task) for task in rows.tasks]
         present = [piece for piece in pieces if piece is not None]
         if not present:
@@ -189,9 +214,10 @@ class MultiLoraLayer(HookedLayer):
             nothing = torch.zeros_like(present[0].weight, requires_grad=False)
             weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
         first = isinstance(self.host, nn.Conv2d)
-        slots = rows.slots(output.device)
         target, small = _by_row(output, rows, first), _by_row(z, rows, first)
-        return add_products(target, small, slots, scale, self.parts, first, weights).view(output.shape)
+        fetch = partial(rows.factors, self) if together else None
+        made = add_products(target, small, rows.slots(output.device), scale, self.parts, first, weights, fetch)
+        return made.view(output.shape)
 
     def _dropped(self, x: Tensor, pieces: list[TaskFactor]) -> Tensor:
         share = pieces[0].dropout

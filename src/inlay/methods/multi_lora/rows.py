@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError, unknown
+from inlay.methods.multi_lora.bank import put_together
 from inlay.methods.plain import plain_modules
 
 if TYPE_CHECKING:
+    from inlay.methods.multi_lora.bank import Bank
     from inlay.methods.multi_lora.heads import TaskHead
     from inlay.methods.multi_lora.layer import MultiLoraLayer
 
@@ -36,8 +38,9 @@ class Rows:
         self.count = None if places is None else len(places)
         self.copies = 1  # of each row, where a text is continued by several beams
         self.labels: Tensor | None = None
-        self._places = None if places is None or len(self.tasks) == 1 else torch.tensor(places)
+        self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
         self._kept: dict[tuple[Any, torch.device], Tensor] = {}
+        self._fetched: dict[tuple[torch.Size, torch.dtype], tuple[Bank, Any]] = {}
 
     @classmethod
     def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
@@ -61,14 +64,34 @@ class Rows:
     def groups(self) -> list[list[int]]:
         """The rows of each task, as many for every one: where a task has fewer than another, its first again."""
         found: list[list[int]] = [[] for _ in self.tasks]
-        for row, place in enumerate([] if self._places is None else self._places.tolist()):
+        for row, place in enumerate(self._places or ()):
             found[place].append(row)
         most = max(map(len, found))
         return [own + own[:1] * (most - len(own)) for own in found]
 
     def slots(self, device: torch.device) -> Tensor | None:
         """Each row's place among the tasks, on a device; None: all rows belong to the only one."""
-        return None if self._places is None else self.kept("slots", device, lambda: self._places)
+        return None if self._places is None else self.spread(tuple(range(len(self.tasks))), device)
+
+    def spread(self, of_task: tuple[int, ...], device: torch.device) -> Tensor:
+        """For each row the number of its task, on a device."""
+        return self.kept(("rows", of_task), device, lambda: torch.tensor([of_task[i] for i in self._places or ()]))
+
+    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype) -> tuple[Tensor, float] | None:
+        """Each row's `B` at a layer, (rows, s, r, width), and what the product is still to be multiplied by; None
+        where the `B`s do not lie together. Of each shape those of one bank are kept: the layers ask in order."""
+        if layer.bank is None:
+            put_together(layer.routing.layers.values())
+            if layer.bank is None:
+                return None
+        bank, number = layer.bank
+        before = self._fetched.get((bank.shape, dtype))
+        if before is None or before[0] is not bank:
+            before = self._fetched[bank.shape, dtype] = bank, bank.fetch(self, dtype)
+        if before[1] is None:
+            return None
+        factors, alpha = before[1]
+        return factors[number], alpha
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor that many layers of this pass ask for: moved to their device once."""
