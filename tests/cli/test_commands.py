@@ -209,5 +209,5 @@ def test_comparison_with_a_failure_says_so_by_its_status(inlay, image_model: Pat
     status, out, err = inlay(*compare, *QUICK)
     assert status == 1
     assert "linear-probe" in out
-    assert "left out: prompt: it does not work on vit models" in err
+    assert "left out (does not work on vit models" in err
     assert [run.spec.method for run in Store(Path("runs")).list()] == ["linear-probe"], "no folder for what is refused"

@@ -18,7 +18,7 @@ from inlay.errors import InlayError
 from inlay.records import FORMAT, Run, Spec, Store
 from inlay.records.atomic import clear_leftovers, write_folder, write_json, write_text, writing
 from inlay.records.lock import held
-from inlay.records.store import checksum, name, now
+from inlay.records.store import FailedBefore, checksum, name, now
 
 SPEC = Spec(model="embedded:minilm", method="lora", task="rotten-tomatoes")
 DIGEST = SPEC.digest()
@@ -78,6 +78,21 @@ def test_statuses(tmp_path: Path) -> None:
     assert "failed: try a lower" in (run.folder / "log.txt").read_text()
     with pytest.raises(InlayError, match="not finished"):
         run.record  # noqa: B018
+
+
+def test_whether_a_run_failed_is_asked_under_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process fails the run between the look at it and the lock: it is not tried again all the same."""
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match="no"), store.open(SPEC, SPEC.digest()):
+        raise ValueError("no")
+    monkeypatch.setattr(Run, "status", property(lambda run: "running"))
+    with pytest.raises(FailedBefore, match=r"no \(It failed before") as told:
+        store.open(SPEC, SPEC.digest(), retry_failed=False)
+    assert told.value.run == store.list()[0].id
+    monkeypatch.undo()
+    assert store.list()[0].status == "failed", "the lock is let go, and the reason kept"
+    with store.open(SPEC, SPEC.digest()) as run:
+        assert run.status == "running"
 
 
 def test_history_passes_over_a_torn_line(tmp_path: Path) -> None:

@@ -257,6 +257,43 @@ def test_tables_for_other_programs(tmp_path: Path) -> None:
     assert exports._escaped(r"a_b & 5 % \x") == r"a\_b \& 5 \% \textbackslash{}x"
 
 
+def test_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path) -> None:
+    finished(tmp_path / "runs", spec_of("bias", label="=1+1", data="a.csv", task=None), -0.5)
+    (line,) = csv.DictReader(exports.write_csv(collect(tmp_path / "runs"), tmp_path / "t.csv").open(newline=""))
+    assert line["label"] == "'=1+1"
+    assert line["test accuracy"] == "-0.5", "a number stays one"
+
+
+def test_paths_are_cut_to_what_tells_them_apart(tmp_path: Path) -> None:
+    """Two models of the same name in other folders stay two; no folder of their maker is told, in no field."""
+    secret = "/home/alice/secret plans"
+    for place in ("old", "new"):
+        for seed in range(2):
+            spec = spec_of("bias", seed, model=f"{secret}/{place}/model", data=f"{secret}/rows.csv", task=None)
+            finished(tmp_path, spec, backbone__source=f"{secret}/{place}/model")
+    failed(tmp_path, spec.with_(method="lora"), f"No room to write {tmp_path}/runs/x and https://a.b/c/d or and/or.")
+    page = write_report(tmp_path, tmp_path / "r.html")
+    data = read(page)
+    assert [each["label"] for each in data["sets"]] == [
+        f"rows.csv · {place}/model · all examples" for place in ("old", "new")
+    ]
+    assert "--model 'new/model'" in data["runs"][2]["command"]
+    assert data["unfinished"][0]["error"] == "No room to write x and https://a.b/c/d or and/or."
+    assert data["cut"]
+    for hidden in ("alice", "secret", str(tmp_path)):
+        assert hidden not in page.read_text()
+    assert "secret" not in exports.write_markdown(collect(tmp_path), tmp_path / "t.md").read_text()
+
+
+def test_a_variant_that_fails_is_not_chosen(tmp_path: Path) -> None:
+    """However well its other seeds did: the page and `inlay compare` choose alike."""
+    for seed in range(2):
+        finished(tmp_path, spec_of("lora", seed), metrics__validation__accuracy=0.5)
+    finished(tmp_path, spec_of("lora", 0, learning_rate=0.1), metrics__validation__accuracy=0.9)
+    failed(tmp_path, spec_of("lora", 1, learning_rate=0.1), "the loss is not finite")
+    assert [row.spec.learning_rate for row in collect(tmp_path).rows if row.chosen] == [0.001]
+
+
 # ------------------------------------------------------------------------------------------------------ at the terminal
 
 

@@ -18,6 +18,7 @@ import together
 from inlay import InlayError, Spec, compare, tune
 from inlay.engines.job import Job, Outcome, work
 from inlay.records.store import Store, checksum
+from inlay.report.collect import of_comparisons
 from inlay.workflow.comparison import against, select, words
 from inlay.workflow.comparison_files import keep
 from inlay.workflow.planning import plan
@@ -67,6 +68,8 @@ def test_the_rate_is_chosen_on_validation_and_reported_on_test(review_spec: Spec
         chosen = sorted((run for run in mine if run.spec.learning_rate == row.rate), key=lambda run: run.spec.seed)
         assert row.values == tuple(run.metrics["test"]["accuracy"] for run in chosen)
         assert row.seeds == (0, 1)
+    assert {run.id for run in found.runs} | {run.id for run in found.others} == {run.id for run in runs}
+    assert len(of_comparisons([found]).rows) == 2, "the rate that was not chosen is on the page"
 
 
 class Fake:
@@ -100,11 +103,14 @@ def test_failed_runs_stay_failed_until_asked_for(review_spec: Spec, tmp_path: Pa
     first = compare(spec, ["bias", "lora"], 1, out, progress=False)
     (failed,) = (run for run in Store(out).list() if run.status == "failed")
     assert "'r'" in str(failed.error), "the reason is on disk"
+    assert [run.id for run in first.others] == [failed.id]
     stamp = (failed.folder / "state.json").read_text()
     second = compare(spec, ["bias", "lora"], 1, out, progress=False)
     assert (failed.folder / "state.json").read_text() == stamp
     assert "not tried again" in second.failures["bias, seed 0"]
     assert first.rows[0].values == second.rows[0].values
+    page = of_comparisons([second])
+    assert [(each.id, each.status) for each in page.unfinished] == [(failed.id, "failed")], "the page tells of it too"
     compare(spec, ["bias", "lora"], 1, out, retry_failed=True, progress=False)
     assert (failed.folder / "state.json").read_text() != stamp
 
@@ -136,7 +142,7 @@ def test_what_the_clock_left_out_is_said(review_spec: Spec, tmp_path: Path) -> N
 
 
 def test_the_files_say_what_the_table_says(review_spec: Spec, tmp_path: Path) -> None:
-    found = compare(review_spec, ["bias", "linear-probe"], 2, tmp_path / "runs", progress=False)
+    found = compare(review_spec, ["bias", "linear-probe"], 1, tmp_path / "runs", progress=False)
     keep([found], tmp_path / "runs", baseline="bias", command=["inlay", "compare"])
     data = json.loads((tmp_path / "runs" / "comparison.json").read_text())
     (written,) = data["comparisons"]
@@ -181,31 +187,26 @@ def test_contradictions_are_refused_before_anything_is_made(review_spec: Spec, t
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.write_text(path.read_text()[: path.stat().st_size // 2]), "is damaged"),
-        (lambda path: path.write_text(path.read_text().replace('"accuracy"', '"accurary"')), "was changed after"),
-        (lambda path: _edit(path, format=99), "newer inlay"),
-    ],
-    ids=["truncated", "edited", "newer"],
-)
-def test_a_damaged_record_is_one_failure_and_is_left_as_it_is(
-    damage: Callable[[Path], object], message: str, review_spec: Spec, tmp_path: Path
-) -> None:
+def test_a_damaged_record_is_one_failure_and_is_left_as_it_is(review_spec: Spec, tmp_path: Path) -> None:
     run = tune(review_spec, tmp_path / "runs", progress=False)
     path = run.folder / "record.json"
-    damage(path)
-    before = path.read_bytes()
-    found = compare(review_spec, ["bias", "linear-probe"], 1, tmp_path / "runs", progress=False)
-    assert [row.method for row in found.rows] == ["linear-probe"]
-    assert message in found.failures["bias, seed 0"]
-    assert path.read_bytes() == before
+    whole = path.read_text()
+    for damaged, message in (
+        (whole[: len(whole) // 2], "is damaged"),
+        (whole.replace('"accuracy"', '"accurary"'), "was changed after"),
+        (_edited(whole, format=99), "newer inlay"),
+    ):
+        path.write_text(damaged)
+        found = compare(review_spec, ["bias", "linear-probe"], 1, tmp_path / "runs", progress=False)
+        assert [row.method for row in found.rows] == ["linear-probe"]
+        assert message in found.failures["bias, seed 0"]
+        assert [spec.method for spec, _ in found.lost] == ["bias"]
+        assert path.read_text() == damaged
 
 
-def _edit(path: Path, **changes: object) -> None:
-    data = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps(data | {"checksum": checksum(data)}))
+def _edited(record: str, **changes: object) -> str:
+    data = json.loads(record) | changes
+    return json.dumps(data | {"checksum": checksum(data)})
 
 
 def test_a_full_disk_is_one_error_and_nothing_half_written_is_taken_for_whole(

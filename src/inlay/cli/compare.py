@@ -122,11 +122,14 @@ def command(
     sizes = [None] if shots_ is None else [int(size) for size in numbers_in(shots_, "--shots", whole=True)]
     rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
     say = None if quiet else show.say
+    asked = engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address)
     if dry_run:
         show.plan([plan(spec, names, seeds, shots=sizes, rates=rates, say=say)])
         return
-    with engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address) as engine:
+    with asked as engine:
         planned = plan(spec, names, seeds, shots=sizes, rates=rates, say=say)
+        if not quiet:
+            show.left_out(planned.left_out)
         found = carry_out(
             [planned], out, engine, minutes=minutes, retry_failed=retry_failed, progress=not quiet, say=say
         )
@@ -138,6 +141,7 @@ def conclude(
 ) -> None:
     """Print the tables, write the page and the files; the exit status says whether something failed."""
     from inlay.report import charts
+    from inlay.report.collect import of_comparisons
     from inlay.report.html import write_report
     from inlay.workflow.comparison_files import differences, keep
 
@@ -154,7 +158,8 @@ def conclude(
             charts.comparison(each.rows, place, each.title)
             show.say(f"drawn in {place}")
     written = keep(found, out, baseline=baseline, command=["inlay", *sys.argv[1:]])
-    written.append(write_report([run for each in found for run in each.runs], out / REPORT))
+    if any(each.rows for each in found):
+        written.append(write_report(out, out / REPORT, found=of_comparisons(found)))
     if not quiet:
         show.say(f"written: {', '.join(map(str, written))}")
     if any(each.failures or each.unfinished or not each.complete for each in found):

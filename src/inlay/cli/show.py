@@ -218,10 +218,15 @@ def plan(plans: Sequence[Planned]) -> None:
     ]
     table(("model", "data", "method", "shots", "seed", "learning rate"), rows, right=(3, 4, 5))
     for planned in plans:
-        for method, why in planned.left_out.items():
-            say(f"left out: {method}: {why}")
+        left_out(planned.left_out)
     many = "s" * (len(plans) > 1)
     say(f"{len(specs)} runs in {len(plans)} comparison{many}. Those that are finished already are not repeated.")
+
+
+def left_out(methods: Mapping[str, str]) -> None:
+    """The methods that are not run, one line a reason."""
+    for why in dict.fromkeys(methods.values()):
+        say(f"left out ({why}): {', '.join(name for name, reason in methods.items() if reason == why)}")
 
 
 def conclusions(found: Comparison, baseline: str | None = None) -> None:
@@ -238,8 +243,7 @@ def conclusions(found: Comparison, baseline: str | None = None) -> None:
         tried = [each for each in found.tried if each.method == method]
         scores = ", ".join(f"{each.rate:g}: {each.validation:.4f}{' *' * each.chosen}" for each in tried)
         say(f"learning rate of {method}, by validation: {scores}")
-    for method, why in found.left_out.items():
-        say(f"left out: {method}: {why}")
+    left_out(found.left_out)
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")
     if found.failures:

@@ -55,14 +55,21 @@ def command(
     made = read(file)
     say = None if quiet else show.say
     place = out or Path(made.out)
+    given = {"name": engine, "workers": workers, "cpus": cpus, "gpus": gpus, "address": address}
+    # What the file says of an engine is for that one: workers mean nothing to a cluster, an address nothing here.
+    same = engine in (None, made.engine.get("name", "local"))
+    asked = {**(made.engine if same else {}), **{key: value for key, value in given.items() if value is not None}}
+    chosen = engines.make(asked.pop("name", "local"), **asked)
     if dry_run:
         show.plan(made.plan(say))
         return
-    given = {"name": engine, "workers": workers, "cpus": cpus, "gpus": gpus, "address": address}
-    asked = {**made.engine, **{key: value for key, value in given.items() if value is not None}}
-    with o.resumable(), engines.make(asked.pop("name", "local"), **asked) as ready:
+    with o.resumable(), chosen as ready:
+        plans = made.plan(say)
+        if not quiet:
+            for planned in plans:
+                show.left_out(planned.left_out)
         found = carry_out(
-            made.plan(say),
+            plans,
             place,
             ready,
             minutes=made.minutes if minutes is None else minutes,

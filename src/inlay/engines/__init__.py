@@ -45,4 +45,4 @@ def make(
 
     if cpus is not None and cpus != int(cpus):
         raise InlayError(f"cpus={cpus:g}: the local engine gives whole cores.")
-    return Local(workers or 1, None if cpus is None else int(cpus), gpus)
+    return Local(1 if workers is None else workers, None if cpus is None else int(cpus), gpus)

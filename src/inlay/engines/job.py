@@ -15,6 +15,7 @@ from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable
 from inlay.records.lock import Busy
 from inlay.records.spec import Spec
+from inlay.records.store import FailedBefore
 
 Status = Literal["finished", "failed", "interrupted", "busy", "not begun", "unwritable"]
 TOLD_EVERY = 0.2  # seconds between two words on how far a run has come
@@ -102,7 +103,7 @@ def work(
     """Make one run, here. Whatever goes wrong with it is its outcome; only an interruption by hand is let through,
     unless `signals_stop`: then a signal is just another way to say stop. `opened` is told the run's name."""
     from inlay.training import Interrupted
-    from inlay.workflow.tune import FailedBefore, tune
+    from inlay.workflow.tune import tune
 
     began, names = time.monotonic(), list[str | None]([None])
     said: list[str] = []
@@ -139,6 +140,7 @@ def work(
     except Unwritable as error:
         return ended("unwritable", error)
     except FailedBefore as error:
+        names.append(error.run)
         return ended("failed", error, made=False)
     except InlayError as error:
         return ended("failed", error)

@@ -25,7 +25,7 @@ from inlay.engines.queue import Queue
 from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable
 from inlay.records.lock import Busy
-from inlay.records.store import Run, Store, name
+from inlay.records.store import FailedBefore, Run, Store, name
 
 TICK = 0.5  # seconds between two looks at a run, there and here
 RETRIES = 3  # after lost workers
@@ -131,20 +131,20 @@ class OnRay(Engine):
 
     def _begin(self, queue: Queue, number: int, send: Any, deadline: float | None) -> list[Away]:
         """Take a run up: found finished, refused, or away."""
-        from inlay.workflow.tune import FailedBefore, identified, refuse_failed
+        from inlay.workflow.tune import identified
 
         job, began = queue.jobs[number], time.monotonic()
         try:
             spec, digest = identified(job.spec)
-            if not job.retry_failed:
-                refuse_failed(Store(job.out).find(digest))
-            run = Store(job.out).open(spec, digest)
+            run = Store(job.out).open(spec, digest, retry_failed=job.retry_failed)
         except Busy as error:
             queue.settle(number, Outcome("busy", error=str(error)))
         except Unwritable as error:
             queue.settle(number, Outcome("unwritable", error=str(error)))
+        except FailedBefore as error:
+            queue.settle(number, Outcome("failed", error.run, str(error)))
         except InlayError as error:
-            queue.settle(number, Outcome("failed", error=str(error), made=not isinstance(error, FailedBefore)))
+            queue.settle(number, Outcome("failed", error=str(error), made=True))
         else:
             if run.status != "finished":
                 away = Away(number, run, began)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from inlay.records.atomic import write_folder, writing
+from inlay.records.atomic import write_bytes, write_folder, writing
 from inlay.records.store import Run
 
 Parcel = dict[str, bytes]
@@ -79,15 +79,9 @@ def receive(parcel: Parcel, run: Run) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".tmp-parcel-{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(data)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    write_bytes(path, data)
 
 
 def _write_folder(path: Path, prefix: str, parcel: Parcel) -> None:

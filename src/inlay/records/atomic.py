@@ -88,11 +88,16 @@ def sync_tree(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace `path` by `text`, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all."""
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     with writing(path):
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(temporary, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

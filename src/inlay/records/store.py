@@ -46,6 +46,14 @@ FORMAT = 1
 Status = Literal["finished", "interrupted", "failed", "running"]
 
 
+class FailedBefore(InlayError):
+    """The run is on record as failed, and nobody asked to try it again; `run` is its name."""
+
+    def __init__(self, run: str, error: str | None) -> None:
+        super().__init__(f"{error} (It failed before and was not tried again.)")
+        self.run = run
+
+
 class Run:
     """One run's folder. As a context manager it lets the lock go at the end and notes why it ended early.
 
@@ -198,10 +206,17 @@ class Run:
         finally:
             self.close()
 
-    def begin(self) -> None:
-        """Take the lock and lay out the folder, or find it as it was left."""
+    def begin(self, *, retry_failed: bool = True) -> None:
+        """Take the lock and lay out the folder, or find it as it was left.
+
+        Whether it failed before is asked under the lock: another process may have had it until now.
+        """
         self._lock.acquire()
         try:
+            if not retry_failed and not (self.folder / "record.json").exists():
+                state = self._state()
+                if state.get("status") == "failed":
+                    raise FailedBefore(self.id, state.get("error"))
             if not (self.folder / "spec.json").exists():
                 self.created = now()
                 write_json(
@@ -272,10 +287,11 @@ class Store:
                     return run
         return None
 
-    def open(self, spec: Spec, digest: str) -> Run:
+    def open(self, spec: Spec, digest: str, *, retry_failed: bool = True) -> Run:
         """The run of this spec, locked for this process: a new one, an unfinished one to resume, or the finished one.
 
-        Under `accelerate launch` the first process owns the run and the others follow.
+        One that failed is resumed too, or, without `retry_failed`, an error that says why it failed. Under `accelerate
+        launch` the first process owns the run and the others follow.
         """
         run = self.find(digest) or Run(self.out / name(spec, digest), spec, digest)
         if int(os.environ.get("RANK", "0")) > 0:
@@ -283,7 +299,7 @@ class Store:
             return run
         with writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        run.begin()
+        run.begin(retry_failed=retry_failed)
         return run
 
     def get(self, id: str) -> Run:

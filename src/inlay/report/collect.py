@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 
 if TYPE_CHECKING:
+    from inlay.workflow.comparison import Comparison
     from inlay.workflow.statistics import Verdict
 
 CURVE_POINTS = 40
@@ -133,15 +135,39 @@ class Collected:
     sets: list[Set] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # methods that were not run, and why
+
+    @property
+    def specs(self) -> list[Spec]:
+        """Of all runs, with and without a result."""
+        return [result.spec for result in self.results] + [run.spec for run in self.unfinished]
 
 
-def collect(runs: Path | str | Sequence[Run]) -> Collected:
-    """Read runs, of a folder or given; an error where there is no finished one to report on."""
+def of_comparisons(comparisons: Sequence[Comparison]) -> Collected:
+    """All that came of some comparisons: their rows, the rates that were not chosen, what failed, what was left out."""
+    runs = {run.folder: run for each in comparisons for run in (*each.runs, *each.others)}
+    lost = [
+        Unfinished(f"{spec.method}, seed {spec.seed}", spec, "failed", error, command(spec))
+        for each in comparisons
+        for spec, error in each.lost
+    ]
+    found = collect(list(runs.values()), lost)
+    for each in comparisons:
+        found.left_out |= each.left_out
+    return found
+
+
+def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -> Collected:
+    """Read runs, of a folder or given; an error where there is no finished one to report on.
+
+    `lost` are those that failed before they had a folder.
+    """
     if isinstance(runs, Path | str):
         found, listed = _in_folder(Path(runs))
     else:
         listed = list(runs)
         found = Collected(listed[0].folder.resolve().parent.name if listed else "no runs")
+    found.unfinished += lost
     for run in listed:
         try:
             _add(found, run)
@@ -245,9 +271,9 @@ def _arrange(found: Collected) -> None:
     groups: dict[str, list[Result]] = {}
     for result in found.results:
         sets.setdefault(set_of(result), len(sets))
-        key = json.dumps(result.spec.with_(seed=0).to_json(), sort_keys=True) + result.metric + result.split
-        groups.setdefault(key, []).append(result)
+        groups.setdefault(_but_for_the_seed(result.spec) + result.metric + result.split, []).append(result)
     found.sets = list(sets)
+    failed = Counter(_but_for_the_seed(run.spec) for run in found.unfinished if run.status == "failed")
     for results in groups.values():
         results.sort(key=lambda result: result.spec.seed)
         found.rows.append(Row(results[0].spec, sets[set_of(results[0])], results))
@@ -255,10 +281,14 @@ def _arrange(found: Collected) -> None:
         rows = [row for row in found.rows if row.place == place]
         sign = 1 if greater_is_better(name.metric) else -1
         for method in dict.fromkeys(row.spec.method for row in rows):
-            _tell_apart([row for row in rows if row.spec.method == method])
+            _tell_apart([row for row in rows if row.spec.method == method], failed)
         _compare_with_best([row for row in rows if row.chosen], sign)
     signs = [1 if greater_is_better(name.metric) else -1 for name in found.sets]
     found.rows.sort(key=lambda row: (row.place, -signs[row.place] * row.mean))
+
+
+def _but_for_the_seed(spec: Spec) -> str:
+    return json.dumps(spec.with_(seed=0).to_json(), sort_keys=True)
 
 
 def set_of(result: Result) -> Set:
@@ -289,8 +319,10 @@ def settings_of(spec: Spec) -> dict[str, Any]:
     return {**fields, **settings}
 
 
-def _tell_apart(rows: list[Row]) -> None:
-    """Name what differs between the variants of a method, and choose one by validation on the seeds they share."""
+def _tell_apart(rows: list[Row], failed: Mapping[str, int]) -> None:
+    """Name what differs between the variants of a method, and choose one by validation, as `inlay compare` does."""
+    from inlay.workflow.statistics import pick
+
     if len(rows) < 2:
         return
     settings = [settings_of(row.spec) for row in rows]
@@ -302,19 +334,18 @@ def _tell_apart(rows: list[Row]) -> None:
     for row, each in zip(rows, settings, strict=True):
         told = [f"{SHORT.get(name, name.replace('_', ' '))} {_said(each.get(name))}" for name in varying]
         row.variant = ", ".join(told)
-    shared = set.intersection(*({result.spec.seed for result in row.results} for row in rows))
-
-    def by_validation(row: Row) -> float:
-        known = [
-            result.validation if greater_is_better(result.watched) else -result.validation
+    rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
+    values = [
+        {
+            result.spec.seed: result.validation if greater_is_better(result.watched) else -result.validation
             for result in row.results
-            if result.validation is not None and (not shared or result.spec.seed in shared)
-        ]
-        return fmean(known) if known else -math.inf
-
-    best = max(rows, key=lambda row: (by_validation(row), len(row.results)))
-    for row in rows:
-        row.chosen = row is best
+            if result.validation is not None
+        }
+        for row in rows
+    ]
+    best = pick(values, [failed.get(_but_for_the_seed(row.spec), 0) for row in rows])[0] if any(values) else 0
+    for index, row in enumerate(rows):
+        row.chosen = index == best
 
 
 def _said(value: Any) -> str:
@@ -325,7 +356,7 @@ def _said(value: Any) -> str:
 
 def _compare_with_best(rows: list[Row], sign: int) -> None:
     """What can be said of each row beside the best one, over the seeds that both have."""
-    from inlay.workflow.statistics import holm, paired, verdict
+    from inlay.workflow.statistics import holm, paired, pairs_among, verdict
 
     best = max(rows, key=lambda row: sign * row.mean)
     best.best = True
@@ -338,5 +369,7 @@ def _compare_with_best(rows: list[Row], sign: int) -> None:
             tests.append((row, paired(mine, theirs)))
         elif row is not best:
             row.verdict = "too few seeds"
-    for (row, test), p in zip(tests, holm([test.p for _, test in tests]), strict=True):
+    # Which one is the best was seen in the same numbers: it stands for every pair.
+    raised = holm([test.p for _, test in tests], pairs_among(len(rows)))
+    for (row, test), p in zip(tests, raised, strict=True):
         row.verdict = verdict(test, p, greater_is_better=sign > 0)

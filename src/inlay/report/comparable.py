@@ -31,7 +31,8 @@ class Warned:
 
 def warnings(found: Collected) -> list[Warned]:
     """Everything that stands between these numbers and a fair comparison, the gravest first."""
-    checks = (_several_sets, _budgets, _data, _weights, _splits, _versions, _variants, _seeds, _lost, _hardware, _trunk)
+    results = (_several_sets, _budgets, _data, _weights, _splits, _versions, _variants, _seeds, _lost, _left_out)
+    checks = (*results, _hardware, _trunk)
     told = [warning for check in checks if (warning := check(found)) is not None]
     order: tuple[Level, ...] = ("result", "cost", "note")
     return sorted(told, key=lambda warning: order.index(warning.level))
@@ -185,6 +186,14 @@ def _lost(found: Collected) -> Warned | None:
         "which can flatter a method that fails with some seeds. They are listed below."
     )
     return Warned("result", "Runs are missing", text) if lost else None
+
+
+def _left_out(found: Collected) -> Warned | None:
+    by_reason: dict[str, list[str]] = {}
+    for method, why in found.left_out.items():
+        by_reason.setdefault(why, []).append(method)
+    text = " ".join(f"{', '.join(names)} ({why})." for why, names in by_reason.items())
+    return Warned("note", "Methods that were not run", text) if text else None
 
 
 def _hardware(found: Collected) -> Warned | None:

@@ -13,6 +13,8 @@ from typing import Any
 from inlay.records.atomic import write_text, writing
 from inlay.report.collect import Collected, Row
 from inlay.report.html import check_out
+from inlay.report.paths import cutter
+from inlay.workflow.comparison_files import as_cell
 
 HEADS = ("method", "result", "seeds", "trained parameters", "peak MiB", "s/epoch")
 
@@ -45,7 +47,7 @@ def write_csv(found: Collected, out: Path) -> Path:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows([{name: "" if value is None else value for name, value in line.items()} for line in lines])
+    writer.writerows([{name: as_cell(value) for name, value in line.items()} for line in lines])
     return _write(out, text.getvalue(), (".csv",))
 
 
@@ -55,9 +57,9 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
 
 def write_markdown(found: Collected, out: Path) -> Path:
     """A table a comparison, the best row in bold."""
-    parts = []
+    parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
-        parts += [f"### {_marked(name.label)}: {name.split} {name.metric}", ""]
+        parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
         parts += [f"| {' | '.join(HEADS)} |", f"| --- |{' ---: |' * (len(HEADS) - 1)}"]
         parts += [f"| {' | '.join(_cells(row, _marked, '**{}**'))} |" for row in found.rows if row.place == place]
         parts.append("")
@@ -66,11 +68,11 @@ def write_markdown(found: Collected, out: Path) -> Path:
 
 def write_latex(found: Collected, out: Path) -> Path:
     """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the best row in bold."""
-    parts = []
+    parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
         rows = [row for row in found.rows if row.place == place]
         parts += [
-            f"% {name.label}: {name.split} {name.metric}".replace("\n", " "),
+            f"% {cut(name.label)}: {name.split} {name.metric}".replace("\n", " "),
             rf"\begin{{tabular}}{{l{'r' * (len(HEADS) - 1)}}}",
             r"\toprule",
             " & ".join(HEADS) + r" \\",

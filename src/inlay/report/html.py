@@ -26,6 +26,7 @@ from inlay.records.store import Run, now
 from inlay.report import explanations
 from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
 from inlay.report.comparable import short_commit, warnings
+from inlay.report.paths import cutter, everywhere
 
 ENDINGS = (".html", ".htm")
 SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
@@ -51,7 +52,8 @@ def write_report(
     """Write the page about the runs of a folder, or about those given, to `out`; the path comes back.
 
     `explain` are folders of explanations to show; by default those among the runs, and those in a folder `explain`
-    beside theirs that are about the same tasks. `found` is what `collect(runs)` gave, where that was done already.
+    beside theirs that are about the same tasks. `found` is what `collect(runs)` gave, where that was done already. Of
+    absolute paths only the names are shown.
     """
     out = Path(out)
     check_out(out)
@@ -59,6 +61,8 @@ def write_report(
     pictures, problems = _explanations(runs, found, explain)
     found.damaged += problems
     data = page_data(found) | {"explanations": [asdict(picture) for picture in pictures]}
+    whole, data = data, everywhere(data, cutter(found.specs))
+    data["cut"] = data != whole
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, render(data))

@@ -120,16 +120,24 @@ def gather(done: Sequence[tuple[Spec, Outcome]], planned: Planned, out: Path | s
     """What one comparison's runs amount to."""
     specs = [spec for spec, _ in done]
     runs: list[tuple[Spec, Run]] = []
+    others: list[Run] = []
     failures: dict[str, str] = {}
     unfinished: dict[str, str] = {}
+    lost: list[tuple[Spec, str]] = []
     for spec, outcome in done:
-        if outcome.status == "finished":
-            runs.append((spec, load(Path(out) / str(outcome.run))))
+        run = None if outcome.run is None else load(Path(out) / outcome.run)
+        if outcome.status == "finished" and run is not None:
+            runs.append((spec, run))
+            continue
+        told = failures if outcome.status == "failed" else unfinished
+        told[name_of(spec, specs)] = outcome.error or outcome.status
+        if run is not None:
+            others.append(run)
         elif outcome.status == "failed":
-            failures[name_of(spec, specs)] = str(outcome.error)
-        else:
-            unfinished[name_of(spec, specs)] = outcome.error or outcome.status
-    chosen, tried = select(runs)
+            lost.append((spec, str(outcome.error)))
+    failed = [spec for spec, outcome in done if outcome.status == "failed"]
+    chosen, tried = select(runs, failed)
+    kept = {run.id for run in chosen}
     return Comparison(
         rows_of(chosen) if chosen else [],
         chosen,
@@ -139,4 +147,6 @@ def gather(done: Sequence[tuple[Spec, Outcome]], planned: Planned, out: Path | s
         unfinished,
         tried,
         not planned.asked,
+        [*(run for _, run in runs if run.id not in kept), *others],
+        lost,
     )

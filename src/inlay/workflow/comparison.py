@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +83,8 @@ class Comparison:
     """The finished runs of a comparison, a line a method, and what did not finish.
 
     `runs` are those of the chosen learning rates, whose test metrics are in the rows; `tried` are all the rates there
-    was a choice of. `unfinished` are runs that were not begun, or stopped, because time was up.
+    was a choice of. `unfinished` are runs that were not begun, or stopped, because time was up. `others` are the runs
+    on disk that are in no row: of other rates, failed, unfinished. `lost` are failures that left no run behind.
     """
 
     rows: list[Row]
@@ -93,6 +95,8 @@ class Comparison:
     unfinished: dict[str, str] = field(default_factory=dict)
     tried: list[Tried] = field(default_factory=list)
     complete: bool = True  # whether every method that was named one by one could be run
+    others: list[Run] = field(default_factory=list)
+    lost: list[tuple[Spec, str]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -130,8 +134,11 @@ class Difference:
     verdict: Verdict | None = None
 
 
-def against(found: Comparison, baseline: str) -> list[Difference]:
-    """Every method's mean and standard error, and how it differs from the baseline, paired by seed."""
+def against(found: Comparison, baseline: str, *, named: bool = True) -> list[Difference]:
+    """Every method's mean and standard error, and how it differs from the baseline, paired by seed.
+
+    `named` is whether the baseline was chosen before the results were seen; verdicts on one that was not are stricter.
+    """
     by_method = {row.method: dict(zip(row.seeds, row.values, strict=True)) for row in found.rows}
     if baseline not in by_method:
         raise InlayError(f"baseline={baseline!r} is not among the methods that finished: {', '.join(by_method)}.")
@@ -141,7 +148,8 @@ def against(found: Comparison, baseline: str) -> list[Difference]:
         common = sorted(values.keys() & known.keys())
         if name != baseline and common:
             tests[name] = statistics.paired([values[seed] for seed in common], [known[seed] for seed in common])
-    raised = dict(zip(tests, statistics.holm([test.p for test in tests.values()]), strict=True))
+    family = None if named else statistics.pairs_among(len(by_method))
+    raised = dict(zip(tests, statistics.holm([test.p for test in tests.values()], family), strict=True))
 
     def difference(name: str) -> Difference:
         values = list(by_method[name].values())
@@ -168,7 +176,7 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
         return []
     reference = baseline or found.rows[0].method
     by_verdict: dict[Verdict, list[str]] = {}
-    for each in against(found, reference):
+    for each in against(found, reference, named=baseline is not None):
         if each.verdict is not None:
             by_verdict.setdefault(each.verdict, []).append(each.method)
     who = f"the baseline {reference}" if baseline else f"{reference}, the best here"
@@ -185,34 +193,30 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
     return told
 
 
-def select(runs: Sequence[tuple[Spec, Run]]) -> tuple[list[Run], list[Tried]]:
+def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tuple[list[Run], list[Tried]]:
     """The runs of each method at its best learning rate, by the mean of the validation metric over the seeds that all
-    its rates have finished; and what every rate came to. The test split has no say.
-
-    Where no seed has finished with all rates, those with the most seeds are compared.
+    its rates have finished; and what every rate came to. The test split has no say, and of rates at which as many runs
+    `failed` the lowest of equals is taken (see `inlay.workflow.statistics.pick`).
     """
     by_method: dict[str, dict[float | None, dict[int, Run]]] = {}
     for spec, run in runs:
         by_method.setdefault(spec.method, {}).setdefault(spec.learning_rate, {})[spec.seed] = run
+    lost = Counter((spec.method, spec.learning_rate) for spec in failed)
     chosen: list[Run] = []
     tried: list[Tried] = []
     for method, by_rate in by_method.items():
         if len(by_rate) == 1:
             chosen += next(iter(by_rate.values())).values()
             continue
-        most = max(len(seeds) for seeds in by_rate.values())
-        common = set.intersection(*(set(seeds) for seeds in by_rate.values()))
-        rivals = {rate: seeds for rate, seeds in by_rate.items() if common or len(seeds) == most}
-        scores = {
-            rate: fmean(_selected_by(run) for seed, run in seeds.items() if not common or seed in common)
-            for rate, seeds in rivals.items()
-        }
-        best = max(scores, key=lambda rate: (scores[rate], -(rate or 0.0)))
-        sign = _sign(next(iter(rivals[best].values())))
-        chosen += by_rate[best].values()
+        rates = sorted(by_rate, key=lambda rate: rate or 0.0)
+        values = [{seed: _selected_by(run) for seed, run in by_rate[rate].items()} for rate in rates]
+        best, scores = statistics.pick(values, [lost[method, rate] for rate in rates])
+        sign = _sign(next(iter(by_rate[rates[best]].values())))
+        chosen += by_rate[rates[best]].values()
         tried += [
-            Tried(method, rate, sign * score, tuple(sorted(rivals[rate])), rate == best)
-            for rate, score in scores.items()
+            Tried(method, rate, sign * score, tuple(sorted(by_rate[rate])), rate == rates[best])
+            for rate, score in zip(rates, scores, strict=True)
+            if score is not None
         ]
     return chosen, tried
 

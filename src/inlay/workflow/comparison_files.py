@@ -39,9 +39,16 @@ def keep(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for each in found:
-        writer.writerows([["" if value is None else value for value in row] for row in lines(each, baseline)])
+        writer.writerows([[as_cell(value) for value in row] for row in lines(each, baseline)])
     write_text(folder / f"{NAME}.csv", text.getvalue())
     return [folder / f"{NAME}.json", folder / f"{NAME}.csv"]
+
+
+def as_cell(value: Any) -> Any:
+    """A value for a CSV: nothing for None, and text that a spreadsheet would take for a formula behind a quote sign."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return "" if value is None else value
 
 
 def described(found: Comparison, baseline: str | None = None) -> dict[str, Any]:

@@ -8,10 +8,10 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
 from inlay.records.spec import Spec
@@ -64,9 +64,10 @@ def plan(
     named = list(registry.all_methods()) if everything else [registry.get(name).name for name in dict.fromkeys(methods)]
     if not named or not numbers:
         raise InlayError(f"Nothing to compare: methods={list(methods)!r}, seeds={seeds!r}. Give one of each at least.")
-    for name in settings or {}:
+    for name, given in (settings or {}).items():
         if registry.get(name).name not in named:
             raise InlayError(f"There are settings for {name!r}, which is not among the methods: {', '.join(named)}.")
+        check_settings(name, given)
     if rates != DEFAULT and spec.learning_rate is not None:
         raise InlayError(
             f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
@@ -92,6 +93,17 @@ def plan(
         for rate in rates_of(each, rates)
     )
     return Planned(specs, left_out, frozenset() if everything else frozenset(left_out))
+
+
+def check_settings(name: str, given: Mapping[str, Any]) -> None:
+    """An error for a setting that a method does not have, before any of its runs fails for it."""
+    method = registry.get(name)
+    known = [] if method.config is None else [each.name for each in fields(method.config_class()) if each.init]
+    for setting in given:
+        if not known:
+            raise InlayError(f"Method {name!r} has no settings; got {setting!r}.")
+        if setting not in known:
+            raise unknown(f"setting of {name}", setting, known)
 
 
 def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
@@ -124,7 +136,7 @@ def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
         return {}
     works = {name: any(task in known["methods"].get(name, {}).get(f, ()) for f in probed) for name in names}
     return {
-        name: f"it does not work on {place.model_type} models for {task} of {place.modality}s, as probing it found"
+        name: f"does not work on {place.model_type} models for {task} of {place.modality}s, as probing found"
         for name, fits in works.items()
         if not fits and name in known["methods"]
     }

@@ -19,6 +19,7 @@ A key that is none of these is an error with the nearest one that is; so is a va
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Hashable, Mapping
@@ -117,11 +118,17 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> float:
     # YAML reads 1e-3 as a text: it wants 1.0e-3.
     try:
-        if not isinstance(value, bool):
-            return float(value)
-    except (TypeError, ValueError):
+        if not isinstance(value, bool) and math.isfinite(number := float(value)):
+            return number
+    except (TypeError, ValueError, OverflowError):
         pass
     raise _Wrong("give a number")
+
+
+def _positive(value: Any) -> float:
+    if (number := _number(value)) <= 0:
+        raise _Wrong("give a number greater than 0")
+    return number
 
 
 def _whole(value: Any) -> int:
@@ -129,6 +136,12 @@ def _whole(value: Any) -> int:
     if number != int(number):
         raise _Wrong("give a whole number")
     return int(number)
+
+
+def _at_least_one(value: Any) -> int:
+    if (number := _whole(value)) < 1:
+        raise _Wrong("give 1 or more")
+    return number
 
 
 def _flag(value: Any) -> bool:
@@ -165,9 +178,7 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
     found = _list(_whole, "a number of seeds, or a list of seeds")(value)
     if isinstance(value, list):
         return found
-    if found[0] < 1:
-        raise _Wrong("give 1 or more")
-    return int(found[0])
+    return _at_least_one(value)
 
 
 def _rates(value: Any) -> Rates:
@@ -196,7 +207,7 @@ _BY_TYPE: dict[Any, Check] = {str: _text, int: _whole, float: _number, bool: _fl
 _NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "sampling", "temperature", "text"}
 _NOT_HERE |= {"trust_remote_code"}
 _NAMES = _list(_text, "a name or a list of names")
-ENGINE = {"name": _one_of(*ENGINES), "workers": _whole, "cpus": _number, "gpus": _number, "address": _text}
+ENGINE = {"name": _one_of(*ENGINES), "workers": _at_least_one, "cpus": _positive, "gpus": _number, "address": _text}
 
 
 def _of_spec() -> dict[str, Check]:
@@ -224,7 +235,7 @@ def schema() -> dict[str, Check]:
         "learning_rates": _rates,
         "baseline": _text,
         "settings": _settings,
-        "minutes": _number,
+        "minutes": _positive,
         "out": _text,
         "engine": _section(ENGINE),
         **_of_spec(),

@@ -29,10 +29,6 @@ FEW_SHOT_EPOCHS, FEW_SHOT_BATCH = 30, 8  # as few-shot studies train
 Say = Callable[[str], None]
 
 
-class FailedBefore(InlayError):
-    """The run is on record as failed, and nobody asked to try it again."""
-
-
 def tune(
     spec: Spec,
     out: Path | str = DEFAULT_OUT,
@@ -62,10 +58,8 @@ def tune(
     spec = checked(spec)
     task = tasks.load(spec)
     digest = identity(spec, task)
-    if not retry_failed:
-        refuse_failed(Store(out).find(digest))
     began = time.monotonic()
-    with Store(out).open(spec, digest) as run:
+    with Store(out).open(spec, digest, retry_failed=retry_failed) as run:
         if opened is not None:
             opened(run.id)
         if run.status == "finished":
@@ -133,12 +127,6 @@ def identified(spec: Spec) -> tuple[Spec, str]:
 
     spec = checked(spec)
     return spec, identity(spec, tasks.load(spec))
-
-
-def refuse_failed(known: Run | None) -> None:
-    """An error where a run is on record as failed, with the reason that is on record."""
-    if known is not None and known.status == "failed":
-        raise FailedBefore(f"{known.error} (It failed before and was not tried again.)")
 
 
 def described(backbone: Backbone) -> dict[str, Any]:

@@ -80,7 +80,7 @@ function made() {
   const same = settings.filter((each) => each.kinds === 1), differing = settings.filter((each) => each.kinds > 1);
   $('#made .columns').replaceChildren(...[list('Differs between runs', differing), list('The same in all runs', same), list('Models', plain(DATA.models)), list('Data', plain(DATA.data)),
     list('Versions', DATA.versions), list('Machine', DATA.machine)].filter(Boolean));
-  $('#foot').textContent = `Made by inlay ${DATA.version} on ${DATA.made.slice(0, 16).replace('T', ' ')} UTC. This file holds everything it shows and asks nothing of the network.`;
+  $('#foot').textContent = `Made by inlay ${DATA.version} on ${DATA.made.slice(0, 16).replace('T', ' ')} UTC. This file holds everything it shows and asks nothing of the network.${DATA.cut ? ' Paths of its maker\u2019s disk are cut to their names: put your own into commands that have them.' : ''}`;
 }
 
 function navigation() {

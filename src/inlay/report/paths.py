@@ -1,0 +1,61 @@
+"""Paths of somebody's disk, cut to their names: a page that is sent should not tell where its maker keeps things."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+from typing import Any
+
+from inlay.records.spec import Spec
+
+# Two parts at least, so that `/` in prose is left alone; not the part of a URL or of a relative path.
+ABSOLUTE = re.compile(r"(?<![\w.:/~-])/(?:[^\s'\"<>:;,()/]+/)+[^\s'\"<>:;,()/]*")
+FIELDS = ("model", "data", "test_data", "data_dir")
+Cut = Callable[[str], str]
+
+
+def cutter(specs: Iterable[Spec]) -> Cut:
+    """What cuts the absolute paths in a text: those of the specs to as many of their last parts as tell them apart,
+    others to the last one."""
+    given = {str(getattr(spec, name) or "") for spec in specs for name in FIELDS}
+    known = names_of(path for path in given if PurePath(path).is_absolute())
+    longest = sorted(known, key=len, reverse=True)
+    mine = re.compile("|".join(rf"{re.escape(path)}(?![\w-])" for path in longest)) if known else None
+
+    def cut(text: str) -> str:
+        if "/" not in text or text.startswith("data:"):  # a picture is no text
+            return text
+        if mine is not None:
+            text = mine.sub(lambda found: known[found[0]], text)
+        return ABSOLUTE.sub(lambda found: PurePath(found[0]).name, text)
+
+    return cut
+
+
+def names_of(paths: Iterable[str]) -> dict[str, str]:
+    """For each path the shortest end of it that no other one has."""
+    parts = {path: PurePath(path).parts for path in paths}
+
+    def end(path: str, count: int) -> tuple[str, ...]:
+        return parts[path][-count:]
+
+    def shortest(path: str) -> str:
+        rivals = [other for other in parts if parts[other] != parts[path]]
+        for count in range(1, len(parts[path])):
+            if all(end(other, count) != end(path, count) for other in rivals):
+                return "/".join(end(path, count))
+        return "/".join(parts[path][1:])
+
+    return {path: shortest(path) for path in parts}
+
+
+def everywhere(data: Any, cut: Cut) -> Any:
+    """The same data with every text cut, keys of what a user named included."""
+    if isinstance(data, str):
+        return cut(data)
+    if isinstance(data, dict):
+        return {cut(key): everywhere(value, cut) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [everywhere(each, cut) for each in data]
+    return data
