@@ -11,7 +11,7 @@ import pytest
 from inlay import Spec
 from inlay.errors import InlayError
 from inlay.records.store import Store
-from inlay.workflow.planning import plan
+from inlay.workflow.planning import check_baseline, plan
 from inlay.workflow.sweep import read, schema
 
 GOOD = """
@@ -101,6 +101,15 @@ def test_all_methods_that_fit(review_spec: Spec) -> None:
     assert {"vpt-deep", "visual-prompt"} <= planned.left_out.keys()
     assert not planned.asked
     assert plan(review_spec, ["bias", "vpt-deep"], 1).asked == {"vpt-deep"}
+
+
+def test_a_baseline_that_does_not_run_is_refused_before_anything_does(review_spec: Spec) -> None:
+    plans = [plan(review_spec, ["all"], 1)]
+    check_baseline("bias", plans)
+    check_baseline(None, plans)
+    for wrong, message in (("bais", "Did you mean 'bias'"), ("vpt-deep", "does not work on .* models")):
+        with pytest.raises(InlayError, match=message):
+            check_baseline(wrong, plans)
 
 
 def test_each_method_has_its_own_grid(review_spec: Spec) -> None:

@@ -52,6 +52,18 @@ def test_layers_are_ordinary_runs_that_are_found_again(spec: Spec, tmp_path: Pat
     assert {run.id: (run.folder / "record.json").stat().st_mtime_ns for run in Store(out).list()} == before
 
 
+def test_a_layer_that_the_method_chose_itself_is_not_trained_again(spec: Spec, tmp_path: Path) -> None:
+    """A comparison runs an activation prompt at its own layer, 3; that run is layer 3's, and no other layer's."""
+    given = spec.with_(method="activation-prompt")
+    own = tune(given, tmp_path, progress=False)
+    found = explain_runs.layers(given, [2, 3], seeds=1, out=tmp_path, baselines=(), progress=False)
+    assert [point.runs == (own.id,) for point in found.points] == [False, True]
+    assert len(Store(tmp_path).list()) == 2
+    other = given.with_(max_steps=3)
+    explain_runs.layers(other, [3], seeds=1, out=tmp_path, baselines=(), progress=False)
+    assert len(Store(tmp_path).list()) == 3, "another spec is another run"
+
+
 def test_a_layer_gets_its_rate_by_the_first_seed(spec: Spec, tmp_path: Path) -> None:
     given = spec.with_(learning_rate=None)
     found = explain_runs.layers(given, [3], [5, 6], tmp_path, baselines=(), rates=[1e-4, 0.5], progress=False)

@@ -163,6 +163,10 @@ def test_the_files_say_what_the_table_says(review_spec: Spec, tmp_path: Path) ->
     sentences = " ".join(words(found, "bias"))
     assert "Too few seeds to tell from the baseline bias: linear-probe" in sentences
     assert written["words"] == words(found, "bias")
+    assert of_comparisons([found], "bias").said == [f"{found.title}: {line}" for line in words(found, "bias")]
+    assert not of_comparisons([found]).said
+    assert words(found, "lora")[0].startswith("The baseline lora has no finished run here")
+    keep([found], tmp_path / "runs", baseline="lora")
 
 
 # ------------------------------------------------------------------------------------------------------- bad input

@@ -13,7 +13,6 @@ import typer
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.cli.explain import numbers_in
-from inlay.errors import InlayError
 
 if TYPE_CHECKING:
     from inlay.workflow.comparison import Comparison
@@ -111,28 +110,25 @@ def command(
     from inlay.records.spec import Spec
     from inlay.report import charts
     from inlay.workflow.compare import carry_out
-    from inlay.workflow.planning import ALL, plan
+    from inlay.workflow.planning import check_baseline, plan
 
     if plot is not None:
         charts.check_format(plot)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     spec = Spec(model=model, method=names[0] if names else "", **fields)
-    if baseline is not None and baseline not in names and names != [ALL]:
-        raise InlayError(f"--baseline {baseline} is not among --methods {methods}.")
     sizes = [None] if shots_ is None else [int(size) for size in numbers_in(shots_, "--shots", whole=True)]
     rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
     say = None if quiet else show.say
     asked = engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address)
+    plans = [plan(spec, names, seeds, shots=sizes, rates=rates, say=say)]
+    check_baseline(baseline, plans)
     if dry_run:
-        show.plan([plan(spec, names, seeds, shots=sizes, rates=rates, say=say)])
+        show.plan(plans)
         return
+    if not quiet:
+        show.left_out(plans[0].left_out)
     with asked as engine:
-        planned = plan(spec, names, seeds, shots=sizes, rates=rates, say=say)
-        if not quiet:
-            show.left_out(planned.left_out)
-        found = carry_out(
-            [planned], out, engine, minutes=minutes, retry_failed=retry_failed, progress=not quiet, say=say
-        )
+        found = carry_out(plans, out, engine, minutes=minutes, retry_failed=retry_failed, progress=not quiet, say=say)
     conclude(found, out, baseline=baseline, plot=plot, quiet=quiet)
 
 
@@ -159,7 +155,7 @@ def conclude(
             show.say(f"drawn in {place}")
     written = keep(found, out, baseline=baseline, command=["inlay", *sys.argv[1:]])
     if any(each.rows for each in found):
-        written.append(write_report(out, out / REPORT, found=of_comparisons(found)))
+        written.append(write_report(out, out / REPORT, found=of_comparisons(found, baseline)))
     if not quiet:
         show.say(f"written: {', '.join(map(str, written))}")
     if any(each.failures or each.unfinished or not each.complete for each in found):

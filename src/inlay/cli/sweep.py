@@ -50,6 +50,7 @@ def command(
     """
     from inlay import engines
     from inlay.workflow.compare import carry_out
+    from inlay.workflow.planning import check_baseline
     from inlay.workflow.sweep import read
 
     made = read(file)
@@ -60,14 +61,15 @@ def command(
     same = engine in (None, made.engine.get("name", "local"))
     asked = {**(made.engine if same else {}), **{key: value for key, value in given.items() if value is not None}}
     chosen = engines.make(asked.pop("name", "local"), **asked)
+    plans = made.plan(say)
+    check_baseline(made.baseline, plans)
     if dry_run:
-        show.plan(made.plan(say))
+        show.plan(plans)
         return
+    if not quiet:
+        for planned in plans:
+            show.left_out(planned.left_out)
     with o.resumable(), chosen as ready:
-        plans = made.plan(say)
-        if not quiet:
-            for planned in plans:
-                show.left_out(planned.left_out)
         found = carry_out(
             plans,
             place,

@@ -136,6 +136,7 @@ class Collected:
     unfinished: list[Unfinished] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # methods that were not run, and why
+    said: list[str] = field(default_factory=list)  # of a baseline that was named
 
     @property
     def specs(self) -> list[Spec]:
@@ -143,8 +144,11 @@ class Collected:
         return [result.spec for result in self.results] + [run.spec for run in self.unfinished]
 
 
-def of_comparisons(comparisons: Sequence[Comparison]) -> Collected:
-    """All that came of some comparisons: their rows, the rates that were not chosen, what failed, what was left out."""
+def of_comparisons(comparisons: Sequence[Comparison], baseline: str | None = None) -> Collected:
+    """All that came of some comparisons: their rows, the rates that were not chosen, what failed, what was left out;
+    and what can be said of the methods beside a baseline that was named."""
+    from inlay.workflow.comparison import words
+
     runs = {run.folder: run for each in comparisons for run in (*each.runs, *each.others)}
     lost = [
         Unfinished(f"{spec.method}, seed {spec.seed}", spec, "failed", error, command(spec))
@@ -154,6 +158,8 @@ def of_comparisons(comparisons: Sequence[Comparison]) -> Collected:
     found = collect(list(runs.values()), lost)
     for each in comparisons:
         found.left_out |= each.left_out
+        if baseline in [row.method for row in each.rows]:
+            found.said += [f"{each.title}: {line}" for line in words(each, baseline)]
     return found
 
 

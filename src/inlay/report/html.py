@@ -152,7 +152,7 @@ def page_data(found: Collected) -> dict[str, Any]:
         ],
         "rows": [_row(row, numbers) for row in found.rows],
         "runs": [_run(result) for result in found.results],
-        "findings": findings(found),
+        "findings": findings(found) + found.said,
         "warnings": [asdict(warning) for warning in warnings(found)],
         "unfinished": [
             {"id": run.id, "status": run.status, "error": run.error, "command": run.command} for run in found.unfinished

@@ -174,13 +174,17 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
     """What the numbers allow one to say, in sentences: who cannot be told from the best, or from the baseline."""
     if len(found.rows) < 2:
         return []
+    told = []
+    if baseline is not None and all(row.method != baseline for row in found.rows):
+        told.append(f"The baseline {baseline} has no finished run here: the best stands in for it.")
+        baseline = None
     reference = baseline or found.rows[0].method
     by_verdict: dict[Verdict, list[str]] = {}
     for each in against(found, reference, named=baseline is not None):
         if each.verdict is not None:
             by_verdict.setdefault(each.verdict, []).append(each.method)
     who = f"the baseline {reference}" if baseline else f"{reference}, the best here"
-    told = [
+    told += [
         f"{'Not distinguishable' if word == 'not distinguishable' else word.capitalize()} "
         f"{'from' if word == 'not distinguishable' else 'than'} {who}: {', '.join(names)}."
         for word, names in by_verdict.items()

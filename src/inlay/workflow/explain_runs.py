@@ -19,6 +19,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.workflow.explain import Bar, Value, bars_aside
+from inlay.workflow.explain_found import of_its_own_accord
 from inlay.workflow.explain_norms import norm_of, prompt_in
 from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, tune
@@ -345,7 +346,9 @@ def sweep(
                 bar.begin(f"{cell}, seed {seed}")
                 base = spec.with_(method=cell.method) if shared else spec
                 try:
-                    runs.append(tune(cell.spec(base, seed), out, progress=progress, say=say_once))
+                    each = cell.spec(base, seed)
+                    known = of_its_own_accord(each, out) if cell.layer is not None else None
+                    runs.append(known or tune(each, out, progress=progress, say=say_once))
                 except InlayError as error:
                     failures[f"{cell}, seed {seed}"] = str(error)
                     say_once(f"{cell}, seed {seed}: {error}")

@@ -95,6 +95,17 @@ def plan(
     return Planned(specs, left_out, frozenset() if everything else frozenset(left_out))
 
 
+def check_baseline(baseline: str | None, plans: Sequence[Planned]) -> None:
+    """An error, before anything starts, where no comparison has the method that the others are to be tested against."""
+    methods = list(dict.fromkeys(name for planned in plans for name in planned.methods))
+    if baseline is None or baseline in methods:
+        return
+    why = next((planned.left_out[baseline] for planned in plans if baseline in planned.left_out), None)
+    if why is None:
+        raise unknown("baseline", baseline, methods, "It must be one of the methods that are compared.")
+    raise InlayError(f"baseline={baseline!r} {why}. Take one that runs: {', '.join(methods)}.")
+
+
 def check_settings(name: str, given: Mapping[str, Any]) -> None:
     """An error for a setting that a method does not have, before any of its runs fails for it."""
     method = registry.get(name)
