@@ -5,8 +5,8 @@ difference is called one only where two tests agree. The paired bootstrap assume
 distributed, but with a handful of seeds it is too sure of itself; the paired t-test is honest about few seeds, but
 believes in normal numbers. Several methods against one baseline are several chances to be wrong: Holm's correction
 raises the t-test's p accordingly. A reference that was not named beforehand but is the best of what came out has been
-chosen among all pairs, and is corrected for all of them: otherwise one in ten comparisons of ten equal methods would
-name a worse one.
+chosen among all pairs, and is corrected for all of them: otherwise one in ten comparisons of ten equal methods, and two
+in ten of twenty, would call some of them worse.
 """
 
 from __future__ import annotations
