@@ -189,6 +189,15 @@ def test_a_prefix_read_in_pieces_gives_the_same(kind: str) -> None:
     torch.testing.assert_close(wide, (Z.repeat_interleave(2, 0), kappa.repeat_interleave(2, 0)))
 
 
+def test_sums_keep_their_digits_however_many_pieces_there_are() -> None:
+    """3,000 features of about 1/3: summed one at a time in float32, the last digits would be lost."""
+    torch.manual_seed(0)
+    k, v = torch.randn(1, 3000, 3), torch.rand(1, 3000, 3)
+    right = prefix_to_features(k.double(), v.double())
+    for found, wanted in zip(prefix_to_features(k, v, chunk=1), right, strict=True):
+        assert float((found.double() / wanted - 1).abs().max()) < 1e-7
+
+
 def test_a_long_prefix_is_never_held_whole() -> None:
     """A generator of 2^16 keys; what is added up last still counts."""
     torch.manual_seed(0)

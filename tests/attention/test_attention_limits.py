@@ -323,6 +323,18 @@ def test_a_denominator_eaten_up_by_negative_features_stays_finite(backend: str) 
     assert finite(out, [q, k, v])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("whole", [0.05, 1e-3])
+def test_a_denominator_that_negative_features_leave_something_of_is_right(backend: str, whole: float) -> None:
+    """Only what would be below a millionth of the keys' share is held there."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 3, 4, dtype=torch.float64) for _ in range(3))
+    Z, kappa = torch.zeros(1, 5, 4, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64)
+    kappa[0, 0] = whole - 3  # the constant feature of `taylor`; three keys of score 0 weigh 3
+    out = ntk_attention(0 * q, k, v, Z, kappa, feature_map=Taylor(1), backend=backend)
+    torch.testing.assert_close(out, (v.sum(2, keepdim=True) / whole).expand_as(out))
+
+
 def test_empty_tensors() -> None:
     """The fused kernel ends the process on them; they go by the plain backend."""
     q, k, v = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 0, 4), torch.randn(1, 1, 0, 4)
@@ -357,6 +369,12 @@ Q, K, Z4, K4 = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8), torch.ones(4, 8, 
         (lambda: ntk_attention(Q, K, K, (Z4, Z4[:, :2]), K4), "with one s"),
         (lambda: ntk_attention(Q, K, K, Z4[:, :6], K4[:, :6]), "multiple of head_dim = 8"),
         (lambda: ntk_attention(Q, K, K, Z4, K4, feature_map="fabor"), "Did you mean 'favor'"),
+        (lambda: ntk_attention(Q, K, K, Z4, K4, feature_map=3), "feature_map=3: give a name"),
+        (lambda: ntk_attention(Q, K, K, Z4, -K4), "kappa has values below 0.*the least is -1"),
+        (lambda: ntk_attention(Q, K, K, Z4, K4 * torch.nan), "below 0 or NaN"),
+        (lambda: feature_map("elu", order=3), "Unknown option of the feature map 'elu': 'order'"),
+        (lambda: prefix_to_features(K[0], K[0], chunk=0), "chunk=0"),
+        (lambda: prefix_to_features(K[0], K[0], heads=0), "0 query heads"),
         (lambda: prefix_attention(Q, K, K, K[0, 0], K[0, 0]), r"\[heads, m, head_dim\]"),
         (lambda: prefix_attention(Q, K, K, torch.ones(2, 2, 3, 8), torch.ones(2, 2, 3, 8)), "2 rows"),
     ],

@@ -405,6 +405,27 @@ def test_padding_on_the_left_changes_nothing(family: str) -> None:
     padded = model.generate(input_ids=ids.masked_fill(mask == 0, PAD), attention_mask=mask, **options)
     alone = model.generate(input_ids=ids[1:, 3:], attention_mask=mask[1:, 3:], **options)
     assert torch.equal(padded[1, 6:], alone[0, 3:])
+    # In a plain call the user says where the text begins, as `generate` does: phi sees positions, not distances.
+    where = (mask.cumsum(1) - 1).clamp(min=0)
+    whole = model(input_ids=ids, attention_mask=mask, position_ids=where).logits[1, 3:]
+    torch.testing.assert_close(whole, model(input_ids=ids[1:, 3:]).logits[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_gradients_at_the_start_are_as_large_with_padding_on_the_left(implementation: str) -> None:
+    """The first real token is predicted from a row of padding, which sees nothing."""
+    largest = []
+    for real in (slice(3, None), slice(None, 3)):
+        model, _ = tiny("llama", "causal-lm")
+        model.set_attn_implementation(implementation)
+        model = get_peft_model(model, inlay.NTKAttentionConfig(seed=0))
+        ids = torch.randint(3, 40, (1, 6), generator=torch.Generator().manual_seed(0))
+        mask = torch.zeros_like(ids)
+        mask[:, real] = 1
+        model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        largest.append(max(float(parameter.grad.abs().max()) for parameter in trained))
+    assert 0 < largest[0] < 10 * largest[1]
 
 
 def test_packed_texts_do_not_see_each_other_and_all_see_the_prefix() -> None:
@@ -582,6 +603,13 @@ def test_capped_scores_are_refused() -> None:
         adapted(input_ids=torch.zeros(1, 2, dtype=torch.long))
 
 
+def test_a_sink_among_the_scores_is_refused() -> None:
+    """As gpt-oss hands one to its attention function."""
+    model, _ = adapted("llama", "causal-lm")
+    with pytest.raises(InlayError, match="LlamaAttention changes its scores by 's_aux'"):
+        model(input_ids=torch.zeros(1, 2, dtype=torch.long), s_aux=torch.zeros(4))
+
+
 def test_an_implementation_with_other_masks_is_refused_and_runs_when_disabled() -> None:
     model, batch = adapted("llama", "causal-lm")
     wanted = logits(model, batch)
@@ -594,6 +622,15 @@ def test_an_implementation_with_other_masks_is_refused_and_runs_when_disabled() 
         assert not torch.allclose(logits(model, batch), wanted)
     model.get_base_model().set_attn_implementation("sdpa")
     assert torch.equal(logits(model, batch), wanted)
+
+
+def test_an_adapter_of_more_layers_is_refused_on_load(tmp_path: Path) -> None:
+    adapted("llama", "causal-lm")[0].save_pretrained(tmp_path)
+    model, _ = tiny("llama", "causal-lm")
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+    with pytest.raises(InlayError, match=r"has no 'model.layers.1.self_attn': it belongs to another model"):
+        PeftModel.from_pretrained(model, str(tmp_path))
 
 
 def test_heads_of_another_size_are_refused_on_load(tmp_path: Path) -> None:

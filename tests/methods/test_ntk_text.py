@@ -23,7 +23,7 @@ from inlay.attention import Elu, Paper, prefix_to_features
 from inlay.attention.features import Leaning
 from inlay.errors import InlayError
 from inlay.methods.ntk_attention import prompt as prompts
-from inlay.methods.ntk_attention.fit import Centring, Squares, look, solve, watching
+from inlay.methods.ntk_attention.fit import Centring, Seen, Squares, look, solve, watching
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
 from inlay.methods.ntk_attention.prompt import read, rotary, trained_prefix
 from inlay.methods.ntk_attention.start import scale_of
@@ -263,7 +263,7 @@ def test_it_compiles() -> None:
 def test_prompts_that_cannot_be_read_are_refused() -> None:
     model, _ = tiny("llama", "causal-lm")
     for ids, words in (
-        ([3] * 41, r"41 tokens and LlamaForCausalLM reads 40 at most"),
+        ([3] * 41, r"41 tokens; LlamaForCausalLM reads 40 in all"),
         ([3, 99], r"token id 99.*0 to 47"),
     ):
         with pytest.raises(InlayError, match=words):
@@ -315,6 +315,20 @@ def test_what_is_seen_is_the_plain_sums(length: int, before: int, groups: int, s
             torch.testing.assert_close(seen.value[head, here], (above / total[:, None])[:count])
             torch.testing.assert_close(seen.key[head, here], attended[:count])
         at += count
+
+
+def test_the_centre_is_the_attended_key_as_the_prompt_weighs() -> None:
+    """A query that the prompt is most of moves the centre more than one that hardly sees it."""
+    model = compressed("llama", feature_map="elu", rank=4)
+    torch.manual_seed(0)
+    heads, size = 4, 4
+    key, share = torch.randn(heads, 2, size).double(), torch.tensor([[0.9, 0.1]] * heads).double()
+    seen = Seen(key, share.log(), torch.zeros(heads, 2), key, key, 1.0)
+    with watching(model, Centring) as (watcher, *_):
+        assert watcher.prefix.centre is not None
+        watcher.sums = watcher.products(seen)
+        watcher.settle()
+        torch.testing.assert_close(watcher.prefix.centre(), 0.9 * key[:, 0] + 0.1 * key[:, 1])
 
 
 def test_the_solution_is_the_least_squares_one() -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from inlay.cli.lab import PREFIX_FIGURES
 from inlay.report import charts_prefix
+from inlay.theory.findings import number
 from inlay.theory.prefix import lab, lab_attention, lab_kernel
-from inlay.theory.prefix.setting import kept_steps
+from inlay.theory.prefix.network import Problem, draw
+from inlay.theory.prefix.setting import EXAMPLES, SIZE, both_kernels, kept_steps
 
 Lab = Callable[..., tuple[int, str, str]]
 SMALL = ("--widths", "16,256", "--seeds", "1", "--steps", "30")
@@ -73,6 +78,32 @@ def test_verdicts_that_do_not_depend_on_long_runs(run: Lab) -> None:
     assert drifts["gradient descent stays within R < 0.01 (M.1, K.3)"] == "no"
 
 
+def test_the_law_of_b3_and_the_late_rate_by_hand() -> None:
+    setting = lab.Setting((16, 256), seeds=1, steps=40)
+    found = lab.EXPERIMENTS["proposition-b3"](setting, lambda what: None)
+    rows = {(row[0], row[2]): row for row in found.rows}
+    for width in setting.widths:
+        printed, true = both_kernels(draw(width, EXAMPLES, SIZE, 0))
+        rate = float(torch.linalg.eigvalsh(printed)[0] / torch.linalg.eigvalsh(true)[-1])  # m eta lambda, at c = 1
+        for steps in (0, 20, 40):
+            assert number(rows[width, steps][5]) == pytest.approx(12 * math.exp(-rate * steps))
+    fall = math.log(number(rows[256, 20][4]) / number(rows[256, 40][4])) / 20
+    (late,) = [claim for claim in found.claims if "exponentially" in claim.claim]
+    assert late.measured.startswith(f"late rate {fall / rate:.2f} times")
+
+
+def test_a_kernel_with_a_negative_eigenvalue_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def indefinite(problem: Problem) -> tuple[Tensor, Tensor]:
+        printed, true = both_kernels(problem)
+        return printed - 2 * torch.linalg.eigvalsh(printed)[0] * torch.eye(len(printed)), true
+
+    monkeypatch.setattr(lab_kernel, "both_kernels", indefinite)
+    found = lab.EXPERIMENTS["kernel"](lab.Setting((16, 64), seeds=1, steps=20), lambda what: None)
+    (claim,) = [claim for claim in found.claims if claim.claim.startswith("lambda_min")]
+    assert claim.holds == "no"
+    assert claim.measured.startswith("-")
+
+
 def test_steps_that_are_kept() -> None:
     assert kept_steps(10)[:4] == [0, 1, 2, 3]
     assert kept_steps(3000)[-1] == 3000
@@ -87,6 +118,7 @@ def test_steps_that_are_kept() -> None:
         (("--widths", "2,3"), "from 4 on"),
         (("--widths", "64"), "two lengths"),
         (("--c", "0"), "above 0"),
+        (("--c", "nan"), "above 0"),
     ],
 )
 def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...], words: str) -> None:

@@ -168,6 +168,16 @@ def test_the_fit_beats_the_closed_form_where_features_are_few() -> None:
     assert fitted < nothing / 2
 
 
+def test_gradients_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a norm of next to nothing: then nothing moves."""
+    monkeypatch.setattr("inlay.training.distil.CLIP", 1e-30)
+    pair = make_pair()
+    before = {name: weight.detach().clone() for name, weight in trained_parameters(pair.model).items()}
+    distil(pair, [[7, 21, 14, 40], [11, 3]], steps=2, learning_rate=1e-2)
+    for name, weight in trained_parameters(pair.model).items():
+        torch.testing.assert_close(weight, before[name], rtol=1e-12, atol=1e-12)
+
+
 def test_it_comes_to_the_same_twice() -> None:
     found = []
     for _ in range(2):

@@ -17,6 +17,7 @@ import zoo
 from checkpoints import write_tokenizer
 from inlay.cli.app import app
 from inlay.errors import InlayError
+from inlay.training import distil
 from inlay.workflow.compress import Options, compress, parted, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -85,6 +86,42 @@ def test_texts_of_ones_own(name: str, decoder: Path, tmp_path: Path) -> None:
     assert same.scores == found.scores
 
 
+def test_held_out_texts_are_not_trained_on(decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do they choose the best state: what is scored at the end is seen by nothing before."""
+    seen: dict[str, list[list[int]]] = {}
+    real_fit, real_distil = distil.fit, distil.distil
+
+    def fit(pair: Any, texts: Any, *rest: Any) -> None:
+        seen["fit"] = list(texts)
+        real_fit(pair, texts, *rest)
+
+    def train(pair: Any, texts: Any, **options: Any) -> list[float]:
+        seen["learn"], seen["check"] = list(texts), list(options["check"])
+        return real_distil(pair, texts, **options)
+
+    monkeypatch.setattr(distil, "fit", fit)
+    monkeypatch.setattr(distil, "distil", train)
+    texts = [f"w{number} w{number + 1} w{number + 2}" for number in range(20)]
+    compress(str(decoder), PROMPT, tmp_path / "a", texts=texts, options=QUICK, progress=False)
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    rows = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    held = rows[4::5]
+    assert seen["fit"] == [row for row in rows if row not in held]
+    assert seen["check"] == seen["fit"][7::8]
+    assert seen["learn"] == [row for row in seen["fit"] if row not in seen["check"]]
+
+
+def test_it_is_said_when_no_step_helped(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text(PROMPT)
+    (tmp_path / "t.txt").write_text("\n".join(f"w{number} w{number + 1} w{number + 2}" for number in range(10)))
+    given = ("--model", decoder, "--prompt", tmp_path / "p.txt", "--texts", tmp_path / "t.txt", "--length", "6")
+    wild = run(*given, "--out", tmp_path / "a", "--steps", "2", "--lr", "1000")
+    assert wild.exit_code == 0, wild.output
+    assert "No step of the distillation" in " ".join(wild.output.split())
+    few = ["w1 w2 w3"] * 6  # none to check on: the last state is kept
+    assert compress(str(decoder), PROMPT, tmp_path / "b", texts=few, options=QUICK, progress=False).helped
+
+
 def test_a_trained_prefix_becomes_an_adapter(decoder: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(decoder)
@@ -120,7 +157,7 @@ def test_the_lead_is_what_the_tokenizer_puts_before_a_text() -> None:
     class Framing:
         """As tokenizers do that add a token of beginning and one of end."""
 
-        def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> Any:
             ids = [int(word) for word in text.split()]
             return type("Encoding", (), {"input_ids": [0, *ids, 2] if add_special_tokens else ids})
 
@@ -140,7 +177,15 @@ def test_texts_are_parted() -> None:
     [
         ({"prompt": Path("nowhere.txt")}, r"prompt file 'nowhere.txt' cannot be read: No such file"),
         ({"prompt": " \n "}, r"prompt is empty"),
-        ({"prompt": " ".join(["w3"] * 38)}, r"38 tokens, and the 6 tokens behind it.*40 at most.*34 tokens"),
+        (
+            {"prompt": " ".join(["w3"] * 38)},
+            r"38 tokens and the texts behind it 6; .*40 in all.*prompt to 34 tokens",
+        ),
+        (
+            {"options": Options(length=50)},
+            r"behind it 50; .*Shorten the texts \(`length`, --length\) to 28 tokens",
+        ),
+        ({"settings": {"taylor_order": 2}}, r"taylor_order=2 says nothing.*feature_map=taylor"),
         ({"texts": ["w1"]}, r"0 texts of two tokens or more"),
         ({"settings": {"feature_map": "sigmoid"}}, r"Unknown feature_map 'sigmoid'.*elu"),
         ({"settings": {"rank": 5}}, r"rank=5 is larger than the model's head size, 4"),
@@ -149,9 +194,9 @@ def test_texts_are_parted() -> None:
     ],
 )
 def test_mistakes_are_said(options: dict[str, Any], words: str, decoder: Path, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"prompt": PROMPT} | options
+    given: dict[str, Any] = {"prompt": PROMPT, "options": QUICK} | options
     with pytest.raises(InlayError, match=words):
-        compress(str(decoder), out=tmp_path / "a", options=QUICK, progress=False, **given)
+        compress(str(decoder), out=tmp_path / "a", progress=False, **given)
     assert not (tmp_path / "a").exists()
 
 
@@ -179,8 +224,13 @@ def test_an_encoder_and_a_full_folder_are_refused(text_model: Path, tmp_path: Pa
     ("field", "value"), [("steps", -1), ("texts", 1), ("length", 1), ("batch_size", 0), ("learning_rate", 0.0)]
 )
 def test_numbers_out_of_range(field: str, value: float) -> None:
-    with pytest.raises(InlayError, match=f"{field}="):
+    with pytest.raises(InlayError, match=rf"{field}=.*{getattr(Options, field):g} is usual"):
         Options(**{field: value})  # type: ignore[arg-type]
+
+
+def test_an_unknown_precision() -> None:
+    with pytest.raises(InlayError, match=r"Unknown precision 'bf16'.*bfloat16"):
+        Options(precision="bf16")
 
 
 def test_an_adapter_with_nan_is_refused(decoder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -341,6 +341,12 @@ def feature_map(kind: str | FeatureMap, **options: Any) -> FeatureMap:
     """The map of that name, with its options (`order` of `taylor`, `seed` of `favor`, `centre` of both)."""
     if isinstance(kind, FeatureMap):
         return kind
+    if not isinstance(kind, str):
+        raise InlayError(f"feature_map={kind!r}: give a name ({', '.join(sorted(FEATURE_MAPS))}) or a FeatureMap.")
     if kind not in FEATURE_MAPS:
         raise unknown("feature map", kind, FEATURE_MAPS)
+    if options:
+        known = {entry.name for entry in fields(FEATURE_MAPS[kind])}  # type: ignore[arg-type]
+        for name in options.keys() - known:
+            raise unknown(f"option of the feature map {kind!r}:", name, known)
     return FEATURE_MAPS[kind](**options)

@@ -57,15 +57,15 @@ def ntk_attention(
         T = (exp(scale q k^T) v + phi(q) Z) / (exp(scale q k^T) 1 + phi(q) kappa)
 
     Z is `[heads, r, head_dim]` or the pair `(Z_A [heads, r, s], Z_B [heads, s, head_dim])` of which it is the product;
-    kappa is `[heads, r]` and must not be negative (with `taylor`: must come from Eq. (4)); or, with `signed`, the rho
-    of which it is the absolute value, taken with derivative +1 at 0. Mask, causality and dropout concern the keys
-    alone. It is computed in log space: finite for scores of any size, for queries that may see no key (they get
-    `phi Z / (1 + phi kappa)`; join.py says why) and for kappa = 0.
+    kappa is `[heads, r]` and must not be negative (with `taylor`: must come from Eq. (4)), which is looked at on a CPU;
+    or, with `signed`, the rho of which it is the absolute value, taken with derivative +1 at 0. Mask, causality and
+    dropout concern the keys alone. It is computed in log space: finite for scores of any size, for queries that may
+    see no key (they get `phi Z / (1 + phi kappa)`; join.py says why) and for kappa = 0.
     """
     call = make_call(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p)
     features = find_map(feature_map)
     with _full_precision(query):
-        state = _state(Z, kappa, signed, call.query, call.value)
+        state = _state(Z, kappa, signed, call.query, call.value, features.positive)
         features.check(kappa.shape[1], query.shape[-1])
         return choose(backend, call).joined(call, features, state)
 
@@ -125,8 +125,10 @@ class _WithoutAutocast(AbstractContextManager[None]):
         torch.set_autocast_enabled(self.device, True)
 
 
-def _state(Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, signed: bool, query: Tensor, value: Tensor) -> State:
-    """Z and kappa, checked against the query and the value."""
+def _state(
+    Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, signed: bool, query: Tensor, value: Tensor, positive: bool
+) -> State:
+    """Z and kappa, checked against the query and the value, and with positive features against 0."""
     heads, size = query.shape[1], value.shape[-1]
     if kappa.dim() != 2 or kappa.shape[0] != heads:
         raise InlayError(f"kappa has shape {list(kappa.shape)}; it must be [heads, r] with {heads} heads.")
@@ -143,5 +145,12 @@ def _state(Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, signed: bool, query
     if found != [heads, rows, size] or (right is not None and right.shape[0] != heads):
         raise InlayError(
             f"Z is {found}; with this query, value and kappa it must be [heads, r, head_dim] = {[heads, rows, size]}."
+        )
+    # Elsewhere looking would wait for the device, and inside a compiled graph break it.
+    on_cpu = kappa.device.type == "cpu" and not torch.compiler.is_compiling()
+    if positive and not signed and on_cpu and not bool((kappa.detach() >= 0).all()):
+        raise InlayError(
+            f"kappa has values below 0 or NaN (the least is {float(kappa.detach().min()):g}): the softmax could divide "
+            "by 0. Give its absolute value, or rho with signed=True."
         )
     return State(left, right, kappa, signed)

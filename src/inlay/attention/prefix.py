@@ -35,6 +35,8 @@ def prefix_to_features(
     more; it is differentiable.
     """
     phi = find_map(feature_map)
+    if chunk < 1:
+        raise InlayError(f"chunk={chunk}: at least one key must be read at a time. Leave it out for {CHUNK}.")
     total: Tensor | None = None
     kept: torch.dtype | None = None
     for key, value in _pieces(prefix_key, prefix_value, chunk):
@@ -62,7 +64,7 @@ def prefix_to_features(
             "origin. Give the map a centre, such as the mean of the keys."
         )
     if heads is not None:
-        if heads % total.shape[0]:
+        if heads < 1 or heads % total.shape[0]:
             raise InlayError(
                 f"{heads} query heads cannot share the prefix's {total.shape[0]}; give a multiple of them."
             )

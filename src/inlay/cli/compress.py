@@ -76,7 +76,8 @@ def command(
     inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --texts dialogues.jsonl
 
     \b
-    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --no-distil --set taylor_order=2
+    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --no-distil \\
+        --set feature_map=taylor --set taylor_order=4
     """
     from inlay.workflow.compress import Options, compress
 
@@ -100,6 +101,11 @@ def command(
         show.say("Interrupted. Nothing was written.")
         raise typer.Exit(o.INTERRUPTED) from None
     table(found)
+    if not quiet and not found.helped:
+        show.say(
+            "No step of the distillation came nearer to the prompt than where it began, so that is what was kept. Try "
+            "a lower --learning-rate, or more texts."
+        )
     if not quiet:
         show.say(
             f"{found.prompt_tokens:,} tokens are now {show.count(found.trained)} numbers in {found.folder} "

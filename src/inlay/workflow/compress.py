@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, first_line
+from inlay.errors import InlayError, first_line, unknown
 from inlay.records.atomic import write_folder, write_json
+from inlay.records.spec import PRECISIONS
 
 if TYPE_CHECKING:
     from inlay.methods.ntk_attention.prompt import Prompt
@@ -30,6 +31,7 @@ REPORT = "compress.json"
 PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth of the others chooses when training was at its best
+LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
 HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
 
 
@@ -50,9 +52,14 @@ class Options:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, least in {"steps": 0, "batch_size": 1, "texts": 2, "length": 2}.items():
+        for name, (option, least) in LEAST.items():
             if getattr(self, name) < least:
-                raise InlayError(f"{name}={getattr(self, name)} must be at least {least}.")
+                raise InlayError(
+                    f"{name}={getattr(self, name)} ({option}) must be at least {least}; {getattr(Options, name)} is "
+                    "usual."
+                )
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise InlayError(
                 f"learning_rate={self.learning_rate:g} must be greater than 0; {Options.learning_rate:g} is usual."
@@ -73,6 +80,12 @@ class Compression:
     def recovered(self, who: str) -> float | None:
         """The share of the prompt's benefit that is there without it; None if the prompt has none."""
         return share(self.scores, who)
+
+    @property
+    def helped(self) -> bool:
+        """Whether distillation, if there was any, left the adapter elsewhere than where it began."""
+        began = self.scores.get(FITTED, self.scores[CLOSED])
+        return self.scores.get(DISTILLED) != began
 
 
 def share(scores: Mapping[str, Scores], who: str) -> float | None:
@@ -189,6 +202,11 @@ def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if fixed or given.get("start", "text") != "text":
         raise InlayError(f"{', '.join(sorted(fixed)) or 'start'}: compress sets this itself. Leave it out.")
     usual: dict[str, Any] = {"feature_map": "elu"}
+    if "taylor_order" in given and given.get("feature_map") != "taylor":
+        raise InlayError(
+            f"taylor_order={given['taylor_order']!r} says nothing to features other than 'taylor'. Leave it out, or "
+            "give feature_map='taylor' too (--set feature_map=taylor)."
+        )
     attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
     if attention is not None:  # otherwise attaching says what is wrong with the model
         usual["rank"] = attention.head_size
@@ -269,10 +287,11 @@ class _Bar:
 
 def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before every text, and the prompt's ids with it; what it puts behind is left out."""
-    inner = tokenizer(text, add_special_tokens=False).input_ids
+    # Not verbose: Transformers would warn of a prompt beyond the context, which `check` refuses.
+    inner = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not inner:
         raise InlayError("The prompt is empty: there is nothing to compress. Give a text of one token or more.")
-    whole = tokenizer(text).input_ids
+    whole = tokenizer(text, verbose=False).input_ids
     extra = len(whole) - len(inner)
     at = next((at for at in range(extra + 1) if whole[at : at + len(inner)] == inner), 0)
     return whole[:at], whole[:at] + inner

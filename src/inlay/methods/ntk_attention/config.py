@@ -13,6 +13,7 @@ from inlay.methods.config import InlayConfig
 
 STARTS = ("zero", "prefix", "text")
 USUAL_RANK = 16
+USUAL_ORDER = 2
 
 
 @dataclass
@@ -36,7 +37,7 @@ class NTKAttentionConfig(InlayConfig):
             "text starts it, as that approximates exp; else `elu`."
         },
     )
-    taylor_order: int = field(default=2, metadata={"help": "The order of `taylor`: 2, 4, ..."})
+    taylor_order: int = field(default=USUAL_ORDER, metadata={"help": "The order of `taylor`: 2, 4, ..."})
     start: str = field(
         default="zero",
         metadata={
@@ -68,6 +69,11 @@ class NTKAttentionConfig(InlayConfig):
             _at_least_one("rank", self.rank, f"or leave it out for {USUAL_RANK} or half the head size")
         _at_least_one("feature_multiplier", self.feature_multiplier, "1 and 2 are usual")
         _at_least_one("prefix_length", self.prefix_length, "32 is usual")
+        if self.feature_map != Taylor.name and self.taylor_order != USUAL_ORDER:
+            raise InlayError(
+                f"taylor_order={self.taylor_order} says nothing to feature_map={self.feature_map!r}. Leave it out, or "
+                f"give feature_map={Taylor.name!r}."
+            )
         if self.feature_map == Taylor.name:
             if self.taylor_order < 2 or self.taylor_order % 2:
                 raise InlayError(

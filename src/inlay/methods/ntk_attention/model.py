@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from inlay.anatomy import Attention, Block, anatomy
+from inlay.errors import InlayError
 from inlay.methods.attention_interface import on_interface
 from inlay.methods.capabilities import alternatives
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
@@ -40,6 +41,14 @@ class NTKAttentionModel(InlayTuner):
         for block in self._places().values():  # before any layer is made
             assert block.attention is not None
             peft_config.rank_at(block.attention.head_size)
+        if peft_config.resolved:  # loaded: PEFT would leave out what has no place
+            elsewhere = [name for name in peft_config.target_modules if name not in self._places()]
+            if elsewhere:
+                raise InlayError(
+                    f"The adapter was trained at {len(peft_config.target_modules)} attentions, and "
+                    f"{type(self.model).__name__} has no {elsewhere[0]!r}: it belongs to another model. Load it into "
+                    "the one it was trained on."
+                )
         if peft_config.prompt_ids is not None and not next(self.model.parameters()).is_meta:
             # What a prompt leaves behind is in the weights. The text itself may be long, or nobody else's business.
             self._prompt = read(self.model, peft_config.prompt_ids)

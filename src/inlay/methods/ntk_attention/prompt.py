@@ -130,10 +130,14 @@ def check(model: nn.Module, ids: Sequence[int], more: int = 0) -> None:
         raise InlayError(f"The prompt has the token id {wrong}, and {name} has 0 to {rows - 1}: another tokenizer's?")
     context = context_of(base)
     if context is not None and len(ids) + more > context:
-        behind = f" and the {more} tokens behind it" if more else ""
+        have = f"The prompt has {len(ids):,} tokens" + (f" and the texts behind it {more:,}" if more else "")
+        shorten = f"the prompt to {context - more:,} tokens"
+        if more >= context:
+            shorten = f"the texts (`length`, --length) to {context - len(ids):,} tokens"
+            if len(ids) >= context:
+                shorten = "both"
         raise InlayError(
-            f"The prompt has {len(ids):,} tokens{behind and ','}{behind} and {name} reads {context:,} at most. Shorten "
-            f"the prompt to {max(context - more, 0):,} tokens, or take a model with a longer context."
+            f"{have}; {name} reads {context:,} in all. Shorten {shorten}, or take a model with a longer context."
         )
     changing = _rope_types(base) & set(CHANGING)
     if changing:

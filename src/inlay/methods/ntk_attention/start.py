@@ -52,10 +52,20 @@ def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = N
         z_a, z_b = low_rank(z, rank)
     else:
         # As a LoRA starts: one factor is 0, the other is not, or neither would ever receive a gradient.
-        z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu")
+        z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu") * spread(rows)
         z_b, kappa = torch.zeros(heads, rank, size), torch.zeros(heads, rows)
     z_a, z_b, kappa = (like(attention.module, value) for value in (z_a, z_b, kappa))
     return Start(config.features(), z_a, z_b, kappa, None if centre is None else like(attention.module, centre))
+
+
+def spread(rows: int) -> float:
+    """The standard deviation of Z_A at the start: `1 / sqrt(r)`, as for any matrix that r inputs go into.
+
+    A step of size eta leaves `phi Z` at about `eta s` times this and `phi kappa` at `eta sqrt(r)`. A query whose own
+    keys weigh next to nothing (a first token of a decoder: `exp(-12)` in SmolLM2) then has the quotient of the two,
+    whatever eta is: `s / sqrt(r)` of a spread of 1, several times a value; `s / r` of this one.
+    """
+    return rows**-0.5
 
 
 def low_rank(z: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class Setting:
     def __post_init__(self) -> None:
         if len(self.widths) < 2 or min(self.widths) < EXAMPLES:
             raise InlayError(f"Prefixes of {list(self.widths)} tokens: give two lengths or more, from {EXAMPLES} on.")
-        if self.seeds < 1 or self.steps < 10 or self.c <= 0:
+        if self.seeds < 1 or self.steps < 10 or not (math.isfinite(self.c) and self.c > 0):
             raise InlayError(
                 f"{self.seeds} seeds, {self.steps} steps, c = {self.c}: give 1 seed, 10 steps or more and c above 0."
             )
