@@ -40,12 +40,14 @@ class Follower:
         self.ended.append(outcome)
 
 
-def test_workers_that_die_stop_or_fail_take_nobody_along(review_spec: Spec, tmp_path: Path) -> None:
-    """One pool, for importing takes long. Two good runs in the bits of this process; one that fails; one whose worker
-    is killed; then one that a signal to the parent stops where it can be resumed."""
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_that_die_stop_or_fail_take_nobody_along(workers: int, review_spec: Spec, tmp_path: Path) -> None:
+    """One pool, for importing takes long; a single worker with a core of its own is a process of its own too. Two good
+    runs in the bits of this process; one that fails; one whose worker is killed; then one that a signal to the parent
+    stops where it can be resumed."""
     out, long = str(tmp_path / "runs"), review_spec.with_(max_steps=100_000)
     follower = Follower()
-    with Local(workers=2) as engine:
+    with Local(workers, cpus=1) as engine:
         pids = [worker.process.pid for worker in engine.pool]
 
         def kill(number: int) -> None:
