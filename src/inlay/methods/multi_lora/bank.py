@@ -10,17 +10,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
+    from inlay.methods.multi_lora.products import Factors
     from inlay.methods.multi_lora.rows import Rows
 
 LAYERS = 16  # of a bank: what is fetched at once takes memory for each row
 NOBODY = 0  # the slot of rows without a task: always zero
+
+
+class Place(NamedTuple):
+    """Where a task is in a bank: what was seen when it was looked for, by which `stands` knows that it still is there.
+
+    A parameter's memory may be changed by anybody, and is looked at in every pass. A task comes and goes at all its
+    layers at once, and so do parameters that stand in for it: of these one is looked at, another for every task.
+    """
+
+    slot: int
+    layer: MultiLoraLayer
+    piece: nn.Module
+    weight: Tensor
+    weights: list[Tensor]
+    pointers: list[int]
+    scales: tuple[float, ...]
+
+    def stands(self, task: str) -> bool:
+        """Whether all of it is as it was."""
+        return (
+            self.layer.pieces.get(task) is self.piece
+            and self.piece._parameters.get("weight") is self.weight
+            and [*map(Tensor.data_ptr, self.weights)] == self.pointers
+        )
 
 
 class Bank:
@@ -31,73 +56,88 @@ class Bank:
     """
 
     def __init__(self, layers: Sequence[MultiLoraLayer], shape: torch.Size) -> None:
-        self.layers, self.shape = tuple(layers), shape
+        self.layers, self.shape = tuple(layers), tuple(shape)
         self.whole: Tensor | None = None
         self.used = 0
+        self.places: dict[str, Place] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
-        return {**self.__dict__, "whole": None, "used": 0}
+        return {**self.__dict__, "whole": None, "used": 0, "places": {}}
 
-    def fetch(self, rows: Rows, dtype: torch.dtype) -> tuple[tuple[Tensor, ...], float] | None:
-        """Each layer's `B`s, (rows, s, r, width), and what the products are still to be multiplied by.
+    def fetch(self, rows: Rows, dtype: torch.dtype) -> list[Factors] | None:
+        """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
 
         None: they cannot be kept here, since they are not ordinary parameters or belong to someone else's memory.
         """
-        found = self._find(rows.tasks) or self._take_in(rows.tasks)
-        if found is None or self.whole is None:
+        places = self._find(rows.tasks) or self._take_in(rows.tasks)
+        if places is None or self.whole is None:
             return None
-        slots, scales = found
-        alpha = scales[0] if scales.count(scales[0]) == len(scales) else 1.0
-        alike, device = alpha == scales[0], self.whole.device
+        slots, device = tuple(NOBODY if place is None else place.slot for place in places), self.whole.device
+        different = {scale for place in places if place is not None for scale in place.scales}
+        alpha = different.pop() if len(different) == 1 else 1.0
         with torch.no_grad():
-            if alike and self.whole.dtype == dtype:
-                return self.whole.index_select(1, rows.spread(slots, device)).unbind(), alpha
-            # Rounded and scaled for each task once.
+            if not different and self.whole.dtype == dtype:
+                return self._by_layer(self.whole.index_select(1, rows.spread(slots, device)), alpha)
+            # Rounded and scaled once for each task.
             own = rows.kept(("slots", slots), device, lambda: torch.tensor(slots))
             each = self.whole.index_select(1, own).to(dtype)
-            if not alike:
-                factors = rows.kept(("scales", scales), device, lambda: torch.tensor(scales, dtype=torch.float64))
-                each *= factors.to(dtype).view(len(self.layers), len(slots), 1, 1, 1)
-            return each.index_select(1, rows.spread(tuple(range(len(slots))), device)).unbind(), alpha
+            if different:
+                nobody = (1.0,) * len(self.layers)
+                scales = tuple(nobody if place is None else place.scales for place in places)
+                factors = rows.kept(("scales", scales), device, lambda: torch.tensor(scales, dtype=torch.float64).T)
+                each *= factors.to(dtype)[:, :, None, None, None]
+            return self._by_layer(each.index_select(1, rows.slots(device)), alpha)
 
-    def _find(self, tasks: Sequence[str]) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
-        """The slots of the tasks, and the scale of each at each layer; None: not all of them are here.
+    @staticmethod
+    def _by_layer(found: Tensor, alpha: float) -> list[Factors]:
+        if found.shape[2] == 1:
+            return [((own,), alpha) for own in found.squeeze(2).unbind()]
+        return [(own.unbind(1), alpha) for own in found.unbind()]
 
-        Where a parameter's memory lies is all that says so, and is looked at in every pass: nothing else tells that
-        someone has given it other memory.
-        """
+    def _find(self, tasks: Sequence[str]) -> list[Place | None] | None:
+        """Where each task is, None for one that adapts none of these layers; None: some are not here."""
+        found = []
+        for task in tasks:
+            place = self.places.get(task)
+            if place is None or not place.stands(task):
+                self.places.pop(task, None)
+                if any(task in layer.pieces for layer in self.layers):
+                    place = self._look_for(task)
+                    if place is None:
+                        return None
+                    self.places[task] = place
+                else:
+                    place = None
+            found.append(place)
+        return found
+
+    def _look_for(self, task: str) -> Place | None:
         if self.whole is None:
             return None
         size = math.prod(self.shape) * self.whole.element_size()
         start, a_layer = self.whole.data_ptr(), self.whole.shape[1] * size
-        places: list[int | None] = [None] * len(tasks)
-        scales: list[float] = []
-        try:
-            for layer in self.layers:
-                own = [*map(layer.pieces.get, tasks)]
-                if None in own:
-                    here = [None if piece is None else piece._parameters["weight"].data_ptr() - start for piece in own]
-                    scales += [1.0 if piece is None else piece.scale for piece in own]
-                else:
-                    here = [piece._parameters["weight"].data_ptr() - start for piece in own]
-                    scales += [piece.scale for piece in own]
-                if here != places:
-                    if any(was not in (None, now) for was, now in zip(places, here, strict=True) if now is not None):
-                        return None
-                    places = [was if now is None else now for was, now in zip(places, here, strict=True)]
-                start += a_layer
-        except (KeyError, RuntimeError):  # something stands in a parameter's place that has no memory
+        pieces = [layer.pieces.get(task) for layer in self.layers]
+        there = [number for number, piece in enumerate(pieces) if piece is not None]
+        weights = [pieces[number]._parameters.get("weight") for number in there]
+        if not all(type(weight) is nn.Parameter for weight in weights):
             return None
-        slots = tuple(NOBODY if place is None else place // size for place in places)
-        here = all(place is None or (place % size == 0 and size <= place < a_layer) for place in places)
-        return (slots, tuple(scales)) if here else None
+        pointers = [weight.data_ptr() for weight in weights]
+        starts = {pointer - start - number * a_layer for pointer, number in zip(pointers, there, strict=True)}
+        (begin,) = starts if len(starts) == 1 else (-1,)
+        if not size <= begin < a_layer or begin % size:
+            return None
+        slot = begin // size
+        shown = slot % len(there)
+        number = there[shown]
+        scales = tuple((pieces[number] if piece is None else piece).scale for piece in pieces)
+        return Place(slot, self.layers[number], pieces[number], weights[shown], weights, pointers, scales)
 
     # ---- taking in
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _take_in(self, tasks: Sequence[str]) -> tuple[tuple[int, ...], tuple[float, ...]] | None:
+    def _take_in(self, tasks: Sequence[str]) -> list[Place | None] | None:
         """Give the tasks slots; where there are none left, all tasks, in another tensor."""
         missing = [task for task in tasks if self._find([task]) is None]
         if self.whole is None or not self._fits(missing) or self.used + len(missing) > self.whole.shape[1]:
@@ -107,7 +147,7 @@ class Bank:
                 return None
             count = 1 + len(everybody) + max(4, len(everybody) // 2)
             self.whole = weights[0].new_zeros(len(self.layers), count, *self.shape)
-            self.used, missing = 1, everybody
+            self.used, self.places, missing = 1, {}, everybody
         for task in missing:
             for layer, own in zip(self.layers, self.whole[:, self.used].unbind(), strict=True):
                 piece = layer.pieces.get(task)

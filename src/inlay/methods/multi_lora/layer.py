@@ -18,6 +18,7 @@ from inlay.methods.channels import NEVER_CALLED, width_in, width_out
 from inlay.methods.multi_lora.bank import Bank
 from inlay.methods.multi_lora.products import (
     ConvolveFrozen,
+    Fetch,
     Parts,
     Scale,
     add_into,
@@ -85,6 +86,7 @@ class MultiLoraLayer(HookedLayer):
         self.routing = Routing()
         self.shared: dict[str, Any] = {}
         self.digest = ""
+        self.first = isinstance(host, nn.Conv2d)  # channels come before pixels
         self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
         self._unmerged: Tensor | None = None
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
@@ -187,25 +189,29 @@ class MultiLoraLayer(HookedLayer):
         return self._add(args[0], output, rows)
 
     def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
-        together = rows.mixed and not torch.compiler.is_compiling()
-        if together and not self.training and not torch.is_grad_enabled():
-            # As most rows are ever run. Only what differs from layer to layer is done here, and nothing else holds
-            # what a layer has just computed: it is written over.
-            with without_autocast(output):
-                found = rows.factors(self, output.dtype)
-                if found is not None:
-                    z, first = self._project(x), isinstance(self.host, nn.Conv2d)
-                    target, small = _by_row(output, rows, first), _by_row(z, rows, first)
-                    return add_into(target, small, *found, self.parts, first).view(output.shape)
+        with without_autocast(output):  # precision is chosen by hand here
+            if torch.compiler.is_compiling() or not rows.mixed:
+                return self._add_of(x, output, rows, None)
+            if self.training or torch.is_grad_enabled():
+                return self._add_of(x, output, rows, partial(rows.factors, self))
+            # As most rows are ever run: only what differs from layer to layer is done here.
+            found = rows.factors(self, output.dtype)
+            if found is None:
+                return self._add_of(x, output, rows, None)
+            target, small = _by_row(output, rows, self.first), _by_row(self._project(x), rows, self.first)
+            made = add_into(target, small, *found, self.parts, self.first)
+            return made if target is output else output
+
+    def _add_of(self, x: Tensor, output: Tensor, rows: Rows, fetch: Fetch | None) -> Tensor:
+        """The same by the parameters of the tasks, which autograd must know of."""
         known = self.pieces
         pieces: list[Any] = [known.get(task) for task in rows.tasks]
         present = [piece for piece in pieces if piece is not None]
         if not present:
             return output
-        with without_autocast(output):
-            z = self._project(self._dropped(x, present))
+        z = self._project(self._dropped(x, present))
         scale: Scale = present[0].scale
-        if len({piece.scale for piece in present}) > 1:
+        if any(piece.scale != scale for piece in present):
             scales = tuple(1.0 if piece is None else piece.scale for piece in pieces)
             scale = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))
         if len(present) == len(pieces):
@@ -213,10 +219,8 @@ class MultiLoraLayer(HookedLayer):
         else:
             nothing = torch.zeros_like(present[0].weight, requires_grad=False)
             weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
-        first = isinstance(self.host, nn.Conv2d)
-        target, small = _by_row(output, rows, first), _by_row(z, rows, first)
-        fetch = partial(rows.factors, self) if together else None
-        made = add_products(target, small, rows.slots(output.device), scale, self.parts, first, weights, fetch)
+        target, small = _by_row(output, rows, self.first), _by_row(z, rows, self.first)
+        made = add_products(target, small, rows.slots(output.device), scale, self.parts, self.first, weights, fetch)
         return made.view(output.shape)
 
     def _dropped(self, x: Tensor, pieces: list[TaskFactor]) -> Tensor:
@@ -231,13 +235,15 @@ class MultiLoraLayer(HookedLayer):
 
     def _project(self, x: Tensor) -> Tensor:
         """`x A`."""
-        a, host = self.inlay_multi_lora_a, self.host
+        a, host = self._buffers["inlay_multi_lora_a"], self.host
+        if type(host) is nn.Linear:
+            return linear(x, a if a.dtype == x.dtype else a.to(x.dtype))  # keeps `A` alone, as the host does its weight
         if isinstance(host, nn.Embedding):
             found, scale = embedding(x, a), self._get_embed_scale()
             return found if scale is None else found * scale.to(found.dtype)
         if isinstance(host, nn.Conv2d):
             return ConvolveFrozen.apply(x, a.to(x.dtype), host.stride, host.padding, host.dilation)
-        return linear(x, a.to(x.dtype))  # keeps `A` alone, as the frozen host does its weight
+        return linear(x, a.to(x.dtype))
 
     # ---- merging
 
@@ -288,7 +294,8 @@ def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
 
     The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
     """
-    if tensor.ndim == 3 and len(tensor) == rows.count and rows.mixed:
+    shape = tensor.shape
+    if len(shape) == 3 and shape[0] == rows.count and rows.mixed:
         return tensor
     if not rows.mixed:
         return tensor.flatten(2) if first else tensor.reshape(1, -1, tensor.shape[-1])

@@ -19,7 +19,7 @@ from torch.nn.grad import conv2d_input
 
 Scale: TypeAlias = float | Tensor  # one for all tasks, or one a task
 Parts: TypeAlias = tuple[tuple[int, int], ...]  # from where to where, along the output's channels
-Factors: TypeAlias = tuple[Tensor, float]  # each row's `B`, (rows, s, r, width), and what the product is multiplied by
+Factors: TypeAlias = tuple[Sequence[Tensor], float]  # of each part each row's `B`, (rows, r, width), and its scale
 Fetch: TypeAlias = Callable[[torch.dtype], Factors | None]
 
 
@@ -42,18 +42,23 @@ def add_products(
     each row's place among the weights; None: all rows belong to the only one. `fetch` may know a shorter way to the
     rows' `B`s than through the weights.
     """
+    z = z if z.dtype == output.dtype else z.to(output.dtype)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (output, z, *weights)):
+        if slots is None and _is_whole(output, parts, first):  # torch's own keeps no more than ours
+            factor = weights[0][0].to(output.dtype).expand(len(output), -1, -1)
+            return torch.baddbmm(output, *((factor.mT, z) if first else (z, factor)), alpha=scale)
         return _AddProducts.apply(output, z, slots, scale, parts, first, fetch, *weights)
     # Nothing else holds what a layer has just computed: it is written over, except where a compiler decides that.
     result = output.clone() if torch.compiler.is_compiling() else output
-    with without_autocast(result):
-        return add_into(result, z, *_factors(weights, slots, scale, result, fetch), parts, first)
+    return add_into(result, z, *_factors(weights, slots, scale, result, fetch), parts, first)
 
 
-def add_into(result: Tensor, z: Tensor, factors: Tensor, alpha: float, parts: Parts, first: bool) -> Tensor:
-    """`add_products` given each row's `B`, (rows, s, r, width), in place."""
+def add_into(result: Tensor, z: Tensor, factors: Sequence[Tensor], alpha: float, parts: Parts, first: bool) -> Tensor:
+    """`add_products` given each row's `B`, in place."""
     z = z if z.dtype == result.dtype else z.to(result.dtype)
-    for small, part, factor in _by_part(z, result, factors, parts, first):
+    if len(parts) == 1 and not first and factors[0].shape[2] == result.shape[2]:
+        return result.baddbmm_(z, factors[0], alpha=alpha)
+    for small, part, factor in zip(_smalls(z, parts, first), _wides(result, parts, first), factors, strict=True):
         part.baddbmm_(*((factor.mT, small) if first else (small, factor)), alpha=alpha)
     return result
 
@@ -76,57 +81,47 @@ class _AddProducts(torch.autograd.Function):
         fetch: Fetch | None,
         *weights: Tensor,
     ) -> Tensor:
-        z = z.to(output.dtype)
         ctx.save_for_backward(z, slots, *weights)
-        ctx.scale, ctx.parts, ctx.first, ctx.fetch = scale, parts, first, fetch
-        with without_autocast(output):
-            factors, alpha = _factors(weights, slots, scale, output, fetch)
-            return add_into(output.clone(), z, factors, alpha, parts, first)
+        ctx.given = scale, parts, first, fetch
+        return add_into(output.clone(), z, *_factors(weights, slots, scale, output, fetch), parts, first)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         z, slots, *weights = ctx.saved_tensors
+        scale, parts, first, fetch = ctx.given
         wanted = ctx.needs_input_grad[7:]
-        of_weights: list[Tensor | None] = [None] * len(weights)
+        of_z, of_weights = None, [None] * len(weights)
         with without_autocast(gradient):
-            of_z = _gradient_of_z(ctx, gradient, slots, weights) if ctx.needs_input_grad[1] else None
+            wides = _wides(gradient, parts, first)
+            if ctx.needs_input_grad[1]:
+                factors, alpha = _factors(weights, slots, scale, gradient, fetch)
+                pairs = zip(wides, factors, strict=True)
+                of_z = [_product(b, g, alpha) if first else _product(g, b.mT, alpha) for g, b in pairs]
+                of_z = of_z[0] if len(of_z) == 1 else torch.cat(of_z, dim=1 if first else 2)
             if any(wanted):
-                found = _gradients_of_weights(ctx, gradient, z, slots, weights)
-                of_weights = [each if needed else None for each, needed in zip(found, wanted, strict=True)]
+                alpha = 1.0 if isinstance(scale, Tensor) else scale
+                pairs = zip(_smalls(z, parts, first), wides, strict=True)
+                found = [_product(s, g.mT, alpha) if first else _product(s.mT, g, alpha) for s, g in pairs]
+                by_row = found[0].unsqueeze(1) if len(found) == 1 else torch.stack(found, dim=1)
+                by_task = _by_task(by_row.to(weights[0].dtype), slots, scale, len(weights))
+                of_weights = [each if needed else None for each, needed in zip(by_task, wanted, strict=True)]
         return gradient, of_z, None, None, None, None, None, *of_weights
 
 
-def _gradient_of_z(ctx: Any, gradient: Tensor, slots: Tensor | None, weights: Sequence[Tensor]) -> Tensor:
-    factors, alpha = _factors(weights, slots, ctx.scale, gradient, ctx.fetch)
-    found = []
-    for _, part, factor in _by_part(None, gradient, factors, ctx.parts, ctx.first):
-        found.append(_product(factor, part, alpha) if ctx.first else _product(part, factor.mT, alpha))
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1 if ctx.first else 2)
-
-
-def _gradients_of_weights(
-    ctx: Any, gradient: Tensor, z: Tensor, slots: Tensor | None, weights: Sequence[Tensor]
-) -> Sequence[Tensor]:
-    alpha = 1.0 if isinstance(ctx.scale, Tensor) else ctx.scale
-    found = []
-    for small, part, _ in _by_part(z, gradient, weights[0].unsqueeze(0), ctx.parts, ctx.first):
-        found.append(_product(small, part.mT, alpha) if ctx.first else _product(small.mT, part, alpha))
-    by_row = found[0].unsqueeze(1) if len(found) == 1 else torch.stack(found, dim=1)
-    by_row = by_row.to(weights[0].dtype)
+def _by_task(by_row: Tensor, slots: Tensor | None, scale: Scale, tasks: int) -> Sequence[Tensor]:
+    """The sums over each task's rows."""
     if slots is None:
-        by_task = by_row.sum(dim=0, keepdim=True) if len(by_row) > 1 else by_row
-    else:
-        by_task = by_row.new_zeros(len(weights), *by_row.shape[1:]).index_add_(0, slots, by_row)
-    if isinstance(ctx.scale, Tensor):
-        by_task = by_task * ctx.scale.view(-1, 1, 1, 1).to(by_task.dtype)
-    return by_task.unbind()
+        return by_row.sum(dim=0, keepdim=True).unbind()
+    found = by_row.new_zeros(tasks, *by_row.shape[1:]).index_add_(0, slots, by_row)
+    return (found * scale.view(-1, 1, 1, 1).to(found.dtype) if isinstance(scale, Tensor) else found).unbind()
 
 
 def _product(left: Tensor, right: Tensor, alpha: float) -> Tensor:
-    """`alpha left right`, each matrix by itself, by one kernel."""
-    nothing = left.new_empty(())
-    return torch.bmm(left, right) if alpha == 1 else torch.baddbmm(nothing, left, right, beta=0, alpha=alpha)
+    """`alpha left right`, each pair of matrices by itself, by one kernel."""
+    if alpha == 1:
+        return torch.bmm(left, right)
+    return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=alpha)
 
 
 def _factors(
@@ -141,24 +136,23 @@ def _factors(
     if isinstance(scale, Tensor):
         stacked = stacked * scale.to(like.dtype).view(-1, 1, 1, 1)
     rows = stacked.expand(len(like), -1, -1, -1) if slots is None else stacked.index_select(0, slots)
-    return rows, 1.0 if isinstance(scale, Tensor) else scale
+    return rows.unbind(1), 1.0 if isinstance(scale, Tensor) else scale
 
 
-def _by_part(
-    z: Tensor | None, wide: Tensor, factors: Tensor, parts: Parts, first: bool
-) -> list[tuple[Any, Tensor, Tensor]]:
-    """What belongs together of `z`, of what is as wide as the output, and of each row's `B`."""
-    if len(parts) == 1 and parts[0][1] - parts[0][0] == wide.shape[1 if first else 2]:
-        return [(z, wide, factors[:, 0])]
-    rank, found = factors.shape[-2], []
-    for number, (begin, end) in enumerate(parts):
-        small = None if z is None else _channels(z, number * rank, (number + 1) * rank, first)
-        found.append((small, _channels(wide, begin, end, first), factors[:, number]))
-    return found
+def _is_whole(wide: Tensor, parts: Parts, first: bool) -> bool:
+    return len(parts) == 1 and parts[0][1] - parts[0][0] == wide.shape[1 if first else 2]
 
 
-def _channels(tensor: Tensor, begin: int, end: int, first: bool) -> Tensor:
-    return tensor[:, begin:end] if first else tensor[..., begin:end]
+def _wides(wide: Tensor, parts: Parts, first: bool) -> Sequence[Tensor]:
+    """The adapted parts of what is as wide as the output."""
+    if _is_whole(wide, parts, first):
+        return (wide,)
+    return [wide[:, begin:end] if first else wide[..., begin:end] for begin, end in parts]
+
+
+def _smalls(z: Tensor, parts: Parts, first: bool) -> Sequence[Tensor]:
+    """What belongs to each part of `z`."""
+    return (z,) if len(parts) == 1 else z.chunk(len(parts), dim=1 if first else 2)
 
 
 class ConvolveFrozen(torch.autograd.Function):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.bank import Bank
     from inlay.methods.multi_lora.heads import TaskHead
     from inlay.methods.multi_lora.layer import MultiLoraLayer
+    from inlay.methods.multi_lora.products import Factors
 
 BASE = "__base__"  # PEFT's name for "no adapter"
 ROUTING = "_inlay_multi_lora_routing"
@@ -39,8 +40,9 @@ class Rows:
         self.copies = 1  # of each row, where a text is continued by several beams
         self.labels: Tensor | None = None
         self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
+        self.mixed = self._places is not None  # whether rows of several tasks are in the batch
         self._kept: dict[tuple[Any, torch.device], Tensor] = {}
-        self._fetched: dict[tuple[torch.Size, torch.dtype], tuple[Bank, Any]] = {}
+        self._fetched: dict[Any, tuple[Bank, list[Factors] | None]] = {}
 
     @classmethod
     def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
@@ -55,11 +57,6 @@ class Rows:
                 raise unknown("task in adapter_names", str(task), known)
         place = {task: i for i, task in enumerate(tasks)}
         return cls(tasks, [place[name] for name in names])
-
-    @property
-    def mixed(self) -> bool:
-        """Whether rows of several tasks are in the batch."""
-        return self._places is not None
 
     def groups(self) -> list[list[int]]:
         """The rows of each task, as many for every one: where a task has fewer than another, its first again."""
@@ -77,21 +74,21 @@ class Rows:
         """For each row the number of its task, on a device."""
         return self.kept(("rows", of_task), device, lambda: torch.tensor([of_task[i] for i in self._places or ()]))
 
-    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype) -> tuple[Tensor, float] | None:
-        """Each row's `B` at a layer, (rows, s, r, width), and what the product is still to be multiplied by; None
-        where the `B`s do not lie together. Of each shape those of one bank are kept: the layers ask in order."""
+    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype) -> Factors | None:
+        """Each row's `B` at a layer, and what the product is multiplied by; None where the `B`s cannot lie together.
+
+        Of each shape those of one bank are kept: the layers ask in order, forward and backward.
+        """
         if layer.bank is None:
             put_together(layer.routing.layers.values())
-            if layer.bank is None:
-                return None
-        bank, number = layer.bank
-        before = self._fetched.get((bank.shape, dtype))
-        if before is None or before[0] is not bank:
-            before = self._fetched[bank.shape, dtype] = bank, bank.fetch(self, dtype)
-        if before[1] is None:
+        bank, number = layer.bank or (None, 0)
+        if bank is None:
             return None
-        factors, alpha = before[1]
-        return factors[number], alpha
+        key = bank.shape, dtype
+        before = self._fetched.get(key)
+        if before is None or before[0] is not bank:
+            before = self._fetched[key] = bank, bank.fetch(self, dtype)
+        return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor that many layers of this pass ask for: moved to their device once."""
