@@ -43,8 +43,8 @@ class Local(Engine):
             raise InlayError(f"workers={workers!r}: give 1 or more.")
         if cpus is not None and not 1 <= cpus * workers <= cores():
             raise InlayError(
-                f"{workers} worker{'s' * (workers > 1)} with {cpus} cores each need {cpus * workers}, and there are "
-                f"{cores()}. Give fewer of one or the other."
+                f"{workers} worker{'s' * (workers > 1)} with {cpus} core{'s' * (cpus > 1)} each need {cpus * workers}, "
+                f"and there are {cores()}. Give fewer of one or the other."
             )
         self.workers, self.cpus, self.gpus = workers, cpus, gpus
         self.pool: list[Worker] = []

@@ -268,10 +268,15 @@ def findings(found: Collected) -> list[str]:
             continue
         best = next(row for row in rows if row.best)
         width = "" if best.interval is None else f" ± {best.interval:.3f}"
-        words = {"not distinguishable": "Not distinguishable from it", "too few seeds": "Too few seeds to tell from it"}
+        words = {
+            "not distinguishable": "Not distinguishable from it",
+            "too few seeds": "Too few seeds to tell from it",
+            "worse": "Worse",
+        }
         ties = {text: [row.spec.method for row in rows if row.verdict == word] for word, text in words.items()}
         rest = "".join(f" {text}: {', '.join(names)}." for text, names in ties.items() if names)
-        rest = rest or " All others are worse."
+        if all(row.best or row.verdict == "worse" for row in rows):
+            rest = " All others are worse."
         told.append(
             f"{name.label}: {best.label} has the best {name.split} {name.metric}, {best.mean:.3f}{width}.{rest}"
         )
