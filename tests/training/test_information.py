@@ -151,3 +151,12 @@ def test_the_kl_is_that_of_torch() -> None:
 def test_no_function_takes_a_label() -> None:
     for _, function in inspect.getmembers(info, inspect.isfunction):
         assert not {"label", "labels", "target", "y"} & set(inspect.signature(function).parameters)
+
+
+def test_the_head_loss_pulls_at_all_class_vectors_alike() -> None:
+    """It changes no prediction by itself: all scores of a text move by the same."""
+    theta = numbers(5, 4, seed=1).requires_grad_()
+    info.head_nce(numbers(3, 2, 4), theta, numbers(3, 7, 4, seed=2), None, numbers(4, 4, seed=3)).mean().backward()
+    assert theta.grad is not None
+    assert theta.grad.abs().sum() > 0
+    torch.testing.assert_close(theta.grad, theta.grad[:1].expand_as(theta))
