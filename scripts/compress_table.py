@@ -53,6 +53,7 @@ SETTINGS: list[tuple[dict[str, Any], float]] = [
     ({"feature_map": "elu", "feature_multiplier": 2, "rank": 64}, 1e-3),
 ]
 SAMPLED_AT_ONCE = 64
+FIRST = 500  # examples that a prompt is made of
 
 
 def examples(kind: str, folder: Path, split: str) -> list[str]:
@@ -62,13 +63,13 @@ def examples(kind: str, folder: Path, split: str) -> list[str]:
 
 
 def make_prompt(kind: str, folder: Path, tokenizer: Any, tokens: int) -> str:
-    """The instruction and as many examples as fit into `tokens`."""
+    """The instruction and those of the first examples that fit into `tokens`, in their order."""
     text = INSTRUCTIONS[kind]
     count = len(tokenizer(text).input_ids)
-    for example in examples(kind, folder, "train"):
+    for example in examples(kind, folder, "train")[:FIRST]:
         more = len(tokenizer(example).input_ids)
         if count + more > tokens:
-            break
+            continue
         text, count = text + example, count + more
     return text
 

@@ -62,11 +62,12 @@ def run_all(
     wanted: Callable[[dict[Key, Entry]], Iterable[Any]],
     names: Sequence[str],
     args: argparse.Namespace,
+    usable: Callable[[Entry], bool] = lambda entry: "error" not in entry,
 ) -> None:
     """Make runs until none is wanted or the time is over, and keep what they found in a file.
 
     `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
-    told apart by the fields `names`.
+    told apart by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
     """
     from inlay.records.versions import versions
 
@@ -77,7 +78,7 @@ def run_all(
     def key(named: Mapping[str, Any]) -> Key:
         return tuple(named[name] for name in names)
 
-    entries: dict[Key, Entry] = {key(entry): entry for entry in known if "error" not in entry}
+    entries: dict[Key, Entry] = {key(entry): entry for entry in known if usable(entry)}
     context = multiprocessing.get_context("spawn")
     todo, done = context.Queue(), context.Queue()
     workers = [context.Process(target=serve, args=(measure, todo, done), daemon=True) for _ in range(args.workers)]

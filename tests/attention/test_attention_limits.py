@@ -103,7 +103,7 @@ def test_a_query_that_sees_nothing_gets_the_features_alone(backend: str) -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["elu", "taylor", "favor"])
-@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, torch.finfo(torch.float16).min])
 def test_a_query_that_sees_nothing_has_no_larger_gradients_than_others(backend: str, kind: str, hidden: float) -> None:
     """At the start of training (Z_B = 0, kappa = 0) and with a Z that is large: padding on the left has such rows, and
     the loss of the first real token is read from the last of them."""
