@@ -18,6 +18,7 @@ from inlay.tasks import templates
 
 IGNORED = -100
 DEFAULT_LENGTH = 512
+_SHOWN = 100  # characters of a template in an error
 _BATCH = 1000
 # Architectures whose position table starts after the padding index.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text")
@@ -157,9 +158,11 @@ def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length
         if count := _most_that_fits(narrowed, most, template, tokenizer, max_length):
             return narrowed(count)
     if not _fits(of_words(0), template, tokenizer, max_length):
+        prompts, plain = template.count(templates.MARK), template.replace(templates.MARK, "").strip()
+        shown = repr(plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}...")
         raise InlayError(
-            f"The template {template!r} alone is longer than the {max_length} tokens that fit. Make it shorter, use "
-            "fewer prompt tokens, or give a larger max_length."
+            f"The template {shown}{f' with {prompts} prompt tokens' * bool(prompts)} alone is longer than the "
+            f"{max_length} tokens that fit. Make it shorter, use fewer prompt tokens, or give a larger max_length."
         )
     return of_words(0)
 
