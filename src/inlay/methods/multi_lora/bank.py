@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
@@ -32,9 +33,10 @@ class Place(NamedTuple):
     """
 
     slot: int
-    layer: MultiLoraLayer
-    piece: nn.Module
+    layer: Any
+    piece: Any
     weight: Tensor
+    numbers: list[int]  # of the layers that it adapts
     weights: list[Tensor]
     pointers: list[int]
     scales: tuple[float, ...]
@@ -65,35 +67,49 @@ class Bank:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
         return {**self.__dict__, "whole": None, "used": 0, "places": {}}
 
-    def fetch(self, rows: Rows, dtype: torch.dtype) -> list[Factors] | None:
+    def fetch(self, rows: Rows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
 
-        None: they cannot be kept here, since they are not ordinary parameters or belong to someone else's memory.
+        `tracked`: so that autograd finds the way back to the parameters. None: the `B`s cannot be kept here, since they
+        are not ordinary parameters or belong to someone else's memory.
         """
         places = self._find(rows.tasks) or self._take_in(rows.tasks)
-        if places is None or self.whole is None:
+        if places is None:
             return None
-        slots, device = tuple(NOBODY if place is None else place.slot for place in places), self.whole.device
-        different = {scale for place in places if place is not None for scale in place.scales}
-        alpha = different.pop() if len(different) == 1 else 1.0
-        with torch.no_grad():
-            if not different and self.whole.dtype == dtype:
-                return self._by_layer(self.whole.index_select(1, rows.spread(slots, device)), alpha)
-            # Rounded and scaled once for each task.
-            own = rows.kept(("slots", slots), device, lambda: torch.tensor(slots))
-            each = self.whole.index_select(1, own).to(dtype)
-            if different:
-                nobody = (1.0,) * len(self.layers)
-                scales = tuple(nobody if place is None else place.scales for place in places)
-                factors = rows.kept(("scales", scales), device, lambda: torch.tensor(scales, dtype=torch.float64).T)
-                each *= factors.to(dtype)[:, :, None, None, None]
-            return self._by_layer(each.index_select(1, rows.slots(device)), alpha)
+        if not tracked:
+            found, alpha = self._by_row(places, rows, dtype)
+            if self.shape[0] == 1:
+                return [((own,), alpha) for own in found.squeeze(2).unbind()]
+            return [(own.unbind(1), alpha) for own in found.unbind()]
+        weights = [weight for place in places if place is not None for weight in place.weights]
+        return [(own.unbind(1), 1.0) for own in _Fetch.apply(self, places, rows, dtype, *weights)]
 
-    @staticmethod
-    def _by_layer(found: Tensor, alpha: float) -> list[Factors]:
-        if found.shape[2] == 1:
-            return [((own,), alpha) for own in found.squeeze(2).unbind()]
-        return [(own.unbind(1), alpha) for own in found.unbind()]
+    @torch.no_grad()
+    def _by_row(self, places: Sequence[Place | None], rows: Rows, dtype: torch.dtype) -> tuple[Tensor, float]:
+        """(layers, rows, s, r, width), and the scale of all, or 1 where it has been multiplied in."""
+        assert self.whole is not None
+        slots, device = tuple(NOBODY if place is None else place.slot for place in places), self.whole.device
+        scale = self._scale(places, rows)
+        alike = isinstance(scale, float)
+        if alike and self.whole.dtype == dtype:
+            return self.whole.index_select(1, rows.spread(slots, device)), scale
+        # Rounded and scaled once for each task.
+        each = self.whole.index_select(1, rows.kept(("slots", slots), device, lambda: torch.tensor(slots))).to(dtype)
+        if not alike:
+            each *= scale.to(dtype)
+        return each.index_select(1, rows.slots(device)), scale if alike else 1.0
+
+    def _scale(self, places: Sequence[Place | None], rows: Rows) -> Any:
+        """That of all tasks at all layers; where they differ, (layers, tasks, 1, 1, 1)."""
+        different = {place.scales for place in places if place is not None}
+        first = next(iter(different), (1.0,))[0]
+        if all(scale == first for scales in different for scale in scales):
+            return first
+        assert self.whole is not None
+        nobody = (1.0,) * len(self.layers)
+        scales = tuple(nobody if place is None else place.scales for place in places)
+        kept = rows.kept(("scales", scales), self.whole.device, lambda: torch.tensor(scales, dtype=torch.float64).T)
+        return kept[:, :, None, None, None]
 
     def _find(self, tasks: Sequence[str]) -> list[Place | None] | None:
         """Where each task is, None for one that adapts none of these layers; None: some are not here."""
@@ -117,7 +133,7 @@ class Bank:
             return None
         size = math.prod(self.shape) * self.whole.element_size()
         start, a_layer = self.whole.data_ptr(), self.whole.shape[1] * size
-        pieces = [layer.pieces.get(task) for layer in self.layers]
+        pieces: list[Any] = [layer.pieces.get(task) for layer in self.layers]
         there = [number for number, piece in enumerate(pieces) if piece is not None]
         weights = [pieces[number]._parameters.get("weight") for number in there]
         if not all(type(weight) is nn.Parameter for weight in weights):
@@ -131,7 +147,7 @@ class Bank:
         shown = slot % len(there)
         number = there[shown]
         scales = tuple((pieces[number] if piece is None else piece).scale for piece in pieces)
-        return Place(slot, self.layers[number], pieces[number], weights[shown], weights, pointers, scales)
+        return Place(slot, self.layers[number], pieces[number], weights[shown], there, weights, pointers, scales)
 
     # ---- taking in
 
@@ -176,6 +192,48 @@ class Bank:
         memory = weight.untyped_storage()
         here = self.whole is not None and memory.data_ptr() == self.whole.untyped_storage().data_ptr()
         return here or memory.nbytes() == weight.numel() * weight.element_size()
+
+
+class _Fetch(torch.autograd.Function):
+    """Each layer's and row's `B` with its scale, (rows, s, r, width); the gradient of a task's is the sum over its
+    rows:
+
+        F[l, i] = scale[l, t] B_t[l],    dL/dB_t[l] = scale[l, t] * sum over the rows i of task t of dL/dF[l, i].
+
+    One for all layers of a bank, so that what a layer adds to it is torch's own product, forward and backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, bank: Bank, places: Sequence[Place | None], rows: Rows, dtype: torch.dtype, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        found, alpha = bank._by_row(places, rows, dtype)
+        ctx.given = places, rows.slots(found.device), bank._scale(places, rows)  # not the rows, which keep the result
+        ctx.set_materialize_grads(False)  # a layer that took no part has none
+        return (found if alpha == 1 else found.mul_(alpha)).unbind()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        places, slots, scale = ctx.given
+        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        by_task: dict[int, Sequence[Tensor]] = {}
+        if there:
+            weight = next(place.weights[0] for place in places if place is not None)
+            by_row = torch.stack([gradients[number] for number in there]).to(weight.dtype)
+            sums = by_row.new_zeros(len(there), len(places), *by_row.shape[2:])
+            sums.index_add_(1, slots, by_row)
+            own = scale if isinstance(scale, float) else scale[there].to(sums.dtype)
+            by_task = dict(zip(there, (each.unbind() for each in (sums * own).unbind()), strict=True))
+        found = [
+            by_task[number][task] if number in by_task else None
+            for task, place in enumerate(places)
+            if place is not None
+            for number in place.numbers
+        ]
+        wanted = ctx.needs_input_grad[4:]
+        of_weights = (each if needed else None for each, needed in zip(found, wanted, strict=True))
+        return None, None, None, None, *of_weights
 
 
 def put_together(layers: Iterable[MultiLoraLayer]) -> None:

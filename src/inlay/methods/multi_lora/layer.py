@@ -118,6 +118,7 @@ class MultiLoraLayer(HookedLayer):
         width = self.width_out // 3 if config.thirds else self.width_out
         thirds = config.thirds or (0,)
         self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
+        self.whole = len(thirds) == 1 and width == self.width_out and not self.first
         rank = config.rank * len(thirds)
         host, weight = self.host, self.host.weight
         if isinstance(host, nn.Embedding):
@@ -220,6 +221,12 @@ class MultiLoraLayer(HookedLayer):
             nothing = torch.zeros_like(present[0].weight, requires_grad=False)
             weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
         target, small = _by_row(output, rows, self.first), _by_row(z, rows, self.first)
+        if fetch is not None and self.whole and torch.is_grad_enabled() and not self.routing.recomputing:
+            # The rows' B's are made for many layers at once. Not where layers are recomputed, each with its own.
+            tracked = rows.factors(self, output.dtype, tracked=True)
+            if tracked is not None:
+                small = small if small.dtype == target.dtype else small.to(target.dtype)
+                return torch.baddbmm(target, small, tracked[0][0]).view(output.shape)
         made = add_products(target, small, rows.slots(output.device), scale, self.parts, self.first, weights, fetch)
         return made.view(output.shape)
 

@@ -74,20 +74,21 @@ class Rows:
         """For each row the number of its task, on a device."""
         return self.kept(("rows", of_task), device, lambda: torch.tensor([of_task[i] for i in self._places or ()]))
 
-    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype) -> Factors | None:
+    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype, tracked: bool = False) -> Factors | None:
         """Each row's `B` at a layer, and what the product is multiplied by; None where the `B`s cannot lie together.
 
-        Of each shape those of one bank are kept: the layers ask in order, forward and backward.
+        `tracked`: as autograd needs them. Of each shape those of one bank are kept: the layers ask in order, forward
+        and backward.
         """
         if layer.bank is None:
             put_together(layer.routing.layers.values())
         bank, number = layer.bank or (None, 0)
         if bank is None:
             return None
-        key = bank.shape, dtype
+        key = bank.shape, dtype, tracked
         before = self._fetched.get(key)
         if before is None or before[0] is not bank:
-            before = self._fetched[key] = bank, bank.fetch(self, dtype)
+            before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
         return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
