@@ -3,7 +3,7 @@
 On a GPU: RoBERTa-large, bfloat16, 64 rows of 128 tokens (training: 32 rows, bfloat16 autocast, AdamW). On a CPU: a
 RoBERTa of six layers and 384 channels, float32, 64 rows of 32 tokens. Weights and tokens are random: what is measured
 does not depend on them. Queries and values are adapted with rank 8. Everything takes turns, several rounds; a figure is
-the median of its rounds' medians.
+the median of its rounds' medians. What has been measured is written after every section.
 
 - Inference: the body alone, without heads, since PEFT cannot mix RoBERTa's heads; rows go round the tasks. The base
   model without adapters is the floor. Kernel launches are counted by torch's profiler on a GPU, dispatched operations
@@ -16,7 +16,7 @@ the median of its rounds' medians.
   as `inlay tune --tasks` makes it. So each task sees the same rows in as many steps.
 
     python benchmarks/multi_lora.py            # prints the ratios and their goals, writes results/multi-lora-*.json
-    python benchmarks/multi_lora.py --only inference
+    python benchmarks/multi_lora.py --only inference --only training   # beside what the file has of the others
     python benchmarks/multi_lora.py --cpu-time # where others use the machine: the time that this process computed for
 """
 
@@ -32,8 +32,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ GLUE = {
     "boolq": (65, 85, 102, 122, 128, 128, 128, 128),
 }
 SECTIONS = ("inference", "training", "joint", "adding")
-LONG_ENOUGH = 1500  # milliseconds a contender and round
+LONG_ENOUGH = {"cuda": 300, "cpu": 1500}  # milliseconds a contender and round
 clock = time.perf_counter
 
 
@@ -135,7 +136,7 @@ def timed(action: Callable[[], Any], device: torch.device, repeats: int) -> floa
         return 1e3 * (clock() - begin)
 
     first = min(once() for _ in range(2))
-    few = min(repeats, max(3, int(LONG_ENOUGH / max(first, 1e-3))))
+    few = min(repeats, max(3, int(LONG_ENOUGH[device.type] / max(first, 1e-3))))
     for _ in range(few // 4):
         once()
     return statistics.median(once() for _ in range(few))
@@ -180,8 +181,9 @@ def inference(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]
     most = ours(build(device), max(OURS))
     for tasks in OURS:
         contend(f"multi-lora {tasks}", most, tasks)
+    its = theirs(build(device), max(THEIRS))  # PEFT's loop, too, goes round the tasks of the batch alone
     for tasks in THEIRS:
-        contend(f"peft-lora {tasks}", theirs(build(device), tasks), tasks)
+        contend(f"peft-lora {tasks}", its, tasks)
     found: dict[str, Any] = {name: {"rounds_ms": []} for name in contenders}
     with torch.no_grad():
         for _ in range(rounds):
@@ -202,8 +204,8 @@ class Steps:
 
     def __init__(self, device: torch.device, kind: str, tasks: int) -> None:
         self.device = device
+        self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         base = build(device, heads=True)
-        self.stack = ExitStack()
         if kind == "peft-lora":
             self.model: Any = theirs(base, 1, task_type="SEQ_CLS").train()
         else:
@@ -212,7 +214,8 @@ class Steps:
             modes.adapt(self.model)
             modes.train()
             if device.type == "cuda":
-                self.stack.enter_context(rounded_once(self.model, torch.bfloat16))
+                self.rounded = rounded_once(self.model, torch.bfloat16)  # for as long as these steps are made
+                self.rounded.__enter__()
         rows = TRAINED[device.type]
         self.batch: dict[str, Any] = tokens(device, rows) | {"labels": torch.arange(rows, device=device) % 2}
         if kind != "peft-lora":
@@ -233,7 +236,7 @@ class Steps:
         self.optimizer.zero_grad(set_to_none=True)
 
     def peak(self) -> int | None:
-        """The allocator's maximum over two steps, with this contender alone on the device."""
+        """The allocator's maximum over two steps, less what lay there before."""
         if self.device.type == "cpu":
             return None
         self.step()
@@ -242,7 +245,7 @@ class Steps:
         self.step()
         self.step()
         wait(self.device)
-        return torch.cuda.max_memory_allocated(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - self.before
 
     def kept(self) -> int:
         """Bytes that a forward pass keeps for the backward pass, parameters aside."""
@@ -263,23 +266,22 @@ class Steps:
         return sum(kept.values())
 
 
+@cache
+def steps(device: torch.device, kind: str, tasks: int) -> Steps:
+    """Made once: a model of this size takes seconds."""
+    return Steps(device, kind, tasks)
+
+
 def training(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
     """One step of one task, and of eight mixed at the same number of rows."""
     contenders = {"peft-lora 1": ("peft-lora", 1), "multi-lora 1": ("multi-lora", 1), "multi-lora 8": ("multi-lora", 8)}
     found: dict[str, Any] = {}
     for name, how in contenders.items():
-        alone = Steps(device, *how)
-        found[name] = {"peak_bytes": alone.peak(), "kept_bytes": alone.kept(), "rounds_ms": []}
-        alone.stack.close()
-        del alone
-        gc.collect()
+        one = steps(device, *how)
+        found[name] = {"peak_bytes": one.peak(), "kept_bytes": one.kept(), "rounds_ms": []}
     for _ in range(rounds):
         for name, how in contenders.items():
-            one = Steps(device, *how)
-            found[name]["rounds_ms"].append(round(timed(one.step, device, repeats), 3))
-            one.stack.close()
-            del one
-            gc.collect()
+            found[name]["rounds_ms"].append(round(timed(steps(device, *how).step, device, repeats), 3))
     for name, entry in found.items():
         entry["ms"] = statistics.median(entry["rounds_ms"])
         peak = "" if entry["peak_bytes"] is None else f"{entry['peak_bytes'] / 2**30:6.2f} GiB"
@@ -301,7 +303,7 @@ def joint(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
     """One step of eight tasks together, beside a step of each in eight runs."""
     drawn = random.Random(0)
     lengths = {task: drawn.choices(eighths, k=OF_A_TASK[device.type]) for task, eighths in GLUE.items()}
-    lora, multi = Steps(device, "peft-lora", 1), Steps(device, "multi-lora", len(GLUE))
+    lora, multi = steps(device, "peft-lora", 1), steps(device, "multi-lora", len(GLUE))
     alone = [of_lengths(own, device) for own in lengths.values()]
     together = of_lengths([*itertools.chain.from_iterable(lengths.values())], device)
     names = [f"t{i}" for i, own in enumerate(lengths.values()) for _ in own]
@@ -325,17 +327,17 @@ def joint(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
     for name, entry in found.items():
         entry |= {"ms": statistics.median(entry["rounds_ms"]), "tokens": sizes[name]}
         print(f"joint     {name:<22} {entry['ms']:9.2f} ms  {entry['tokens']:,} tokens with padding")
-    multi.stack.close()
     return found
 
 
 def adding(device: torch.device, rounds: int) -> dict[str, Any]:
-    """What `add_adapter` takes for the 2nd and the 64th task, in milliseconds."""
+    """What `add_adapter` takes for the 2nd and the 64th task, in milliseconds; PEFT's, which takes long, on a CPU."""
     found: dict[str, Any] = {}
-    for name, make, config in (
+    contenders: list[tuple[str, Any, Callable[[], Any]]] = [
         ("multi-lora", ours, lambda: inlay.MultiLoraConfig(r=8, target_modules=TARGETS)),
         ("peft-lora", theirs, lambda: LoraConfig(r=8, lora_alpha=16, target_modules=TARGETS)),
-    ):
+    ]
+    for name, make, config in contenders[: 1 if device.type == "cuda" else 2]:
         times: dict[int, list[float]] = {2: [], 64: []}
         for _ in range(rounds if make is ours else 1):  # PEFT takes long, and is no goal
             model = make(build(device), 1)
@@ -407,11 +409,7 @@ def main() -> None:
         "joint": lambda: joint(device, rounds, repeats),
         "adding": lambda: adding(device, rounds),
     }
-    found = {name: run() for name, run in sections.items() if args.only is None or name in args.only}
-    checked = goals(found, device.type)
-    print(*checked, sep="\n")
-    about = {
-        "command": " ".join(["python", "benchmarks/multi_lora.py", *sys.argv[1:]]),
+    about: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"cpu, {torch.get_num_threads()} threads",
@@ -424,12 +422,31 @@ def main() -> None:
             "length": LENGTH[device.type],
         },
         "versions": versions(),
-        "goals": [{"name": goal.name, "value": goal.value, "bound": goal.bound} for goal in checked],
     }
     args.results.mkdir(parents=True, exist_ok=True)
     target = args.results / f"multi-lora-{device.type}.json"
-    target.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    found = _sections_of(target, about) if args.only else {}
+    for name in args.only or SECTIONS:
+        begin = time.perf_counter()
+        found[name] = sections[name]()
+        print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+        checked = goals(found, device.type)
+        written = [{"name": goal.name, "value": goal.value, "bound": goal.bound} for goal in checked]
+        command = " ".join(["python", "benchmarks/multi_lora.py", *sys.argv[1:]])
+        target.write_text(json.dumps({"command": command, **about, "goals": written, **found}, indent=1) + "\n")
+        gc.collect()
+    print(*checked, sep="\n")
     print(f"written to {target.name}")
+
+
+def _sections_of(file: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """What was measured before, on the same device and with the same versions."""
+    try:
+        before = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    same = all(before.get(key) == json.loads(json.dumps(value)) for key, value in about.items())
+    return {name: before[name] for name in SECTIONS if name in before} if same else {}
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Requests per second with 64 tasks: the service with Multi-LoRA, and with PEFT's LoRA and its `adapter_names`.
 
 The same process, the same service, the same batches of at most 64 rows; only the adapted model differs. PEFT's adapters
-are the same tasks, exported (`inlay export`), and must give the same answers. The clients are a process of their own:
-256 connections that stay open, each with one request at a time, going round the tasks. `direct` is without HTTP:
-batches of 64 rows, tokenised, run and decoded as the service does it; there the base model without adapters says what
-the most is that can be had. On a GPU: a BERT of the base size under bfloat16 autocast, 124 words a row. On a CPU: four
-layers of 128 channels, float32, 10 words, the smallest model that was tried and the one with the largest gain; with
-`--channels 384 --words 30` there was next to none, since computing takes the time and not PEFT's loop. Weights and
-texts are random. The contenders take turns; a figure is the median of the rounds.
+are the same tasks, exported (`inlay export`), and must give the same answers. The clients are a process of their own
+(serving_client.py): 256 connections that stay open, each with one request at a time, going round the tasks. `direct` is
+without HTTP: batches of 64 rows, tokenised, run and decoded as the service does it; there the base model without
+adapters says what the most is that can be had.
+
+On a GPU: a BERT of the base size under bfloat16 autocast, 30 words a row. A batch of it is two or three milliseconds of
+computing for an H200 and several times that of launching kernels for its host, so that the GPU is not what is waited
+for. On a CPU: four layers of 128 channels, float32, 10 words, the smallest model that was tried and the one with the
+largest gain; with `--channels 384 --words 30` there was next to none, since computing takes the time and not PEFT's
+loop. Weights and texts are random. The contenders take turns; a figure is the median of the rounds, and what has been
+measured is written after every round.
 
     python benchmarks/serving.py                       # prints the ratios, writes results/serving-<device>.json
     CUDA_VISIBLE_DEVICES= python benchmarks/serving.py --rounds 3
@@ -17,7 +21,6 @@ texts are random. The contenders take turns; a figure is the median of the round
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import json
 import random
@@ -27,7 +30,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +55,7 @@ SIZES = {
     "cuda": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "cpu": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512},
 }
-WORDS = {"cuda": 124, "cpu": 10}
+WORDS = {"cuda": 30, "cpu": 10}
 PRECISION = {"cuda": "bfloat16", "cpu": "float32"}
 clock = time.perf_counter
 VOCABULARY, CLIENTS, BATCH, GOAL = 5000, 256, 64, 5.0
@@ -136,46 +139,13 @@ def direct(hosted: ManyTasks, given: list[dict[str, str]]) -> float:
 
 def over_http(address: str, given: list[dict[str, str]]) -> dict[str, float]:
     """Requests a second and times to an answer, as clients in another process find them."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--client", address]
+    command = [sys.executable, str(Path(__file__).with_name("serving_client.py")), address, str(CLIENTS)]
     done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
-async def client(address: str, given: list[dict[str, str]]) -> dict[str, float]:
-    """Many connections, each with one request at a time."""
-    name, port = address.removeprefix("http://").split(":")
-    queue, times = iter(given), []
-
-    async def one() -> None:
-        reader, writer = await asyncio.open_connection(name, int(port))
-        for each in queue:
-            body = json.dumps(each).encode()
-            head = f"POST /predict HTTP/1.1\r\nHost: {name}\r\nContent-Type: application/json\r\n"
-            begin = time.perf_counter()
-            writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            said = (await reader.readuntil(b"\r\n\r\n")).lower()
-            length = next(
-                int(line.split(b":")[1]) for line in said.split(b"\r\n") if line.startswith(b"content-length")
-            )
-            answer = await reader.readexactly(length)
-            if not said.startswith(b"http/1.1 200"):
-                raise SystemExit(f"refused: {answer.decode()}")
-            times.append(time.perf_counter() - begin)
-        writer.close()
-
-    begin = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(CLIENTS)))
-    seconds = time.perf_counter() - begin
-    times.sort()
-    return {
-        "requests_per_second": len(times) / seconds,
-        "median_ms": 1e3 * times[len(times) // 2],
-        "p99_ms": 1e3 * times[int(0.99 * len(times))],
-    }
-
-
-def compare(kind: str, tasks: int, rounds: int, requests: int) -> dict[str, Any]:
-    """Both, in turns."""
+def compare(kind: str, tasks: int, rounds: int, requests: int) -> Iterator[dict[str, Any]]:
+    """Both, in turns; what was found so far after every round."""
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         folder = write(place, kind, tasks)
@@ -185,22 +155,27 @@ def compare(kind: str, tasks: int, rounds: int, requests: int) -> dict[str, Any]
         gc.freeze()  # as `inlay serve` does: what was loaded stays
         settings = Settings(port=0, max_batch=BATCH, max_queue=4 * CLIENTS, timeout=600)
         found: dict[str, Any] = {each: {"direct": [], "http": []} for each in contenders} | {"base": {"direct": []}}
-        for turn in range(rounds + 1):  # the first is to warm up
+        for hosted in (*contenders.values(), without):  # to warm up
+            direct(hosted, rows(2 * BATCH, tasks, kind))  # type: ignore[arg-type]
+        for turn in range(1, rounds + 1):
             for each, hosted in contenders.items():
                 count = requests if each == "multi-lora" or kind == "cpu" else 2 * CLIENTS
-                given = rows(count if turn else 2 * CLIENTS, tasks, kind, turn)
+                given = rows(count, tasks, kind, turn)
                 speed = direct(hosted, given)  # type: ignore[arg-type]
                 with serving(hosted, settings) as address:
                     http = over_http(address, given)
-                if turn:
-                    found[each]["direct"].append(speed)
-                    found[each]["http"].append(http)
-                    print(f"{each:<12} direct {speed:8.1f} /s   http {http['requests_per_second']:8.1f} /s", flush=True)
-            speed = direct(without, rows(requests if turn else 2 * CLIENTS, tasks, kind, turn))
-            if turn:
-                found["base"]["direct"].append(speed)
-                print(f"{'base':<12} direct {speed:8.1f} /s", flush=True)
-    return found
+                found[each]["direct"].append(speed)
+                found[each]["http"].append(http)
+                print(f"{each:<12} direct {speed:8.1f} /s   http {http['requests_per_second']:8.1f} /s", flush=True)
+            speed = direct(without, rows(requests, tasks, kind, turn))
+            found["base"]["direct"].append(speed)
+            print(f"{'base':<12} direct {speed:8.1f} /s", flush=True)
+            yield found
+
+
+def typical(found: dict[str, Any], each: str, how: str) -> float:
+    """The median of the rounds."""
+    return statistics.median(entry if how == "direct" else entry["requests_per_second"] for entry in found[each][how])
 
 
 def _check_same(contenders: dict[str, Any], given: list[dict[str, str]]) -> None:
@@ -222,33 +197,16 @@ def main() -> None:
     parser.add_argument("--words", type=int, help="another length of the texts")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--cpu-time", action="store_true", help="count the process's own time, without HTTP")
-    parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.cpu_time:
         clock = time.process_time
-    if args.client:
-        print(json.dumps(asyncio.run(client(args.client, json.load(sys.stdin)))))
-        return
     warnings.filterwarnings("ignore", category=UserWarning)
     kind = pick_device().type
     if args.channels:
         sizes = {"hidden_size": args.channels, "intermediate_size": 4 * args.channels}
         SIZES[kind] |= sizes | {"num_attention_heads": args.channels // 32}
     WORDS[kind] = args.words or WORDS[kind]
-    requests = args.requests or (4096 if kind == "cuda" else 1024)
-    found = compare(kind, args.tasks, args.rounds, requests)
-    typical: Callable[[str, str], float] = lambda each, how: statistics.median(  # noqa: E731
-        entry if how == "direct" else entry["requests_per_second"] for entry in found[each][how]
-    )
-    ratios = {how: typical("multi-lora", how) / typical("peft-lora", how) for how in ("direct", "http")}
-    most = typical("base", "direct")
-    print(f"of what the base model alone answers: {typical('multi-lora', 'direct') / most:.2f}; ", end="")
-    print(f"PEFT's loop {typical('peft-lora', 'direct') / most:.2f}")
-    for how, ratio in ratios.items():
-        verdict = "met" if ratio >= GOAL else "MISSED"
-        print(
-            f"{args.tasks} tasks, Multi-LoRA / PEFT's adapter_names, {how}: {ratio:.2f} x  goal >= {GOAL:g}  {verdict}"
-        )
+    requests = args.requests or (2048 if kind == "cuda" else 1024)
     about = {
         "command": " ".join(["python", "benchmarks/serving.py", *sys.argv[1:]]),
         "device": torch.cuda.get_device_name() if kind == "cuda" else f"cpu, {torch.get_num_threads()} threads",
@@ -258,13 +216,24 @@ def main() -> None:
         "max_batch": BATCH,
         "words": WORDS[kind],
         "goal": GOAL,
-        "ratios": ratios,
         "clock": "cpu" if args.cpu_time else "wall",
         "versions": versions(),
     }
     args.results.mkdir(parents=True, exist_ok=True)
     target = args.results / f"serving-{kind}.json"
-    target.write_text(json.dumps(about | found, indent=1) + "\n")
+    for found in compare(kind, args.tasks, args.rounds, requests):
+        ratios = {
+            how: typical(found, "multi-lora", how) / typical(found, "peft-lora", how) for how in ("direct", "http")
+        }
+        target.write_text(json.dumps(about | {"ratios": ratios} | found, indent=1) + "\n")
+    most = typical(found, "base", "direct")
+    print(f"of what the base model alone answers: {typical(found, 'multi-lora', 'direct') / most:.2f}; ", end="")
+    print(f"PEFT's loop {typical(found, 'peft-lora', 'direct') / most:.2f}")
+    for how, ratio in ratios.items():
+        verdict = "met" if ratio >= GOAL else "MISSED"
+        print(
+            f"{args.tasks} tasks, Multi-LoRA / PEFT's adapter_names, {how}: {ratio:.2f} x  goal >= {GOAL:g}  {verdict}"
+        )
     print(f"written to {target.name}")
 
 
