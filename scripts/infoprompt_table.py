@@ -39,7 +39,7 @@ HELD_OUT, CURVE_ROWS, TEST_ROWS = 500, 256, 1000  # rows that are scored at most
 TRIAL_ROWS = 16  # where it is only tried out
 SCORED_BATCH = 64
 MOST_LENGTH = 128
-PROMPTS = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+PROMPTS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 RATES: Mapping[str, tuple[float, ...]] = {
     "infoprompt": PROMPTS,
     "warp": PROMPTS,

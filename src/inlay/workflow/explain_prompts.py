@@ -208,7 +208,7 @@ def fitted_bounds(
     fresh: tuple[Tensor, ...],
     steps: int,
     negatives: int,
-    rate: float = 1e-3,
+    rate: float = 2e-2,
 ) -> list[float]:
     """Fit f_mu, f_sigma and W_2 to some texts' P, Z and Z', and give other texts' bounds `log K + L_NCE`.
 

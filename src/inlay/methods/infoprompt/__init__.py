@@ -6,7 +6,7 @@ from typing import Any
 from inlay.methods.registry import Method
 
 
-def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-2) -> Method:
+def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate: float = 3e-1) -> Method:
     return Method(
         name=name,
         summary=summary,
@@ -17,7 +17,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate:
         parameter_prefix="inlay_infoprompt_",
         settings=MappingProxyType(settings),
         learning_rate=rate,
-        grid=(3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
+        grid=(1e-2, 3e-2, 1e-1, 3e-1, 1.0),
         identity_at_start=False,
     )
 

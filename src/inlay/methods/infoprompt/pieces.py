@@ -47,12 +47,11 @@ class Trained(nn.Module):
     """One parameter, kept as `times` itself: Adam, which moves every entry by about the learning rate, moves it by a
     `times`-th of that.
 
-    So each is trained in a unit of its own, and one rate serves all of them on models whose embeddings and states are
-    of any size. A step at the rate r moves a prompt by about r times the size of word embeddings, whether it is trained
-    itself or made by matrices, which add up n numbers and are kept n times larger for it. Critics are kept sqrt(n)
-    times larger, in the units of what they judge: they have to be ahead of it. An entry of a class vector moves by r
-    over the size of states, and so a class's score by up to n r: what reads the states has to be ahead of all that
-    changes them. (On 64 examples, class vectors alone do best at such a rate of 0.01 to 0.05, prompts much lower.)
+    So each is trained in a unit of its own, and one rate serves all of them, on models whose embeddings and states are
+    of any size. A step at the rate r moves a prompt by up to r times the size of word embeddings, whether it is trained
+    itself or made by matrices: these add up n numbers, and are kept n times larger for it, as the critics' are. Class
+    vectors are kept sqrt(n) times larger only, in the unit of states: what reads the states has to be ahead of what
+    changes them.
     """
 
     def __init__(self, weight: Tensor, times: float = 1.0) -> None:
@@ -113,8 +112,8 @@ class Layer(nn.Module):
         super().__init__()
         size = site.hidden_size
         matrix = torch.eye(size, device="cpu") * (diagonal / unit)
-        self.matrix = Trained(like(site.table, matrix), math.sqrt(size) * unit)
-        self.bias = Trained(like(site.table, torch.full((size,), offset, device="cpu")))
+        self.matrix = Trained(like(site.table, matrix), size * unit)
+        self.bias = Trained(like(site.table, torch.full((size,), offset, device="cpu")), math.sqrt(size))
 
     def forward(self, z: Tensor) -> Tensor:
         return linear(z, self.matrix(), self.bias())
@@ -134,7 +133,7 @@ class RepresentationCritic(nn.Module):
         self.mean = Layer(site, state_unit, 1.0)
         self.log_deviation = Layer(site, state_unit, 0.0, FIRST_LOG_DEVIATION)
         w2 = torch.eye(site.table.shape[1], size, device="cpu") / prompt_unit
-        self.w2 = Trained(like(site.table, w2), math.sqrt(size) * prompt_unit)
+        self.w2 = Trained(like(site.table, w2), size * prompt_unit)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the logarithm of the deviation of z's distribution."""
@@ -152,9 +151,9 @@ class Pieces(nn.Module):
         embedded, _, state = site.sizes
         static = config.encoder == "static"
         self.prompts = StaticPrompts(initial_prompts(site), 1 / embedded) if static else PromptEncoder(site)
-        self.theta = Trained(initial_theta(site), state)
+        self.theta = Trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
-        self.w1 = Trained(like(site.table, eye), math.sqrt(site.hidden_size)) if config.gamma else None
+        self.w1 = Trained(like(site.table, eye), site.hidden_size) if config.gamma else None
         self.critic = RepresentationCritic(site, embedded, state) if config.beta else None
 
     @property
