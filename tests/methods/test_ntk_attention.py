@@ -343,6 +343,13 @@ def test_what_is_random_follows_from_the_seed_and_reloads(kind: str, start: str,
         assert not all(torch.equal(value, state[name]) for name, value in c.state_dict().items())
 
 
+def test_z_a_starts_as_small_as_its_features_are_many() -> None:
+    for multiplier in (1, 4):
+        model = get_peft_model(tiny("bert")[0], inlay.NTKAttentionConfig(seed=0, feature_multiplier=multiplier, rank=8))
+        drawn = torch.cat([layer.inlay_ntk_prefix["default"].z_a().flatten() for layer in layers(model)])
+        assert float(drawn.std()) == pytest.approx((8 * multiplier) ** -0.5, rel=0.15)
+
+
 def test_low_rank_is_the_nearest_of_its_rank() -> None:
     torch.manual_seed(0)
     z = torch.randn(2, 6, 4)

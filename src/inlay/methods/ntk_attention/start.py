@@ -63,7 +63,7 @@ def spread(rows: int) -> float:
 
     A step of size eta leaves `phi Z` at about `eta s` times this and `phi kappa` at `eta sqrt(r)`. A query whose own
     keys weigh next to nothing (a first token of a decoder: `exp(-12)` in SmolLM2) then has the quotient of the two,
-    whatever eta is: `s / sqrt(r)` of a spread of 1, several times a value; `s / r` of this one.
+    whatever eta is: in SmolLM2 2 with a spread of 1, and 1/4 with this one.
     """
     return rows**-0.5
 
