@@ -223,7 +223,9 @@ class _Fetch(torch.autograd.Function):
             by_row = torch.stack([gradients[number] for number in there]).to(weight.dtype)
             sums = by_row.new_zeros(len(there), len(places), *by_row.shape[2:])
             sums.index_add_(1, slots, by_row)
-            own = scale if isinstance(scale, float) else scale[there].to(sums.dtype)
+            own = scale
+            if isinstance(scale, Tensor):  # by numbers from the host only where it must be: a GPU would wait for them
+                own = (scale if len(there) == len(gradients) else scale[there]).to(sums.dtype)
             by_task = dict(zip(there, (each.unbind() for each in (sums * own).unbind()), strict=True))
         found = [
             by_task[number][task] if number in by_task else None

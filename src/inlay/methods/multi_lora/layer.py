@@ -18,6 +18,7 @@ from inlay.methods.channels import NEVER_CALLED, width_in, width_out
 from inlay.methods.multi_lora.bank import Bank
 from inlay.methods.multi_lora.products import (
     ConvolveFrozen,
+    Factors,
     Fetch,
     Parts,
     Scale,
@@ -191,17 +192,25 @@ class MultiLoraLayer(HookedLayer):
 
     def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
         with without_autocast(output):  # precision is chosen by hand here
-            if torch.compiler.is_compiling() or not rows.mixed:
+            if torch.compiler.is_compiling():
                 return self._add_of(x, output, rows, None)
             if self.training or torch.is_grad_enabled():
-                return self._add_of(x, output, rows, partial(rows.factors, self))
+                return self._add_of(x, output, rows, partial(rows.factors, self) if rows.mixed else None)
             # As most rows are ever run: only what differs from layer to layer is done here.
-            found = rows.factors(self, output.dtype)
+            found = rows.factors(self, output.dtype) if rows.mixed else self._alone(rows.tasks[0], output)
             if found is None:
                 return self._add_of(x, output, rows, None)
             target, small = _by_row(output, rows, self.first), _by_row(self._project(x), rows, self.first)
             made = add_into(target, small, *found, self.parts, self.first)
-            return made if target is output else output
+            return made if target is output else made.view(output.shape)
+
+    def _alone(self, task: str, output: Tensor) -> Factors | None:
+        """The factors of one task, for all rows."""
+        piece = self.pieces.get(task)
+        if piece is None:
+            return None
+        factors = _weight_of(piece).to(output.dtype).unsqueeze(1)
+        return factors.expand(-1, len(output) if self.first else 1, -1, -1).unbind(), piece.scale
 
     def _add_of(self, x: Tensor, output: Tensor, rows: Rows, fetch: Fetch | None) -> Tensor:
         """The same by the parameters of the tasks, which autograd must know of."""
