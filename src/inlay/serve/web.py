@@ -127,6 +127,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
 async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
     """The answers or errors, in order. A client that is gone or has waited too long gives up its places."""
     answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+    answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # asked for: else the log has it
     gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
     try:
         both: set[asyncio.Future[Any]] = {answers, gone}
