@@ -35,8 +35,8 @@ ANSWERS = 200  # questions of GSM8K's test set that are answered in full
 UNTRAINED = "untrained"
 START = "1/sqrt(r)"  # the spread of Z_A; runs of NTK-Attention with another, or none said, are made again
 NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
-# Three of each method's grid, a factor of about three apart. NTK-Attention's 0.001 did worst on the decoder in short runs
-# (benchmarks/results/ntk_start.json), and in the long ones with the old start 0.03 was the best of these three.
+# Three of each method's grid, a factor of about three apart. NTK-Attention's 0.001 did worst on the decoder in short
+# runs (benchmarks/results/ntk_start.json), and in the long ones with the old start 0.03 was the best of these three.
 RATES: Mapping[str, tuple[float, ...]] = {
     "ntk-attention": (3e-3, 1e-2, 3e-2),
     "lora": (3e-4, 1e-3, 3e-3),

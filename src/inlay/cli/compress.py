@@ -76,8 +76,7 @@ def command(
     inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --texts dialogues.jsonl
 
     \b
-    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --no-distil \\
-        --set feature_map=taylor --set taylor_order=4
+    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --no-distil --set feature_map=taylor
     """
     from inlay.workflow.compress import Options, compress
 
