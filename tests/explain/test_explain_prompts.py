@@ -14,7 +14,7 @@ from inlay import InlayError, Spec, tune
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
 from inlay.workflow.explain_landscape import landscape, roughness
-from inlay.workflow.explain_prompts import fitted_bounds, information
+from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, information
 
 
 def layer_for(size: int) -> Any:
@@ -38,6 +38,14 @@ def test_the_critic_finds_information_where_there_is_some_and_none_where_there_i
 
     assert bound(told) > 0.5
     assert bound(same) < 0.1
+
+
+@pytest.mark.parametrize(("least", "full"), [(0.5, False), (3.45, True)])
+def test_a_bound_at_its_end_is_said_to_tell_nothing(least: float, full: bool) -> None:
+    sources = [Source("warp", (3.46, 3.46)), Source("random", (least, least))]
+    found = Information(Spec(model="a", task="rte", method="warp"), sources, 32, 2, 10)
+    assert "at most log 32 = 3.466" in found.sentence
+    assert ("tells no difference" in found.sentence) == full
 
 
 def test_sources_are_compared_on_the_same_texts(review_spec: Spec, tmp_path: Path) -> None:

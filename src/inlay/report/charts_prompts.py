@@ -26,7 +26,7 @@ def information(found: Information) -> Figure:
     low = min(min(source.values) for source in found.sources)
     high = max(max(source.values) for source in found.sources)
     room = 0.1 * max(high - low, 1e-3)
-    x = np.linspace(low - room, high + room, 400)
+    x = np.linspace(low - room, min(high + room, found.most), 400)  # the bound goes no further
     for colour, source in zip(charts.COLOURS * 3, found.sources, strict=False):
         label = f"{source.name}: {fmean(source.values):.3f}"
         if np.ptp(source.values) > 1e-6:
@@ -36,6 +36,8 @@ def information(found: Information) -> Figure:
         else:
             axes.plot([], [], color=colour, label=label)
         axes.axvline(fmean(source.values), color=colour, linestyle=":", linewidth=1)
+    if high > 0.5 * found.most:
+        axes.axvline(found.most, color=charts.GREY, linestyle="--", linewidth=1, label=f"log K: {found.most:.3f}")
     subject = f"{subject_name(found.spec)}, {model_name(found.spec.model)}"
     title = f"Information of prompts, {subject}, {found.examples} texts (K = {found.negatives})"
     charts.dress(axes, title, "bound on I(P; Z | X), nats a text", "density")

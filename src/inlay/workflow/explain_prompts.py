@@ -6,6 +6,7 @@ with the prompts frozen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 RANDOM = "random"
 SPLITS = ("validation", "test")
+FULL = 0.97  # of log K: where a bound has nothing more to tell
 DRAWS = 8  # samples of Z over which a text's bound is averaged
 
 
@@ -70,7 +72,16 @@ class Information:
         """Which source carries most, and least."""
         ranked = sorted(self.sources, key=lambda source: -fmean(source.values))
         told = ", ".join(f"{source.name} {fmean(source.values):.3f}" for source in ranked)
-        return f"Information of prompts about the state, nats a text (at most log {self.negatives}): {told}."
+        end = f"at most log {self.negatives} = {self.most:.3f}"
+        said = f"Information of prompts about the state, nats a text ({end}): {told}."
+        if min(fmean(source.values) for source in self.sources) < FULL * self.most:
+            return said
+        return f"{said} All are at the end of the bound, which tells no difference between them."
+
+    @property
+    def most(self) -> float:
+        """Where the bound ends: log K."""
+        return math.log(self.negatives)
 
 
 def information(
