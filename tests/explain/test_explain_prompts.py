@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from inlay import InlayError, Spec, tune
+from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
 from inlay.workflow.explain_landscape import landscape, roughness
@@ -19,7 +20,7 @@ from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, i
 
 def layer_for(size: int) -> Any:
     words = torch.nn.Embedding(4, size)
-    site = Site(None, None, words, size, 2, False, "mean", "first", False)  # type: ignore[arg-type]
+    site = Site(InfoPromptConfig(), None, words, size, 2, False, "mean", "first", False)
     return SimpleNamespace(inlay_infoprompt_pieces={"default": SimpleNamespace(site=SimpleNamespace(it=site))})
 
 

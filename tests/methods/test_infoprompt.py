@@ -17,7 +17,7 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.model import usual_state
-from inlay.methods.infoprompt.pieces import Pieces
+from inlay.methods.infoprompt.pieces import Pieces, Trained
 from inlay.methods.infoprompt.slots import Slots, read, usual_places
 from zoo import BOS, EOS, PAD, ROW_LENGTHS, VOCABULARY, tiny
 
@@ -271,6 +271,19 @@ def test_a_step_is_the_same_in_models_of_any_size(settings: dict[str, Any], fact
     vectors = float((u2 - u1).abs().mean()) / float((t2 - t1).abs().mean())
     assert 0.2 < prompts / factor < 5, "in the unit of embeddings"
     assert 0.2 < vectors * factor < 5, "what states are multiplied with"
+
+
+@pytest.mark.parametrize("encoder", ["static", "per-token", "shared-bottleneck"])
+def test_plain_numbers_start_the_same_and_are_moved_by_the_rate(encoder: str) -> None:
+    (plain, _), (model, batch) = (
+        made("bert", mask_token_id=MASK, encoder=encoder, units=units) for units in (False, True)
+    )
+    for one, other in zip(pieces_of(plain).modules(), pieces_of(model).modules(), strict=True):
+        if isinstance(one, Trained) and isinstance(other, Trained):
+            assert one.times == 1
+            torch.testing.assert_close(one.weight, other.weight / other.times)
+    with torch.no_grad():
+        torch.testing.assert_close(plain(**masked(batch)).logits, model(**masked(batch)).logits)
 
 
 def test_the_critics_of_a_loaded_adapter_are_those_that_were_saved(tmp_path: Path) -> None:

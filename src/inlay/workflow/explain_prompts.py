@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -231,10 +231,11 @@ def fitted_bounds(
     from inlay.training import information as info
 
     (pieces, *_) = layer.inlay_infoprompt_pieces.values()
+    site = replace(pieces.site.it, config=replace(pieces.site.it.config, units=True))
     size, width = (float(part.square().mean().sqrt().clamp(min=1e-12)) for part in (known[0], known[2]))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        critic = RepresentationCritic(pieces.site.it, 1.0, 1.0)
+        critic = RepresentationCritic(site, 1.0, 1.0)
         optimizer = torch.optim.Adam(critic.parameters(), lr=rate)
 
         def nce(texts: tuple[Tensor, ...]) -> Tensor:

@@ -101,6 +101,12 @@ class InfoPromptConfig(InlayConfig):
         default=False, metadata={"help": "As released: in training, classes are predicted from the sample of Z."}
     )
     kl_weight: float = field(default=0.0, metadata={"help": "As released (0.1): the weight of a KL to N(0, I)."})
+    units: bool = field(
+        default=True,
+        metadata={
+            "help": "Train each part in its own unit; False: plain numbers, for which the paper's rate is 0.001."
+        },
+    )
     sizes: list[float] | None = field(
         default=None,
         metadata={"help": "Filled in: the size of an entry of word embeddings, of Phi(X) and of Z."},

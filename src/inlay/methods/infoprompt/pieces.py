@@ -42,6 +42,10 @@ class Site:
         embedded, phi, state = self.config.sizes or (1.0, 1.0, 1.0)
         return embedded, phi, state
 
+    def trained(self, weight: Tensor, times: float = 1.0) -> Trained:
+        """A parameter that starts so, where the embeddings are; in its unit, unless plain numbers are asked for."""
+        return Trained(like(self.table, weight), times if self.config.units else 1.0)
+
 
 class Trained(nn.Module):
     """One parameter, kept as `times` itself: Adam, which moves every entry by about the learning rate, moves it by a
@@ -89,11 +93,11 @@ class PromptEncoder(nn.Module):
         embedded, phi, _ = site.sizes
         down = torch.randn(sets, width, site.hidden_size, device="cpu") / (phi * math.sqrt(site.hidden_size))
         up = torch.randn(tokens, size, width, device="cpu") * embedded / math.sqrt(width)
-        self.down = Trained(like(site.table, down), site.hidden_size * phi)
-        self.up = Trained(like(site.table, up), width / embedded)
-        self.down_bias = Trained(like(site.table, torch.zeros(sets, width, device="cpu"))) if shared else None
+        self.down = site.trained(down, site.hidden_size * phi)
+        self.up = site.trained(up, width / embedded)
+        self.down_bias = site.trained(torch.zeros(sets, width, device="cpu")) if shared else None
         zeros = torch.zeros(tokens, size, device="cpu")
-        self.up_bias = Trained(like(site.table, zeros), 1 / embedded) if shared else None
+        self.up_bias = site.trained(zeros, 1 / embedded) if shared else None
 
     def forward(self, phi: Tensor, rows: int) -> Tensor:
         inner = torch.einsum("smh,bh->bsm", self.down(), phi)
@@ -112,8 +116,8 @@ class Layer(nn.Module):
         super().__init__()
         size = site.hidden_size
         matrix = torch.eye(size, device="cpu") * (diagonal / unit)
-        self.matrix = Trained(like(site.table, matrix), size * unit)
-        self.bias = Trained(like(site.table, torch.full((size,), offset, device="cpu")), math.sqrt(size))
+        self.matrix = site.trained(matrix, size * unit)
+        self.bias = site.trained(torch.full((size,), offset, device="cpu"), math.sqrt(size))
 
     def forward(self, z: Tensor) -> Tensor:
         return linear(z, self.matrix(), self.bias())
@@ -133,7 +137,7 @@ class RepresentationCritic(nn.Module):
         self.mean = Layer(site, state_unit, 1.0)
         self.log_deviation = Layer(site, state_unit, 0.0, FIRST_LOG_DEVIATION)
         w2 = torch.eye(site.table.shape[1], size, device="cpu") / prompt_unit
-        self.w2 = Trained(like(site.table, w2), size * prompt_unit)
+        self.w2 = site.trained(w2, size * prompt_unit)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the logarithm of the deviation of z's distribution."""
@@ -149,11 +153,12 @@ class Pieces(nn.Module):
         self.cache = PhiCache()
         config = site.config
         embedded, _, state = site.sizes
+        unit = embedded if config.units else 1.0
         static = config.encoder == "static"
-        self.prompts = StaticPrompts(initial_prompts(site), 1 / embedded) if static else PromptEncoder(site)
-        self.theta = Trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
+        self.prompts = StaticPrompts(initial_prompts(site), 1 / unit) if static else PromptEncoder(site)
+        self.theta = site.trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
-        self.w1 = Trained(like(site.table, eye), site.hidden_size) if config.gamma else None
+        self.w1 = site.trained(eye, site.hidden_size) if config.gamma else None
         self.critic = RepresentationCritic(site, embedded, state) if config.beta else None
 
     @property

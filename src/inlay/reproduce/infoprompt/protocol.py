@@ -103,7 +103,12 @@ def specs(
         for column, (task, changed) in columns.items():
             more = {**settings["training"], **changed}
             tokens = more.pop("num_prompt_tokens", None)
-            given = {**own, **({"num_prompt_tokens": tokens} if tokens and method in PROMPT_METHODS else {})}
+            given = dict(own)
+            if method in PROMPT_METHODS:
+                given |= {"num_prompt_tokens": tokens} if tokens else {}
+                given |= (
+                    {"units": False} if more.get("learning_rate") == PAPER["learning_rate"] else {}
+                )  # plain numbers'
             made["", row, column] = bench.spec(model, method, task=task, settings=given, **more)
     return made
 
