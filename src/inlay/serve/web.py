@@ -127,7 +127,6 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
 async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
     """The answers or errors, in order. A client that is gone or has waited too long gives up its places."""
     answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
-    answers.add_done_callback(lambda done: done.cancelled() or done.exception())  # asked for: else the log has it
     gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
     try:
         both: set[asyncio.Future[Any]] = {answers, gone}
@@ -139,7 +138,8 @@ async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: f
         raise Refusal(504, f"There was no answer within {timeout:g} seconds.")
     finally:
         gone.cancel()
-        answers.cancel()
+        for future in futures:  # the places themselves: what waits for them would hand it on only later
+            future.cancel()
 
 
 def _tried(given: Any, schemas: Any) -> Any:
