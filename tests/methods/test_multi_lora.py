@@ -386,6 +386,30 @@ class Ops(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def test_a_shared_factor_that_someone_makes_a_parameter_is_trained() -> None:
+    """By the mixed rows' sum of gradients: here one direction of it against a difference, in float64."""
+    model, batch = several("bert")
+    layer = next(module for module in model.modules() if isinstance(module, MultiLoraLayer))
+    drawn = layer.inlay_multi_lora_a
+    del layer.inlay_multi_lora_a
+    layer.inlay_multi_lora_a = trained = nn.Parameter(drawn.clone())
+
+    def loss() -> Tensor:
+        logits: Tensor = model(**inputs(batch), adapter_names=[*TASKS]).logits  # not a number where a head has no more
+        return logits.square().nansum()
+
+    loss().backward()
+    direction = torch.randn(drawn.shape, generator=torch.Generator().manual_seed(0), dtype=drawn.dtype)
+    slope, step = (trained.grad * direction).sum(), 1e-5
+    with torch.no_grad():
+        ends = []
+        for sign in (1, -1):
+            trained.copy_(drawn + sign * step * direction)
+            ends.append(loss())
+    torch.testing.assert_close(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+    assert slope.abs() > 1e-6
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_number_of_kernels_does_not_depend_on_the_number_of_tasks(family: str) -> None:
     model, batch = tiny(family)

@@ -251,7 +251,9 @@ class MultiLoraLayer(HookedLayer):
 
     def _project(self, x: Tensor) -> Tensor:
         """`x A`."""
-        a, host = self._buffers["inlay_multi_lora_a"], self.host
+        a, host = self._buffers.get("inlay_multi_lora_a"), self.host
+        if a is None:
+            a = self.inlay_multi_lora_a  # someone trains it
         if type(host) is nn.Linear:
             return linear(x, a if a.dtype == x.dtype else a.to(x.dtype))  # keeps `A` alone, as the host does its weight
         if isinstance(host, nn.Embedding):
