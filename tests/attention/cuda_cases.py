@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.attention.join import finite
+from inlay.attention.join import UNSEEN, finite
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""The CPU for kernels in Triton's interpreter."""
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -42,7 +44,7 @@ class Case:
         keys = self.keys or self.length
         shapes = {"query": (self.heads, self.length), "key": (self.kv_heads, keys), "value": (self.kv_heads, keys)}
         made = {n: torch.randn(self.batch, h, m, self.size).to(self.dtype) for n, (h, m) in shapes.items()}
-        return {name: x.double().cuda() for name, x in made.items()}
+        return {name: x.double().to(DEVICE) for name, x in made.items()}
 
     def state(self) -> dict[str, Tensor]:
         torch.manual_seed(1)
@@ -51,7 +53,7 @@ class Case:
         if self.rank is not None:
             made["right"] = torch.randn(self.heads, self.rank, self.size)
         made["kappa"] = self.kappa * torch.rand(self.heads, rows)
-        return {name: x.double().cuda() for name, x in made.items()}
+        return {name: x.double().to(DEVICE) for name, x in made.items()}
 
     def masking(self) -> Tensor | None:
         torch.manual_seed(2)
@@ -61,12 +63,23 @@ class Case:
         if self.mask == "padding":
             seen = torch.rand(self.batch, 1, 1, keys) > 0.3
             seen[0, ..., : keys // 2] = False  # causal: many a query sees nothing
-            return seen.cuda()
+            return seen.to(DEVICE)
         if self.mask == "rows":
             seen = torch.rand(self.batch, 1, self.length, keys) > 0.5
             seen[:, :, 1] = False
-            return seen.cuda()
-        return torch.randn(1, self.heads, self.length, keys).to(self.dtype).cuda()
+            return seen.to(DEVICE)
+        if self.mask == "left":  # of the first example all but the last key, of the others fewer
+            start = torch.arange(self.batch).mul(-keys // 3).add(keys - 1).clamp(min=0)
+            return (torch.arange(keys) >= start[:, None])[:, None, None].to(DEVICE)
+        if self.mask == "none seen":
+            seen = torch.rand(self.batch, 1, 1, keys) > 0.5
+            seen[0] = False
+            return seen.to(DEVICE)
+        if self.mask == "most negative":
+            hidden = torch.rand(self.batch, 1, self.length, keys) > 0.5
+            hidden[0] = True
+            return hidden.to(self.dtype).mul(torch.finfo(self.dtype).min).to(DEVICE)
+        return torch.randn(1, self.heads, self.length, keys).to(self.dtype).to(DEVICE)
 
 
 def handed_over(case: Case, true: dict[str, Tensor], own_type: tuple[str, ...] = ()) -> dict[str, Tensor]:
@@ -100,6 +113,7 @@ def definition(
         scores = torch.cat([scale * query @ prefix_key.mT, scores], -1)
         value = torch.cat([prefix_value, value], -2)
     most = scores.detach().amax(-1, keepdim=True)
+    alone = most < UNSEEN  # sees one key of weight 1, of value 0 or the mean of all
     most = most.clamp(min=0) if state is not None else finite(most)
     weights = (scores - most).exp()
     top, bottom = weights @ value, weights.sum(-1, keepdim=True)
@@ -107,8 +121,9 @@ def definition(
         phi = elu_features(query, case.blocks, scale)
         z = state["left"] @ state["right"] if "right" in state else state["left"]
         shrunk = (-most).exp()
-        alone = scores.isneginf().all(-1, keepdim=True).double()  # sees one key of weight 1 and value 0
-        top, bottom = top + shrunk * (phi @ z), bottom + alone + shrunk * (phi @ state["kappa"].unsqueeze(-1))
+        seen = scores.masked_fill(scores.isneginf().all(-1, keepdim=True), 0).softmax(-1) * scores.isfinite()
+        top, bottom = torch.where(alone, seen @ value, top), torch.where(alone, 1.0, bottom)
+        top, bottom = top + shrunk * (phi @ z), bottom + shrunk * (phi @ state["kappa"].unsqueeze(-1))
     nothing = bottom == 0
     safe = bottom.masked_fill(nothing, 1)
     lse = (safe.log() + most).masked_fill(nothing, -math.inf)
@@ -196,3 +211,31 @@ CASES = (
     ]
     + [FP16, replace(FP16, causal=True, groups=2), replace(FP16, mask="padding", size=80)]
 )
+
+DECODINGS = [
+    made
+    for base in (replace(FP32, length=1, keys=77), replace(BF16, length=1, keys=77), replace(FP16, length=1, keys=77))
+    for made in (
+        base,
+        replace(base, groups=4, mask="left"),
+        replace(base, groups=4, mask="none seen", strided=False),
+        replace(base, length=5, mask="rows", groups=3),
+        replace(base, length=16, kv_heads=1, groups=2, mask="most negative"),
+        replace(base, length=9, keys=40, causal=True),
+    )
+] + [
+    replace(BF16, length=1, keys=1),
+    replace(BF16, length=2, keys=64, mask="bias", groups=2),
+    replace(BF16, length=7, keys=3, causal=True, mask="padding"),
+    replace(BF16, batch=1, kv_heads=1, length=1, keys=2500, groups=4),
+    replace(BF16, batch=1, kv_heads=1, length=3, keys=2500, mask="padding"),
+    replace(BF16, length=1, keys=130, size=36, mask="left"),
+    replace(BF16, length=1, keys=130, size=80, groups=2),
+    replace(BF16, length=4, keys=130, rank=None),
+    replace(BF16, length=4, keys=130, blocks=3, rank=5),
+    replace(BF16, length=1, keys=130, size=128, blocks=2, kappa=1e-30),
+    replace(BF16, length=1, keys=130, size=256, rank=8),
+    replace(FP32, length=2, keys=130, size=256, rank=8),
+    replace(FP32, length=2, keys=130, size=128, mask="left"),
+]
+"""A few queries, without gradients."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
-from cuda_cases import BOUND, Case, close, compare, definition, elu_features, handed_over, rms
+from cuda_cases import BOUND, DEVICE, Case, close, compare, definition, elu_features, handed_over, rms
 from torch import Tensor
 
 from inlay.attention import attention_with_lse, feature_map, ntk_attention, prefix_attention
@@ -36,6 +37,126 @@ def check_ntk(case: Case, backend: str) -> None:
     assert found.dtype == case.dtype
     right, _ = definition(true, case, scale, state)
     compare(case, [found], [right], mine | small, true | state)
+
+
+def check_decoding(case: Case) -> None:
+    """A few queries without gradients; where there is no GPU, by the interpreted kernels."""
+    from inlay.attention import decode
+
+    state = case.state()
+    mine = {name: x.detach() for name, x in handed_over(case, case.tensors()).items()}
+    small = {name: x.float() for name, x in state.items()}
+    z = (small["left"], small["right"]) if "right" in small else small["left"]
+    found = _decoded(case, mine, z, small["kappa"], 0.15)
+    assert found.dtype == case.dtype
+    assert decode.takes(*mine.values())
+    right, _ = definition(case.tensors(), case, 0.15, state)
+    close("value", found, right, BOUND[case.dtype])
+
+
+def _decoded(
+    case: Case, mine: dict[str, Tensor], z: Any, kappa: Tensor, scale: float = 0.125, signed: bool = False
+) -> Tensor:
+    with torch.no_grad():
+        if ON_GPU:
+            options = {"attn_mask": case.masking(), "is_causal": case.causal, "signed": signed, "backend": "cuda"}
+            return ntk_attention(**mine, Z=z, kappa=kappa, scale=scale, **options)
+        from inlay.attention import decode
+
+        left, right = (z, None) if isinstance(z, Tensor) else z
+        return decode.forward(*mine.values(), case.masking(), case.causal, scale, left, right, kappa, signed)
+
+
+def check_decoding_layouts(dtype: torch.dtype) -> None:
+    """Keys in a cache longer than what is used of it, a head of keys for many, queries of a packed projection, odd
+    strides, pointers that are not multiples of 16, and rho in place of kappa: the same as of copies."""
+    torch.manual_seed(0)
+    case = Case(dtype, length=2, keys=50, groups=2, mask="left")
+    small = {name: x.float() for name, x in case.state().items()}
+    rho = small["kappa"] * torch.where(torch.rand(small["kappa"].shape) > 0.5, 1.0, -1.0).to(DEVICE)
+    z = small["left"], small["right"]
+
+    def made(*shape: int) -> Tensor:
+        return torch.randn(*shape).to(dtype).to(DEVICE)
+
+    queries = {
+        "packed": made(2, 2, 3, 4, 64).permute(2, 0, 3, 1, 4)[0],
+        "odd": made(2, 4, 2, 67)[..., 1:65],
+        "repeated": made(1, 4, 2, 64).expand(2, 4, 2, 64),
+    }
+    caches = {"slice": made(2, 2, 2, 90, 64)[:, :, :, 7:57], "one head": made(2, 2, 1, 50, 64).expand(2, 2, 2, 50, 64)}
+    for query in queries.values():
+        for cache in caches.values():
+            given = {"query": query, "key": cache[0], "value": cache[1]}
+            found = _decoded(case, given, z, rho, signed=True)
+            copied = {name: x.contiguous() for name, x in given.items()}
+            assert torch.equal(found, _decoded(case, copied, z, small["kappa"]))
+            right, _ = definition({n: x.double() for n, x in given.items()}, case, 0.125, case.state())
+            close("value", found, right, BOUND[dtype])
+
+
+def check_decoding_follows() -> None:
+    """Nothing is remembered of Z and kappa, whether they are changed in place or exchanged; nor of a cache that
+    grows, which compiles nothing anew."""
+    from inlay.attention import decode
+
+    case = Case(torch.bfloat16, length=1, keys=20, groups=2)
+    mine = {name: x.detach() for name, x in handed_over(case, case.tensors()).items()}
+    state = {name: x.float() for name, x in case.state().items()}
+    for keys in (20, 19, 3):
+        state["left"].mul_(1.5), state["kappa"].add_(0.1)
+        state["right"] = state["right"].flip(0)
+        shorter = replace(case, keys=keys)
+        given = {name: x if name == "query" else x[:, :, :keys] for name, x in mine.items()}
+        found = _decoded(shorter, given, (state["left"], state["right"]), state["kappa"])
+        truth = {name: x.double() for name, x in given.items()}
+        right, _ = definition(truth, shorter, 0.125, {name: x.double() for name, x in state.items()})
+        close("value", found, right, BOUND[case.dtype])
+        if keys == 20:
+            before = decode._launches.cache_info().currsize
+    assert decode._launches.cache_info().currsize == before
+
+
+def check_decoding_compiled(compiler: str) -> None:
+    case = Case(torch.bfloat16, length=1, keys=40, groups=2, mask="left")
+    mine = {name: x.detach() for name, x in handed_over(case, case.tensors()).items()}
+    small = {name: x.float() for name, x in case.state().items()}
+    seen = case.masking()
+
+    def run(q: Tensor, k: Tensor, v: Tensor, left: Tensor, right: Tensor, kappa: Tensor) -> Tensor:
+        return ntk_attention(q, k, v, (left, right), kappa, attn_mask=seen) * 2
+
+    torch.compiler.reset()
+    with torch.no_grad():
+        found = torch.compile(run, backend=compiler, fullgraph=True)(*mine.values(), *small.values())
+        close(compiler, found, run(*mine.values(), *small.values()).double(), 1e-2)
+
+
+def check_decoding_captured() -> None:
+    """In a CUDA graph, whose replays see what was changed in place since."""
+    case = Case(torch.bfloat16, length=1, keys=300, groups=4, mask="left")
+    mine = {name: x.detach() for name, x in handed_over(case, case.tensors()).items()}
+    small = {name: x.float() for name, x in case.state().items()}
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            return ntk_attention(**mine, Z=(small["left"], small["right"]), kappa=small["kappa"], attn_mask=mask)
+
+    mask = case.masking()
+    assert mask is not None
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run(), run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for change in (lambda: None, small["kappa"].zero_, mine["query"].neg_, lambda: mask.fill_(True)):
+        change()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(found, run())
 
 
 def check_signed(dtype: torch.dtype, backend: str, device: str = "cuda") -> None:
@@ -288,7 +409,8 @@ def check_epilogue(
     kappa = made(heads, blocks * size).abs()
     seen = out.double().masked_fill(lse.isnan().unsqueeze(-1), 0)
     masked = lse == torch.finfo(torch.float32).min
-    found, (total, weight) = epilogue.forward(q, out, lse, left, right, kappa, 0.3)
+    found, stats = epilogue.forward(q, out, lse, left, right, kappa, 0.3)
+    total, weight = stats[:2]
 
     true = {"q": q, "left": left, "right": right, "kappa": kappa}
     leaves = {name: x.double().requires_grad_() for name, x in true.items() if x is not None}
@@ -305,7 +427,7 @@ def check_epilogue(
     g = torch.empty_like(found).copy_(g)
     truth = torch.autograd.grad(right_found, list(leaves.values()), g.double())
     g_query = torch.zeros_like(q)
-    sums = epilogue.backward(g, q, found, torch.stack([total, weight]), left, right, kappa, 0.3, g_query, True)
+    sums = epilogue.backward(g, q, found, stats, left, right, kappa, 0.3, g_query, True)
     grads = [g_query, *(x for x in sums if x is not None)]
     whole = max(rms(t) for t in truth)
     for name, f, t in zip(leaves, grads, truth, strict=True):

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from cuda_cases import BOUND, CASES, FP32
+from cuda_cases import BOUND, CASES, DECODINGS, FP32, Case
 from cuda_checks import (
     BACKENDS,
     EPILOGUES,
@@ -27,6 +27,11 @@ from cuda_checks import (
     check_captured,
     check_chosen,
     check_compiled,
+    check_decoding,
+    check_decoding_captured,
+    check_decoding_compiled,
+    check_decoding_follows,
+    check_decoding_layouts,
     check_deterministic,
     check_epilogue,
     check_extremes,
@@ -69,6 +74,10 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_compiled, ("aot_eager", "none")), (check_compiled, ("aot_eager", "rows"))]
     made += [(check_compiled, ("inductor", "padding"))]
     made += [(check_launches, ()), (check_range_of_half, ())]
+    made += [(check_decoding, (case,)) for case in DECODINGS]
+    made += [(check_decoding_layouts, (dtype,)) for dtype in BOUND]
+    made += [(check_decoding_compiled, (compiler,)) for compiler in ("aot_eager", "inductor")]
+    made += [(check_decoding_follows, ()), (check_decoding_captured, ())]
     return [*made, (check_deterministic, ()), (check_captured, ()), (check_autocast, ()), (check_chosen, ())]
 
 
@@ -95,6 +104,27 @@ if pytest is not None:
         full = epilogue.tl.float32
         monkeypatch.setattr(epilogue, "tl", SimpleNamespace(bfloat16=full, float32=full))
         check_epilogue(*args)
+
+    @pytest.fixture
+    def products_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+        """The interpreter multiplies the bits of bfloat16 numbers as integers: it is given products of float32."""
+        from inlay.attention import decode
+
+        names = {name: getattr(decode.tl, name) for name in ("float32", "float16")}
+        monkeypatch.setattr(decode, "tl", SimpleNamespace(bfloat16=decode.tl.float32, **names))
+        monkeypatch.setattr(decode, "PROGRAMS", 32)  # as if it were a large GPU
+
+    @pytest.mark.usefixtures("products_of_float32")
+    @pytest.mark.skipif(ON_GPU or not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+    @pytest.mark.parametrize("case", DECODINGS, ids=str)
+    def test_decoding_interpreted(case: Case) -> None:
+        check_decoding(case)
+
+    @pytest.mark.usefixtures("products_of_float32")
+    @pytest.mark.skipif(ON_GPU or not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+    def test_decoding_of_any_layout_interpreted() -> None:
+        check_decoding_layouts(torch.float32)
+        check_decoding_follows()
 
     @pytest.mark.skipif(ON_GPU or not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
     def test_range_of_half_interpreted() -> None:

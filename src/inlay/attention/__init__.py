@@ -13,6 +13,8 @@ cpu.py         torch's fused CPU kernel
 cuda.py        the CUDA backend, and its operators for torch.compile
 cuda_kernels.py  torch's fused CUDA kernels
 epilogue.py    the feature term of `elu` beside them, in Triton (epilogue_kernels.py)
+decode.py      a few queries without gradients, whole, in Triton (decode_kernels.py)
+launch.py      how Triton kernels are launched
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The CUDA backend: torch's own fused kernels, called below autograd, and for `elu` one fused epilogue each way.
 
 NTK-Attention with `elu` runs one of the kernels of cuda_kernels.py and then epilogue.py's, which turns output and
-log-sum-exp into `T` and the joint log-denominator in one pass; backward, the same with the gradients. Other feature
-maps, and `elu` with very many features, take the general way of fused.py. For torch.compile both passes are operators
-of their own: in them the choice of kernel is not traced. They always lay out length before heads, as models do.
+log-sum-exp into `T` and the joint log-denominator in one pass; backward, the same with the gradients. A few queries
+without gradients have kernels of their own (decode.py). Other feature maps, and `elu` with very many features, take the
+general way of fused.py. For torch.compile each of these is an operator of its own: in it the choice of kernel is not
+traced. Operators always lay out length before heads, as models do.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from inlay.attention.call import Call
 from inlay.attention.cuda_kernels import attend, attend_backward, capability, is_flash, strided
 from inlay.attention.features import Elu, FeatureMap
 from inlay.attention.fused import Fused, Kernel, backward_part, forward_part
-from inlay.attention.term import State
+from inlay.attention.term import State, kept
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 OLDEST = (8, 0)
@@ -88,7 +89,7 @@ def ntk(
     kappa: Tensor,
     signed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """`T`; and the joint log-denominator (0 where it is -inf) and the weight of the feature term, as one tensor."""
+    """`T`; and what is `kept` of each row, as one tensor: the joint log-denominator (0 where it is -inf), ..."""
     from inlay.attention import epilogue
 
     if key.shape[1] == query.shape[1]:
@@ -133,8 +134,17 @@ def _dense_last(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def ntk_alone(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    """`T` of `ntk`, and nothing to differentiate it by."""
+    from inlay.attention import decode
+
+    if decode.takes(query, key, value):
+        return decode.forward(query, key, value, *rest)
+    return ntk(query, key, value, *rest)[0]
+
+
 def _without_gradient(*args: Any) -> Tensor:
-    found: Tensor = (torch.ops.inlay.ntk if torch.compiler.is_compiling() else ntk)(*args)[0]
+    found: Tensor = (torch.ops.inlay.ntk_alone if torch.compiler.is_compiling() else ntk_alone)(*args)
     return found
 
 
@@ -291,7 +301,22 @@ def _ntk_op(*args: Any) -> tuple[Tensor, Tensor]:
 
 @_ntk_op.register_fake
 def _(query: Tensor, *rest: Any) -> Any:
-    return _empty(query), query.new_empty((2, *query.shape[:3]), dtype=torch.float32)
+    return _empty(query), query.new_empty((kept(query), *query.shape[:3]), dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "inlay::ntk_alone",
+    mutates_args=(),
+    schema="(Tensor query, Tensor key, Tensor value, Tensor? mask, bool is_causal, float scale, Tensor left, "
+    "Tensor? right, Tensor kappa, bool signed) -> Tensor",
+)
+def _ntk_alone_op(*args: Any) -> Tensor:
+    return _model_layout(ntk_alone(*args))
+
+
+@_ntk_alone_op.register_fake
+def _(query: Tensor, *rest: Any) -> Any:
+    return _empty(query)
 
 
 @torch.library.custom_op(

@@ -14,20 +14,22 @@ Backward, with `g` the gradient of T and `delta = sum(g * T)`, `u = weight g Z_B
 
 `g_phi` goes on to the query, and is added to what the flash kernel found for it. The three sums over batch and length
 are made in parts, each by one program in a fixed order, and the parts are added in a fixed order: the result does not
-change from run to run. phi and Z never leave the chip. Products are of bfloat16 numbers where the query is; of tf32 for
-at most 16 queries, and where it is float16, whose range is too small for a weight; of float32 otherwise. Sums are
+change from run to run. phi and Z never leave the chip. Products are of bfloat16 numbers where the query is; of tf32
+where it is float16, whose range is too small for a weight; of float32 otherwise, and for at most 16 queries. Sums are
 float32 throughout.
 
-The kernels stand in epilogue_kernels.py. Between calls the host does as little as it can, since a layer of a small
-model takes it longer than the GPU: what a launch needs besides pointers is worked out once for all calls of one shape.
+`delta` may be a tenth of its terms, and for one query nothing else enters the gradient of kappa: T rounded to 8 bits
+there, or n to 11, is 1 % of it. So for short queries T is kept in float32 beside what is given out.
+
+The kernels stand in epilogue_kernels.py. What a launch needs besides pointers is worked out once for all calls of one
+shape.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -35,6 +37,8 @@ from torch import Tensor
 
 from inlay.attention.epilogue_kernels import backward_kernel, forward_kernel, sum_kernel
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST, UNSEEN
+from inlay.attention.launch import Launch, multiprocessors, on, unit
+from inlay.attention.term import SHORT, kept
 
 WARPS, LEAST_TILES = 8, 2
 """Warps a multiprocessor, over the programs on it, and the least tiles of a program: more programs load Z more often
@@ -55,37 +59,6 @@ SUMMED, SUM_TILE = 32, 128
 """Parts and numbers that the last kernel adds at once."""
 
 
-class Launch:
-    """One kernel for calls of one shape, layout and type: all arguments but the pointers are known.
-
-    Triton's own way to a compiled kernel looks at every argument and is taken once. After that the kernel it found is
-    launched directly, as long as pointers are multiples of 16, which Triton compiles in.
-    """
-
-    directly: ClassVar[bool] = True
-    """False once a Triton was met whose compiled kernels take other arguments."""
-
-    def __init__(self, kernel: Any, grid: tuple[int, int, int], rest: tuple[Any, ...], warps: int) -> None:
-        self.kernel, self.grid, self.rest, self.warps = kernel, grid, rest, warps
-        self.direct: Any = None
-
-    def __call__(self, *tensors: Tensor) -> None:
-        pointers = [x.data_ptr() for x in tensors]
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        if bits % 16 or self.direct is None or not Launch.directly:
-            compiled = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps, num_stages=1)
-            if not bits % 16 and compiled is not None:  # Triton's interpreter gives None
-                self.direct = compiled[self.grid]
-            return
-        try:
-            self.direct(*pointers, *self.rest)
-        except (TypeError, ValueError):  # raised before anything is launched
-            Launch.directly = False
-            self(*tensors)
-
-
 class Kind(NamedTuple):
     """What calls have in common that differ only in batch, heads, length and layout."""
 
@@ -104,17 +77,17 @@ class Kind(NamedTuple):
         """What a query is multiplied by, to the base of exp2, and the features by."""
         return math.sqrt(self.scale) / math.log(2), self.rows**-0.5
 
-    def constants(self, share: Share, length: int, unit: int) -> tuple[int, tuple[Any, ...], int]:
+    def constants(self, share: Share, length: int, step: int) -> tuple[int, tuple[Any, ...], int]:
         """The rows of a tile, what the kernels take as constants, and how many warps run a program."""
         blocks = self.rows // self.size
         size_p, rows_p, rank_p = self.padded
         # The other types are multiplied as 4 bytes; so are a few rows, whose gradients no others average out.
-        short = self.dtype == torch.bfloat16 and length > 16
-        tile = 16 if length <= 16 else max(16, min(share.tile, (4096 if short else 2048) // rows_p))
-        precision = "ieee" if self.dtype == torch.float32 else "tf32"
+        halves = self.dtype == torch.bfloat16 and length > SHORT
+        tile = SHORT if length <= SHORT else max(16, min(share.tile, (4096 if halves else 2048) // rows_p))
+        precision = "ieee" if self.dtype == torch.float32 or length <= SHORT else "tf32"
         made = (
             *(self.size, blocks, self.rank, self.pair, self.signed, size_p, rows_p, rank_p),
-            *(tile, unit, tl.bfloat16 if short else tl.float32, precision),
+            *(tile, step, tl.bfloat16 if halves else tl.float32, precision),
         )
         return tile, made, max(share.warps, min(8, rows_p * max(rank_p, 32) // share.entries))
 
@@ -129,59 +102,81 @@ def _power(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())  # 16: the least that a matrix product takes
 
 
-def _unit(*strides: int) -> int:
-    return 8 if not any(stride % 8 for stride in strides) else 1
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2  # interpreted
-
-
 def _programs(kind: Kind, warps: int, heads: int, tiles: int) -> int:
     """For each head."""
-    return max(1, min(-(-tiles // LEAST_TILES), WARPS // warps * _multiprocessors(kind.device) // heads))
+    return max(1, min(-(-tiles // LEAST_TILES), WARPS // warps * multiprocessors(kind.device) // heads))
 
 
 Strides = tuple[int, ...]
+KERNELS = {"forward": forward_kernel, "backward": backward_kernel, "sum": sum_kernel}
+
+
+@cache
+def _launch(name: str, kind: Kind, constants: tuple[Any, ...], warps: int) -> Launch:
+    return Launch(KERNELS[name], constants, warps)
+
+
+class Prepared(NamedTuple):
+    """A launch for calls of one shape, layout and type: all but the tensors is known."""
+
+    launch: Launch
+    grid: tuple[int, int, int]
+    numbers: tuple[float, ...]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        self.launch(self.grid, tensors, self.numbers)
 
 
 @lru_cache(maxsize=4096)
 def _forward_launch(
-    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int
-) -> Launch:
-    unit = _unit(*query[:3], *out[:3])
-    tile, constants, warps = kind.constants(FORWARD, length, unit)
+    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int, exact: bool
+) -> Prepared:
+    step = unit(*query[:3], *out[:3])
+    tile, constants, warps = kind.constants(FORWARD, length, step)
+    constants = *constants, exact, -LIGHTEST, LEAST_TOTAL, UNSEEN
     a_row = -(-length // tile)
     grid = (_programs(kind, warps, heads, batch * a_row), heads, 1)
-    strides = [stride // unit for stride in (*query[:3], *out[:3])]
-    rest = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers, *constants, -LIGHTEST, LEAST_TOTAL, UNSEEN)
-    return Launch(forward_kernel, grid, rest, warps)
+    strides = [stride // step for stride in (*query[:3], *out[:3])]
+    numbers = (*strides, lse_head, length, a_row, batch * a_row, *kind.numbers)
+    return Prepared(_launch("forward", kind, constants, warps), grid, numbers)
 
 
 @lru_cache(maxsize=4096)
 def _backward_launches(
-    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, g_query: Strides | None, state: bool
-) -> tuple[int, int, Launch, Launch]:
+    kind: Kind,
+    batch: int,
+    heads: int,
+    length: int,
+    query: Strides,
+    out: Strides,
+    g_query: Strides | None,
+    exact: bool,
+    state: bool,
+) -> tuple[int, int, Prepared, Prepared]:
     """How many parts there are, and of how many numbers; the kernel that makes them, and the one that adds them."""
     of_query = g_query is not None
     given = (*query[:3], *out[:3], *(g_query or query)[:3])
-    unit = _unit(*given)
-    tile, constants, warps = kind.constants(BACKWARD, length, unit)
+    step = unit(*given)
+    tile, constants, warps = kind.constants(BACKWARD, length, step)
+    constants = *constants, exact, of_query, state
     a_row = -(-length // tile)
     programs = _programs(kind, warps, heads, batch * a_row)
-    strides = [stride // unit for stride in given]
-    rest = (*strides, length, a_row, batch * a_row, *kind.numbers, *constants, of_query, state)
+    numbers = (*(stride // step for stride in given), length, a_row, batch * a_row, *kind.numbers)
     first = heads * kind.rows * kind.rank
     second = heads * kind.rank * kind.size if kind.pair else 0
     total = first + second + heads * kind.rows
-    adding = Launch(
-        sum_kernel, (-(-total // SUM_TILE), 1, 1), (programs, first, first + second, total, SUMMED, SUM_TILE), 4
+    adding = Prepared(
+        _launch("sum", kind, (SUMMED, SUM_TILE), 4),
+        (-(-total // SUM_TILE), 1, 1),
+        (programs, first, first + second, total),
     )
-    return programs if state else 1, total, Launch(backward_kernel, (programs, heads, 1), rest, warps), adding
+    making = Prepared(_launch("backward", kind, constants, warps), (programs, heads, 1), numbers)
+    return programs if state else 1, total, making, adding
 
 
-def _kind(query: Tensor, left: Tensor, right: Tensor, kappa: Tensor, pair: bool, signed: bool, scale: float) -> Kind:
+def make_kind(
+    query: Tensor, left: Tensor, right: Tensor, kappa: Tensor, pair: bool, signed: bool, scale: float
+) -> Kind:
     _, rows, rank = left.shape
     types = (left.dtype, right.dtype, kappa.dtype)
     return Kind(query.dtype, types, query.device, query.shape[3], rows, rank, pair, signed, scale)
@@ -197,7 +192,8 @@ def forward(
     scale: float,
     signed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`T`, in place of `out` unless that is a view; `[total, weight]`, with total 0 where a query sees no key.
+    """`T`, in place of `out` unless that is a view; and of each row what `kept` (term.py) says: total, with 0 where a
+    query sees no key, weight, and for short queries T before it was rounded.
 
     With `signed`, kappa is the absolute value of what is given.
     """
@@ -209,10 +205,11 @@ def forward(
     second = left if right is None else right.contiguous()
     # Autograd forbids to change a view that a function gave.
     found = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device) if out._is_view() else out
-    stats = torch.empty((2, batch, heads, length), dtype=torch.float32, device=query.device)
-    kind = _kind(query, left, second, kappa, right is not None, signed, scale)
-    launch = _forward_launch(kind, batch, heads, length, query.stride(), out.stride(), lse.stride(1))
-    with _on(query.device):
+    keeps = kept(query)
+    stats = torch.empty((keeps, batch, heads, length), dtype=torch.float32, device=query.device)
+    kind = make_kind(query, left, second, kappa, right is not None, signed, scale)
+    launch = _forward_launch(kind, batch, heads, length, query.stride(), out.stride(), lse.stride(1), keeps > 2)
+    with on(query.device):
         launch(query, out, lse, left, second, kappa, found, stats)
     return found, stats
 
@@ -239,23 +236,17 @@ def backward(
     batch, heads, length, _ = query.shape
     left, kappa = left.contiguous(), kappa.contiguous()
     second = left if right is None else right.contiguous()
-    kind = _kind(query, left, second, kappa, right is not None, signed, scale)
+    kind = make_kind(query, left, second, kappa, right is not None, signed, scale)
     g_strides = None if g_query is None else g_query.stride()
     programs, total, launch, add = _backward_launches(
-        kind, batch, heads, length, query.stride(), found.stride(), g_strides, of_state
+        kind, batch, heads, length, query.stride(), found.stride(), g_strides, len(stats) > 2, of_state
     )
     parts = torch.empty((programs, total), dtype=torch.float32, device=query.device)
     g_left = g_right = g_kappa = None
-    with _on(query.device):
+    with on(query.device):
         launch(g_out, query, found, stats, left, second, kappa, query if g_query is None else g_query, parts)
         if of_state:
             g_left, g_kappa = torch.empty_like(left), torch.empty_like(kappa)
             g_right = None if right is None else torch.empty_like(second)
             add(parts, g_left, g_left if g_right is None else g_right, g_kappa)
     return g_left, g_right, g_kappa
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, whichever the tensors are on."""
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(device)

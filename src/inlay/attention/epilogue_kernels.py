@@ -3,7 +3,8 @@
 A program takes many tiles of one head and loads Z once. `PAIR` says that Z came as the factors `left right`. With
 `SIGNED` kappa is `|rho|`, of slope +1 at 0, and rho is what is given. Strides come in units of `UNIT` elements, so that
 the compiler knows by which number they divide; no number but that is compiled in, or every new length would be a new
-kernel. `factor` has the base of exp2, which unlike exp costs no instructions for numbers next to nothing.
+kernel. With `EXACT` stats also hold T in float32. `factor` has the base of exp2, which unlike exp costs no instructions
+for numbers next to nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ def _place(x, batch, head, row, b, h, i, column, UNIT: tl.constexpr):  # type: i
 
 
 @triton.jit
-def _elu(z, LOG_2: tl.constexpr):  # type: ignore[no-untyped-def]
+def elu(z, LOG_2: tl.constexpr):  # type: ignore[no-untyped-def]
     """ELU(z log 2) + 1."""
     return tl.maximum(z, 0.0) * LOG_2 + tl.math.exp2(tl.minimum(z, 0.0))
 
 
 @triton.jit
-def _parameter(place, inside):  # type: ignore[no-untyped-def]
+def parameter(place, inside):  # type: ignore[no-untyped-def]
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -70,6 +71,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     UNIT: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
     HEAVIEST: tl.constexpr,
     LEAST: tl.constexpr,
     UNSEEN: tl.constexpr,
@@ -86,12 +88,12 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     row = h * (BLOCKS * SIZE) + block * SIZE + coordinate
     factor = inner * tl.where(block % 2 == 0, 1.0, -1.0) * tl.exp2((block // 2).to(tl.float32))
     of_size = d < SIZE
-    a = _parameter(left + row[:, None] * RANK + s[None, :], known[:, None] & (s[None, :] < RANK)) * norm
+    a = parameter(left + row[:, None] * RANK + s[None, :], known[:, None] & (s[None, :] < RANK)) * norm
     if PAIR:
         at_right = (h * RANK + s[:, None]) * SIZE + d[None, :]
-        c = _parameter(right + at_right, (s[:, None] < RANK) & of_size[None, :]).to(DOT)
+        c = parameter(right + at_right, (s[:, None] < RANK) & of_size[None, :]).to(DOT)
     a = a.to(DOT)
-    k = _parameter(kappa + row, known) * norm
+    k = parameter(kappa + row, known) * norm
     if SIGNED:
         k = tl.abs(k)
 
@@ -106,7 +108,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         inside = alive[:, None] & of_size[None, :]
         o = tl.load(_place(out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
         keys = tl.load(lse + (b * heads + h) * lse_head + i, mask=alive, other=0.0)
-        phi = _elu(q.to(tl.float32) * factor[None, :], LOG_2)
+        phi = elu(q.to(tl.float32) * factor[None, :], LOG_2)
         n = tl.dot(phi.to(DOT), a, input_precision=PRECISION)
         if PAIR:
             n = tl.dot(n.to(DOT), c, input_precision=PRECISION)
@@ -125,6 +127,8 @@ def forward_kernel(  # type: ignore[no-untyped-def]
         at_row = stats + (b * heads + h) * length + i
         tl.store(at_row, tl.where(sees, keys + tl.log(whole), 0.0), mask=alive)
         tl.store(at_row + all_rows, w, mask=alive)
+        if EXACT:
+            tl.store(at_row[:, None] + (2 + d)[None, :] * all_rows, T, mask=inside)
 
 
 @triton.jit(do_not_specialize=NUMBERS)
@@ -164,6 +168,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     UNIT: tl.constexpr,
     DOT: tl.constexpr,
     PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
     OF_QUERY: tl.constexpr,
     OF_STATE: tl.constexpr,
 ):
@@ -182,12 +187,12 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     in_left = known[:, None] & (s[None, :] < RANK)
     at_right = (h * RANK + s[:, None]) * SIZE + d[None, :]
     in_right = (s[:, None] < RANK) & of_size[None, :]
-    a = _parameter(left + at_left, in_left) * norm
+    a = parameter(left + at_left, in_left) * norm
     if PAIR:
-        c = _parameter(right + at_right, in_right).to(DOT)
+        c = parameter(right + at_right, in_right).to(DOT)
         g_right_sum = tl.zeros((RANK_P, SIZE_P), tl.float32)
     a = a.to(DOT)
-    k = _parameter(kappa + row, known) * norm
+    k = parameter(kappa + row, known) * norm
     if SIGNED:
         k = tl.abs(k)
     # Transposed: phi then goes into both products as it lies.
@@ -196,7 +201,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
     part_of = tl.arange(0, 16)[:, None]
 
     head = h.to(tl.int64)
-    weights = stats + (tiles // tiles_a_row).to(tl.int64) * heads * length
+    all_rows = (tiles // tiles_a_row).to(tl.int64) * heads * length
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         b = (tile // tiles_a_row).to(tl.int64)
         i = (tile % tiles_a_row) * TILE + tl.arange(0, TILE)
@@ -205,9 +210,14 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         q = tl.load(at_query, mask=alive[:, None] & known[None, :], other=0.0)
         inside = alive[:, None] & of_size[None, :]
         g = tl.load(_place(g_out, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0)
-        T = tl.load(_place(found, o_batch, o_head, o_row, b, head, i, d, UNIT), mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(weights + (b * heads + h) * length + i, mask=alive, other=0.0)
-        curve = _elu(q.to(tl.float32) * factor[None, :], LOG_2)
+        at_row = stats + (b * heads + h) * length + i
+        w = tl.load(at_row + all_rows, mask=alive, other=0.0)
+        if EXACT:
+            T = tl.load(at_row[:, None] + (2 + d)[None, :] * all_rows, mask=inside, other=0.0)
+        else:
+            at_found = _place(found, o_batch, o_head, o_row, b, head, i, d, UNIT)
+            T = tl.load(at_found, mask=inside, other=0.0).to(tl.float32)
+        curve = elu(q.to(tl.float32) * factor[None, :], LOG_2)
         phi = curve.to(DOT)
         w_delta = w * tl.sum(g.to(tl.float32) * T, 1)
         # Weights go to what is narrow, after the product: g itself then goes into it as it was loaded.
@@ -245,7 +255,7 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(mine + at_left, tl.trans(g_left_sum) * norm, mask=in_left)
         g_kappa = -norm * tl.sum(g_kappa_sum, 0)
         if SIGNED:
-            g_kappa = tl.where(_parameter(kappa + row, known) >= 0.0, g_kappa, -g_kappa)
+            g_kappa = tl.where(parameter(kappa + row, known) >= 0.0, g_kappa, -g_kappa)
         tl.store(mine + before_kappa + row, g_kappa, mask=known)
 
 

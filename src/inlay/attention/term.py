@@ -60,6 +60,16 @@ def working_type(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+SHORT = 16
+"""Queries at most that are called short: for so few the fused CUDA kernels hold in float32 what they round of many."""
+
+
+def kept(query: Tensor) -> int:
+    """How many float32 numbers of a row the fused CUDA kernels keep for the backward pass: the joint log-denominator
+    and the weight of the feature term; and of short queries in half precision the output before it was rounded."""
+    return 2 + query.shape[3] if query.shape[2] <= SHORT and query.dtype.itemsize == 2 else 2
+
+
 def plain_term(features: FeatureMap, query: Tensor, state: State, scale: float) -> Term:
     """By ordinary differentiable operations."""
     dtype = working_type(query.dtype)
