@@ -74,11 +74,11 @@ def test_places_of_prompts_as_the_paper_has_them() -> None:
     real = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool()
     masks = torch.tensor([3, 2])
     four = Slots.inserted(usual_places(real, masks, 4, causal=False), 6)
-    assert four.prompt.long().tolist() == [[0, 1, 0, 0, 1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1, 1, 0, 0, 0]]
+    assert four.prompts.tolist() == [[1, 4, 6, 8], [1, 3, 5, 6]]
     one = Slots.inserted(usual_places(real, masks, 1, causal=False), 6)
-    assert one.prompt.nonzero()[:, 1].tolist() == [3, 2], "one stands before the mask"
+    assert one.prompts.tolist() == [[3], [2]], "one stands before the mask"
     last = Slots.inserted(usual_places(real, None, 1, causal=True), 6)
-    assert last.prompt.nonzero()[:, 1].tolist() == [6, 4], "in a causal model at the end of the text"
+    assert last.prompts.tolist() == [[6], [4]], "in a causal model at the end of the text"
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -87,14 +87,20 @@ def test_slots_keep_every_token_in_order(count: int) -> None:
     where = torch.randint(0, 8, (3, count), generator=generator)
     slots = Slots.inserted(where, 7)
     values = torch.arange(21).reshape(3, 7)
-    spread = slots.spread(values, torch.full((), -1))
+    spread = slots.spread(values, -1)
     assert (spread == -1).sum(1).tolist() == [count] * 3
     assert torch.equal(slots.without(spread), values)
     positions = slots.positions(torch.arange(7).unsqueeze(0))
     assert torch.equal(positions, torch.arange(7 + count).expand(3, -1))
     prompts = torch.randn(3, count, 2)
     put = slots.put(prompts, torch.zeros(3, 7 + count, 2))
-    assert torch.equal(put[slots.prompt].reshape(3, count, 2), prompts)
+    assert torch.equal(put[torch.arange(3).unsqueeze(1), slots.prompts], prompts)
+    assert float(slots.without(put).abs().sum()) == 0
+    given = Slots.of(spread == -1, count)
+    assert torch.equal(given.tokens, slots.tokens)
+    assert torch.equal(given.prompts, slots.prompts)
+    following = torch.cat([values, values[:, -1:]], 1).gather(1, where.sort(dim=1).values)
+    assert torch.equal(slots.like_the_next(values).gather(1, slots.prompts), following)
 
 
 def test_states_are_read_where_they_should_be() -> None:

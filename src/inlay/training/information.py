@@ -14,15 +14,31 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 LOG_DEVIATIONS = (-2.0, 10.0)
 
 
+def nce(scores: Tensor) -> Tensor:
+    """`L_NCE` of each example from its scores, B x K, the positive's first."""
+    return functional.log_softmax(scores, dim=1)[:, 0]
+
+
+def nce_loss(scores: Tensor) -> Tensor:
+    """The mean of `-L_NCE`: to tell the positive from the negatives is to classify, its class the first."""
+    return functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.long))
+
+
+def all_scores(positive: Tensor, negatives: Tensor, valid: Tensor | None = None) -> Tensor:
+    """B x K: `positive` (B) first, then the `negatives` (B x N), of which those that are not `valid` do not count."""
+    if valid is not None:
+        negatives = torch.where(valid, negatives, -math.inf)
+    return torch.cat((positive.unsqueeze(1), negatives), dim=1)
+
+
 def info_nce(positive: Tensor, negatives: Tensor, valid: Tensor | None = None) -> Tensor:
     """`L_NCE` of each example: `positive` is B scores, `negatives` B x N of which those that are `valid` count."""
-    if valid is not None:
-        negatives = negatives.masked_fill(~valid, -math.inf)
-    return positive - torch.logsumexp(torch.cat((positive.unsqueeze(1), negatives), dim=1), dim=1)
+    return nce(all_scores(positive, negatives, valid))
 
 
 def information(nce: Tensor, valid: Tensor | None = None, negatives: int | None = None) -> Tensor:
@@ -49,21 +65,27 @@ def sample_context(
     return chosen, found >= 0
 
 
-def head_nce(prompts: Tensor, theta: Tensor, negatives: Tensor, valid: Tensor | None, w1: Tensor) -> Tensor:
-    """`L_NCE(P, theta | X)` of each example (section 3.1):
+def head_scores(prompt: Tensor, theta: Tensor, negatives: Tensor, valid: Tensor | None, w1: Tensor) -> Tensor:
+    """The scores of the head loss (section 3.1), B x K, of texts whose prompts have the mean `prompt` (B x D):
 
         l(P, theta | X) = mean_i(p_i)^T W_1 mean_c(theta_c)
 
-    with the prompts (B x n_p x D) as the positive and tokens of the same text (B x N x D) as negatives. `theta` are
-    the class vectors (C x H), `w1` is D x H. The tokens are given: no gradient reaches their embeddings.
+    with the prompts as the positive and tokens of the same text (B x N x D) as negatives. `theta` are the class vectors
+    (C x H), `w1` is D x H. The tokens are given: no gradient reaches their embeddings.
     """
     direction = w1 @ theta.mean(0)
-    return info_nce(prompts.mean(1) @ direction, negatives.detach() @ direction, valid)
+    return all_scores(prompt @ direction, negatives.detach() @ direction, valid)
+
+
+def head_nce(prompts: Tensor, theta: Tensor, negatives: Tensor, valid: Tensor | None, w1: Tensor) -> Tensor:
+    """`L_NCE(P, theta | X)` of each example, whose prompts are B x n_p x D: see `head_scores`."""
+    return nce(head_scores(prompts.mean(1), theta, negatives, valid, w1))
 
 
 def gaussian(mean: Tensor, log_deviation: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, the logarithm of the latter kept within bounds."""
-    return mean, log_deviation.clamp(*LOG_DEVIATIONS).exp()
+    # `hardtanh` is `clamp`, whose way back is five operations instead of one.
+    return mean, functional.hardtanh(log_deviation, *LOG_DEVIATIONS).exp()
 
 
 def sample(
@@ -74,20 +96,25 @@ def sample(
         mean, deviation = mean.unsqueeze(1), deviation.unsqueeze(1)
     shape = mean.shape if count is None else (mean.shape[0], count, mean.shape[2])
     noise = torch.randn(shape, generator=generator, device=mean.device, dtype=mean.dtype)
-    return mean + deviation * noise
+    return torch.addcmul(mean, deviation, noise)
 
 
-def representation_nce(prompts: Tensor, positive: Tensor, negatives: Tensor, w2: Tensor) -> Tensor:
-    """`L_NCE(P, Z | X)` of each example (section 3.2):
+def representation_scores(prompt: Tensor, positive: Tensor, negatives: Tensor, w2: Tensor) -> Tensor:
+    """The scores of the representation loss (section 3.2), B x K, of texts whose prompts have the mean `prompt`:
 
         l(P, z | X) = mean_i(p_i)^T W_2 z / sqrt(D)
 
     with z ~ N(f_mu(Z), f_sigma(Z)) (B x H) as the positive and K - 1 draws of N(f_mu(Z'), f_sigma(Z')) (B x N x H) of
-    the same example's `Z' = Phi(X)`, which has seen no prompt, as negatives. `w2` is D x H.
+    the same example's `Z' = Phi(X)`, which has seen no prompt, as negatives. `prompt` is B x D, `w2` D x H.
     """
-    direction = prompts.mean(1) @ w2 / math.sqrt(prompts.shape[-1])
-    scores = (negatives @ direction.unsqueeze(-1)).squeeze(-1)
-    return info_nce((positive * direction).sum(-1), scores)
+    direction = prompt @ w2 / math.sqrt(prompt.shape[-1])
+    samples = torch.cat((positive.unsqueeze(1), negatives), dim=1)
+    return torch.bmm(samples, direction.unsqueeze(-1)).squeeze(-1)
+
+
+def representation_nce(prompts: Tensor, positive: Tensor, negatives: Tensor, w2: Tensor) -> Tensor:
+    """`L_NCE(P, Z | X)` of each example, whose prompts are B x n_p x D: see `representation_scores`."""
+    return nce(representation_scores(prompts.mean(1), positive, negatives, w2))
 
 
 def standard_kl(mean: Tensor, deviation: Tensor) -> Tensor:

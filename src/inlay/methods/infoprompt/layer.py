@@ -20,9 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
 from inlay.errors import InlayError
-from inlay.methods.infoprompt.phi import Batch, circumstances, one_by_one
+from inlay.methods.infoprompt.phi import Batch, circumstances, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
-from inlay.methods.infoprompt.slots import Slots, ends, mask_at, read, usual_places
+from inlay.methods.infoprompt.slots import Slots, first_of, read, usual_places
 from inlay.methods.tuner import ChildLayer
 from inlay.training import information
 
@@ -37,7 +37,7 @@ class Pass:
     pieces: Pieces
     slots: Slots
     prompts: Tensor
-    real: Tensor  # B x S: the slots of tokens that are not padding
+    real: Tensor | None  # B x S: the slots of which Z is read; None where it is read at the mask
     usable: Tensor | None  # B x S: those that may be negatives
     masks: Tensor | None  # B: the slots of the masks
     labels: Tensor | None
@@ -46,6 +46,14 @@ class Pass:
     without: Tensor | None  # Z', the state of the text without prompts
     embedded: Tensor | None = None
     states: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Means and deviations of the distributions of Z and of Z', of which the representation loss draws."""
+
+    z: tuple[Tensor, Tensor]
+    without: tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -149,7 +157,7 @@ class InfoPromptLayer(ChildLayer):
             pieces=pieces,
             slots=slots,
             prompts=prompts,
-            real=slots.spread(real, real.new_zeros(())),
+            real=None if site.state == "mask" else slots.spread(real, site.state == "last"),
             usable=self._usable(pieces, slots, batch["input_ids"], real),
             masks=None if masks is None else slots.of_tokens(masks),
             labels=kwargs.pop("labels", None),
@@ -157,16 +165,14 @@ class InfoPromptLayer(ChildLayer):
             as_tuple=kwargs.get("return_dict") is False,
             without=None if context is None else context[:, 1],
         )
-        return (), kwargs | _roomy(batch, slots, real) | {"return_dict": True}
+        return (), kwargs | _roomy(batch, slots, pieces.filler) | {"return_dict": True}
 
     def _usable(self, pieces: Pieces, slots: Slots, ids: Tensor, real: Tensor) -> Tensor | None:
         """The slots of tokens that the head loss may draw: real ones that are not special. None: it draws none."""
         if not self.training or pieces.w1 is None:
             return None
-        usable = real
-        for token in pieces.site.it.config.special_token_ids or ():  # a tensor of them would make a device wait
-            usable = usable & (ids != token)
-        return slots.spread(usable, real.new_zeros(()))
+        usable = real & (ids.unsqueeze(-1) != pieces.special(ids.device)).all(-1)
+        return slots.spread(usable, False)
 
     # ---- Phi(X)
 
@@ -186,7 +192,7 @@ class InfoPromptLayer(ChildLayer):
             return compute(batch)
         if site.config.cache:
             return pieces.cache.get(batch, real, compute, now)
-        return torch.stack(one_by_one(batch, real, list(range(len(real))), compute))
+        return encoded(batch, real, range(len(real)), compute)
 
     @torch.no_grad()
     def _encoded(self, site: Site, batch: Batch) -> Tensor:
@@ -227,17 +233,16 @@ class InfoPromptLayer(ChildLayer):
         site, theta = now.pieces.site.it, now.pieces.theta()
         assert now.states is not None
         states = now.states.to(theta.dtype)
-        real = now.real | now.slots.prompt if site.state == "last" else now.real
-        z = seen = read(states, real, site.state, now.masks)
+        z = seen = read(states, now.real, site.state, now.masks)
         if self._observed is not None and now.without is not None:
             self._observed.prompts.append(now.prompts.detach())
             self._observed.z.append(z.detach())
             self._observed.without.append(now.without.to(z.dtype))
         spread = None
         if self.training and now.pieces.critic is not None:
-            spread = information.gaussian(*now.pieces.critic(z))
+            spread = self._spread(now, z)
             if site.config.predict_from_sample:
-                seen = information.sample(*spread)
+                seen = information.sample(*spread.z)
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits
@@ -248,36 +253,44 @@ class InfoPromptLayer(ChildLayer):
             loss = loss * ((now.labels != IGNORED).sum() / now.items)
         return loss, logits
 
-    def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: tuple[Tensor, Tensor] | None) -> Tensor:
-        """The task's loss and what the information losses add to it; `spread` is the distribution of Z."""
+    def _spread(self, now: Pass, z: Tensor) -> Spread:
+        """The distributions of Z and of Z', by one pass of both through the critic."""
+        assert now.pieces.critic is not None
+        assert now.without is not None
+        means, deviations = information.gaussian(*now.pieces.critic(torch.stack((z, now.without.to(z.dtype)))))
+        return Spread(*zip(means.unbind(), deviations.unbind(), strict=True))
+
+    def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: Spread | None) -> Tensor:
+        """The task's loss and what the information losses add to it."""
         config = now.pieces.site.it.config
-        prompts = now.prompts.to(theta.dtype)
         self.loss_parts = {"task": loss.detach()}
+        if now.pieces.w1 is None and spread is None:
+            return loss
+        prompt = now.prompts.to(theta.dtype).mean(1)
         if now.pieces.w1 is not None:
             assert now.embedded is not None
             assert now.usable is not None
             embedded = now.embedded.to(theta.dtype)
             tokens, valid = information.sample_context(embedded, now.usable, config.num_negatives - 1)
-            head = -information.head_nce(prompts, theta, tokens, valid, now.pieces.w1()).mean()
+            head = information.nce_loss(information.head_scores(prompt, theta, tokens, valid, now.pieces.w1()))
             self.loss_parts["head"] = head.detach()
-            loss = loss + config.gamma * head
+            loss = torch.add(loss, head, alpha=config.gamma)
         if spread is not None:
             critic = now.pieces.critic
             assert critic is not None
-            assert now.without is not None
-            others = information.gaussian(*critic(now.without.to(theta.dtype)))
-            representation = -information.representation_nce(
-                prompts.detach() if config.detach_prompts else prompts,
-                information.sample(*spread),
-                information.sample(*others, config.num_negatives - 1),
+            scores = information.representation_scores(
+                prompt.detach() if config.detach_prompts else prompt,
+                information.sample(*spread.z),
+                information.sample(*spread.without, config.num_negatives - 1),
                 critic.w2(),
-            ).mean()
+            )
+            representation = information.nce_loss(scores)
             self.loss_parts["representation"] = representation.detach()
-            loss = loss + config.beta * representation
+            loss = torch.add(loss, representation, alpha=config.beta)
             if config.kl_weight:
-                kl = information.standard_kl(*spread).mean()
+                kl = information.standard_kl(*spread.z).mean()
                 self.loss_parts["kl"] = kl.detach()
-                loss = loss + config.kl_weight * kl
+                loss = torch.add(loss, kl, alpha=config.kl_weight)
         return loss
 
 
@@ -310,12 +323,11 @@ def _texts(kwargs: dict[str, Any], root: nn.Module) -> Batch:
     return {name: value.expand(rows, -1) for name, value in found.items()}
 
 
-def _roomy(batch: Batch, slots: Slots, real: Tensor) -> Batch:
-    """The same tensors with room for the prompts."""
-    first = batch["input_ids"].gather(1, ends(real)[0].unsqueeze(1))
-    made = {"input_ids": slots.spread(batch["input_ids"], first)}  # any token that is not padding will do there
+def _roomy(batch: Batch, slots: Slots, filler: int) -> Batch:
+    """The same tensors with room for the prompts, where the ids have the token `filler`."""
+    made = {"input_ids": slots.spread(batch["input_ids"], filler)}
     if "attention_mask" in batch:
-        made["attention_mask"] = slots.spread(batch["attention_mask"], torch.ones_like(first))
+        made["attention_mask"] = slots.spread(batch["attention_mask"], 1)
     if "token_type_ids" in batch:
         made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
     if "position_ids" in batch:
@@ -336,7 +348,7 @@ def _masks(site: Site, batch: Batch) -> Tensor | None:
     """Each text's mask, where a state is read there."""
     if "mask" not in (site.state, site.phi) or site.config.mask_token_id is None:
         return None
-    return mask_at(batch["input_ids"], site.config.mask_token_id)
+    return first_of(batch["input_ids"] == site.config.mask_token_id)
 
 
 def _check_places(site: Site, ids: Tensor) -> None:
@@ -357,7 +369,7 @@ def _check_places(site: Site, ids: Tensor) -> None:
 def _check_masks(site: Site, ids: Tensor, masks: Tensor | None) -> None:
     if masks is None or torch.compiler.is_compiling() or ids.device.type != "cpu":
         return
-    lacking = (masks >= ids.shape[1]).nonzero()
+    lacking = (ids != site.config.mask_token_id).all(1).nonzero()
     if len(lacking):
         raise InlayError(
             f"Row {int(lacking[0])} of the batch has no mask token ({site.config.mask_token_id}), and Z is read there. "

@@ -4,6 +4,8 @@
 while the encoder is in eval mode, has nothing of its own to train and no other adapter in it. What is kept is thrown
 away as soon as a weight, its device, its precision or autocast changes.
 
+It lies in one table where the model is. A GPU is waited for once a batch, for the tokens by which rows are found.
+
 On a CPU texts are encoded one by one: in a batch a row's last bits depend on its company, and with the cache the result
 is to be the same to the bit as without.
 """
@@ -11,7 +13,7 @@ is to be the same to the bit as without.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 MOST_BYTES = 512 * 2**20
+FEWEST_ROWS = 256  # of a table
 
 Batch = dict[str, Tensor]
 
@@ -29,7 +32,8 @@ class PhiCache:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes = most_bytes
         self.computed = 0
-        self._kept: dict[bytes, Tensor] = {}
+        self._row_of: dict[bytes, int] = {}
+        self._table: Tensor | None = None
         self._circumstances: Hashable = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PhiCache:
@@ -39,41 +43,84 @@ class PhiCache:
         return PhiCache, (self.most_bytes,)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._row_of)
 
     def get(self, batch: Batch, real: Tensor, compute: Callable[[Batch], Tensor], circumstances: Hashable) -> Tensor:
         """A vector or several a row, those that are known from memory, the others by `compute`."""
         if circumstances != self._circumstances:
-            self._kept.clear()
+            self._row_of, self._table = {}, None
             self._circumstances = circumstances
         names = keys(batch, real)
-        missing = list(dict.fromkeys(i for i, name in enumerate(names) if name not in self._kept))
-        found = dict(zip((names[i] for i in missing), one_by_one(batch, real, missing, compute), strict=True))
+        missing: dict[bytes, int] = {}
+        for row, name in enumerate(names):
+            if name not in self._row_of:
+                missing.setdefault(name, row)
+        if not missing:
+            return self._known(names, real.device)
+        made = encoded(batch, real, list(missing.values()), compute)
         self.computed += len(missing)
-        rows = [found[name] if name in found else self._kept[name] for name in names]
-        for name, row in found.items():
-            if (len(self._kept) + 1) * row.numel() * row.element_size() <= self.most_bytes:
-                self._kept[name] = row
-        return torch.stack(rows)
+        self._keep(list(missing), made)
+        if len(missing) == len(names):
+            return made
+        if all(name in self._row_of for name in names):
+            return self._known(names, real.device)
+        new = dict(zip(missing, made, strict=True))  # there was no room for all of them
+        return torch.stack([new[name] if name in new else self._row(name) for name in names])
+
+    def _known(self, names: list[bytes], device: torch.device) -> Tensor:
+        assert self._table is not None
+        return self._table.index_select(0, index([self._row_of[name] for name in names], device))
+
+    def _row(self, name: bytes) -> Tensor:
+        assert self._table is not None
+        return self._table[self._row_of[name]]
+
+    def _keep(self, names: list[bytes], made: Tensor) -> None:
+        """Put rows at the end of the table, as many as there is room for."""
+        begin, most = len(self), self.most_bytes // (made[0].numel() * made.element_size())
+        names = names[: max(0, most - begin)]
+        end = begin + len(names)
+        if self._table is None or end > len(self._table):
+            old = self._table
+            size = min(most, max(end, FEWEST_ROWS, 0 if old is None else 2 * len(old)))
+            with torch.inference_mode(False):  # a table of that mode could not be written to outside of it
+                self._table = torch.empty((size, *made.shape[1:]), dtype=made.dtype, device=made.device)
+            if old is not None:
+                self._table[:begin] = old[:begin]
+        self._table[begin:end] = made[: len(names)]
+        self._row_of.update(zip(names, range(begin, end), strict=True))
 
 
 def keys(batch: Batch, real: Tensor) -> list[bytes]:
-    """A hash of each row's real tokens, and of what else is given about them."""
-    given = torch.stack([batch[name] for name in sorted(batch) if name != "attention_mask"], dim=-1).cpu()
-    kept = real.cpu()
-    return [
-        hashlib.blake2b(row[mask].numpy().tobytes(), digest_size=16).digest()
-        for row, mask in zip(given, kept, strict=True)
-    ]
+    """A hash of each row's real tokens, and of what else is given about them.
+
+    All of it comes from the device at once.
+    """
+    names = sorted(name for name in batch if name != "attention_mask")
+    *given, kept = torch.stack([*(batch[name].long() for name in names), real.long()]).cpu().numpy()
+    begin = hashlib.blake2b(" ".join(names).encode(), digest_size=16)
+    found = []
+    for row, mask in enumerate(kept.astype(bool)):
+        made = begin.copy()
+        for values in given:
+            made.update(values[row][mask].tobytes())
+        found.append(made.digest())
+    return found
 
 
-def one_by_one(batch: Batch, real: Tensor, rows: list[int], compute: Callable[[Batch], Tensor]) -> list[Tensor]:
+def index(rows: Sequence[int], device: torch.device) -> Tensor:
+    """Numbers of rows on a device, which is not waited for."""
+    return torch.tensor(rows, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def encoded(batch: Batch, real: Tensor, rows: Sequence[int], compute: Callable[[Batch], Tensor]) -> Tensor:
     """What `compute` gives for these rows: of each alone and without padding on a CPU, of all together elsewhere."""
-    if not rows:
-        return []
-    if real.device.type != "cpu":
-        return list(compute({name: value[rows] for name, value in batch.items()}).unbind())
-    return [compute({name: value[i : i + 1, real[i]] for name, value in batch.items()})[0] for i in rows]
+    if real.device.type == "cpu":
+        return torch.cat([compute({name: value[i : i + 1, real[i]] for name, value in batch.items()}) for i in rows])
+    if len(rows) < len(real):
+        chosen = index(rows, real.device)
+        batch = {name: value.index_select(0, chosen) for name, value in batch.items()}
+    return compute(batch)
 
 
 def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
@@ -82,12 +129,15 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
     `own` hangs on the encoder and takes no part.
     """
     versions, pointers, weight = 0, 0, None
+    kinds: set[type] = set()
     left: list[nn.Module] = [encoder]
     while left:  # this is done in every step, and `modules()` takes three times as long
         module = left.pop()
-        left += [child for child in module._modules.values() if child is not None and child is not own]
-        if module.training or isinstance(module, BaseTunerLayer):
+        if module.training:
             return None
+        kinds.add(type(module))
+        if module._modules:
+            left += [child for child in module._modules.values() if child is not None and child is not own]
         for parameter in module._parameters.values():
             if parameter is None:
                 continue
@@ -96,6 +146,8 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
             versions += 0 if parameter.is_inference() else parameter._version
             pointers += parameter.data_ptr()
             weight = parameter if weight is None else weight
+    if any(issubclass(kind, BaseTunerLayer) for kind in kinds):
+        return None
     assert weight is not None
     kind = weight.device.type
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

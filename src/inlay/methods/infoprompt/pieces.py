@@ -100,11 +100,12 @@ class PromptEncoder(nn.Module):
         self.up_bias = site.trained(zeros, 1 / embedded) if shared else None
 
     def forward(self, phi: Tensor, rows: int) -> Tensor:
-        inner = torch.einsum("smh,bh->bsm", self.down(), phi)
+        down, up = self.down(), self.up()
+        inner = linear(phi, down.flatten(0, 1)).unflatten(1, down.shape[:2])
         inner = inner if self.down_bias is None else inner + self.down_bias()
         inner = gelu(inner) if self.nonlinear else inner
-        inner = inner.expand(-1, self.up.weight.shape[0], -1)
-        prompts = torch.einsum("ndm,bnm->bnd", self.up(), inner)
+        inner = inner.expand(-1, len(up), -1)
+        prompts = torch.bmm(up, inner.permute(1, 2, 0)).permute(2, 0, 1)
         return prompts if self.up_bias is None else prompts + self.up_bias()
 
 
@@ -160,6 +161,15 @@ class Pieces(nn.Module):
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = site.trained(eye, site.hidden_size) if config.gamma else None
         self.critic = RepresentationCritic(site, embedded, state) if config.beta else None
+        padding = {config.pad_token_id, getattr(site.root.config, "pad_token_id", None)}
+        self.filler = next(token for token in range(3) if token not in padding)  # its embedding is never read
+        self._special = torch.tensor(config.special_token_ids or [], dtype=torch.long, device="cpu")
+
+    def special(self, device: torch.device) -> Tensor:
+        """The tokens that are never negatives, on a device: brought there once, as that makes it wait."""
+        if self._special.device != device:
+            self._special = self._special.to(device)
+        return self._special
 
     @property
     def dtype(self) -> torch.dtype:
