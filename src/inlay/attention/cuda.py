@@ -204,18 +204,21 @@ class Cuda(Fused):
         tensors = [call.query, call.key, call.value]
         if call.prefix is not None:
             tensors += [call.prefix.key, call.prefix.value]
-        if any(x.device.type != "cuda" for x in tensors):
-            return f"the tensors are on {call.query.device.type}"
-        if torch.version.hip is not None or _too_old(call.query.device):
+        query = call.query
+        for x in tensors:
+            if not x.is_cuda:
+                return f"the tensors are on {query.device.type}"
+        if torch.version.hip is not None or _too_old(query.device):
             return f"it needs an NVIDIA GPU of compute capability {'.'.join(map(str, OLDEST))} or more"
-        if call.query.dtype not in TYPES:
-            return f"the kernels do not take {call.query.dtype}"
+        if query.dtype not in TYPES:
+            return f"the kernels do not take {query.dtype}"
         if call.dropout_p:
             return "the kernels' dropout is not used"
-        if any(x.shape[-1] != call.query.shape[-1] for x in tensors):
-            return "it takes keys and values of one head size"
-        if any(x.numel() == 0 for x in tensors):
-            return "there is nothing to attend to"
+        for x in tensors:
+            if x.shape[-1] != query.shape[-1]:
+                return "it takes keys and values of one head size"
+            if x.numel() == 0:
+                return "there is nothing to attend to"
         if call.mask is not None and call.mask.requires_grad:
             return "the kernels give no gradient for the mask"
         return None

@@ -20,8 +20,8 @@ Everything between q, k, v and T is in float32; the weights are rounded for the 
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -30,7 +30,7 @@ from torch import Tensor
 from inlay.attention.decode_kernels import ADDED, BOOLEAN, NO_MASK, finish_kernel, keys_kernel
 from inlay.attention.epilogue import Kind, make_kind
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST, UNSEEN
-from inlay.attention.launch import Launch, multiprocessors, on, unit
+from inlay.attention.launch import Launch, Prepared, multiprocessors, on, unit
 from inlay.attention.term import SHORT
 
 ROWS = 16
@@ -73,6 +73,53 @@ def _launches(kind: Kind, step: int, mask: torch.dtype | None, is_causal: bool) 
     return tile, Launch(keys_kernel, attending, 4, stages=2), Launch(finish_kernel, finishing, warps)
 
 
+class Plan(NamedTuple):
+    """What calls of one shape, layout and type do: numbers to hold in between, and the two kernels."""
+
+    held: int
+    attend: Prepared
+    finish: Prepared
+
+
+Ints = tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    kind: Kind,
+    query: Ints,
+    key: Ints,
+    mask: tuple[torch.dtype, Ints, Ints] | None,
+    is_causal: bool,
+    query_strides: Ints,
+    key_strides: Ints,
+    value_strides: Ints,
+) -> Plan:
+    batch, heads, length, size = query
+    _, kv_heads, keys, _ = key
+    groups = heads // kv_heads
+    given = (*query_strides[:3], *key_strides[:3], *value_strides[:3])
+    step = unit(*given)
+    strides = [stride // step for stride in given]
+    over = [0] * 4
+    if mask is not None:  # a size of 1 stands for all
+        over = [0 if n == 1 else stride for n, stride in zip(*mask[1:], strict=True)]
+    tile, attend, finish = _launches(kind, step, None if mask is None else mask[0], is_causal)
+
+    shared = -(-groups * length // ROWS)
+    tiles = -(-keys // tile)
+    programs = PROGRAMS * multiprocessors(kind.device) // (batch * kv_heads * shared)
+    of_part = -(-tiles // max(1, min(programs, MOST_PARTS)))
+    parts = -(-tiles // of_part)
+    rows = batch * heads * length
+    numbers = (*strides, *over, kv_heads, groups, length, keys, of_part * tile, parts, kind.scale / math.log(2))
+    return Plan(
+        rows * parts * (size + 2),
+        Prepared(attend, (batch * kv_heads, shared, parts), numbers),
+        Prepared(finish, (rows, 1, 1), (*strides[:3], heads, length, parts, *kind.numbers)),
+    )
+
+
 def forward(
     query: Tensor,
     key: Tensor,
@@ -87,37 +134,15 @@ def forward(
 ) -> Tensor:
     """`T`, with the length before the heads in memory."""
     batch, heads, length, size = query.shape
-    _, kv_heads, keys, _ = key.shape
-    groups = heads // kv_heads
     left, kappa = left.contiguous(), kappa.contiguous()
     second = left if right is None else right.contiguous()
-    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3])
-    step = unit(*strides)
-    if step > 1:
-        strides = tuple(stride // step for stride in strides)
     kind = make_kind(query, left, second, kappa, right is not None, signed, scale)
-    tile, attend, finish = _launches(kind, step, None if mask is None else mask.dtype, is_causal)
-
-    shared = -(-groups * length // ROWS)
-    tiles = -(-keys // tile)
-    programs = PROGRAMS * multiprocessors(query.device) // (batch * kv_heads * shared)
-    of_part = -(-tiles // max(1, min(programs, MOST_PARTS)))
-    parts = -(-tiles // of_part)
-    over: tuple[int, ...] = (0, 0, 0, 0)
-    if mask is not None:  # a size of 1 stands for all
-        over = tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
-    rows = batch * heads * length
-    work = torch.empty(rows * parts * (size + 2), dtype=torch.float32, device=query.device)
-    found = torch.empty((batch, length, heads, size), dtype=query.dtype, device=query.device)
-    with on(query.device):
-        attend(
-            (batch * kv_heads, shared, parts),
-            (query, key, value, query if mask is None else mask, work),
-            (*strides, *over, kv_heads, groups, length, keys, of_part * tile, parts, scale / math.log(2)),
-        )
-        finish(
-            (rows, 1, 1),
-            (query, work, left, second, kappa, found),
-            (*strides[:3], heads, length, parts, *kind.numbers),
-        )
+    masking = None if mask is None else (mask.dtype, mask.shape, mask.stride())
+    strides = query.stride(), key.stride(), value.stride()
+    plan = _plan(kind, query.shape, key.shape, masking, is_causal, *strides)
+    work = torch.empty(plan.held, dtype=torch.float32, device=kind.device)
+    found = torch.empty((batch, length, heads, size), dtype=kind.dtype, device=kind.device)
+    with on(kind.device):
+        plan.attend(query, key, value, query if mask is None else mask, work)
+        plan.finish(query, work, left, second, kappa, found)
     return found.transpose(1, 2)

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from inlay.attention.epilogue_kernels import backward_kernel, forward_kernel, sum_kernel
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST, UNSEEN
-from inlay.attention.launch import Launch, multiprocessors, on, unit
+from inlay.attention.launch import Launch, Prepared, multiprocessors, on, unit
 from inlay.attention.term import SHORT, kept
 
 WARPS, LEAST_TILES = 8, 2
@@ -114,17 +114,6 @@ KERNELS = {"forward": forward_kernel, "backward": backward_kernel, "sum": sum_ke
 @cache
 def _launch(name: str, kind: Kind, constants: tuple[Any, ...], warps: int) -> Launch:
     return Launch(KERNELS[name], constants, warps)
-
-
-class Prepared(NamedTuple):
-    """A launch for calls of one shape, layout and type: all but the tensors is known."""
-
-    launch: Launch
-    grid: tuple[int, int, int]
-    numbers: tuple[float, ...]
-
-    def __call__(self, *tensors: Tensor) -> None:
-        self.launch(self.grid, tensors, self.numbers)
 
 
 @lru_cache(maxsize=4096)

@@ -134,17 +134,16 @@ def _state(
         raise InlayError(f"kappa has shape {list(kappa.shape)}; it must be [heads, r] with {heads} heads.")
     rows = kappa.shape[1]
     left, right = (Z, None) if isinstance(Z, Tensor) else Z
-    found = list(left.shape)
-    if right is not None:
-        if left.dim() != 3 or right.dim() != 3 or left.shape[-1] != right.shape[1]:
-            raise InlayError(
-                f"Z_A and Z_B have shapes {list(left.shape)} and {list(right.shape)}; they must be [heads, r, s] and "
-                "[heads, s, head_dim] with one s."
-            )
-        found = [*left.shape[:2], right.shape[2]]
-    if found != [heads, rows, size] or (right is not None and right.shape[0] != heads):
+    if right is not None and (left.dim() != 3 or right.dim() != 3 or left.shape[2] != right.shape[1]):
         raise InlayError(
-            f"Z is {found}; with this query, value and kappa it must be [heads, r, head_dim] = {[heads, rows, size]}."
+            f"Z_A and Z_B have shapes {list(left.shape)} and {list(right.shape)}; they must be [heads, r, s] and "
+            "[heads, s, head_dim] with one s."
+        )
+    found = left.shape if right is None else (*left.shape[:2], right.shape[2])
+    if found != (heads, rows, size) or (right is not None and right.shape[0] != heads):
+        raise InlayError(
+            f"Z is {list(found)}; with this query, value and kappa it must be [heads, r, head_dim] = "
+            f"{[heads, rows, size]}."
         )
     # Elsewhere looking would wait for the device, and inside a compiled graph break it.
     on_cpu = kappa.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,17 @@ class Launch:
             self(grid, tensors, numbers)
 
 
+class Prepared(NamedTuple):
+    """A launch for calls of one shape, layout and type: all but the tensors is known."""
+
+    launch: Launch
+    grid: tuple[int, int, int]
+    numbers: tuple[float, ...]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        self.launch(self.grid, tensors, self.numbers)
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2  # interpreted
@@ -62,4 +73,7 @@ def on(device: torch.device) -> AbstractContextManager[object]:
 
 def unit(*strides: int) -> int:
     """A number that divides all of them: 8, or 1. Given to a kernel it says by how much its loads are aligned."""
-    return 8 if not any(stride % 8 for stride in strides) else 1
+    bits = 0
+    for stride in strides:
+        bits |= stride
+    return 1 if bits % 8 else 8

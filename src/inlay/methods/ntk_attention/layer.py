@@ -93,8 +93,9 @@ class Prefix(nn.Module):
 
     def given(self) -> tuple[Tensor, Tensor, Tensor, bool]:
         """The same, but rho in place of kappa, and True, where nobody waits for the call: some kernels take rho."""
-        signed = type(self.kappa) is Kappa and not self.kappa._forward_pre_hooks
-        return _value(self.z_a), _value(self.z_b), self.kappa.weight if signed else _value(self.kappa), signed
+        kappa = self.kappa
+        signed = type(kappa) is Kappa and not kappa._forward_pre_hooks
+        return _value(self.z_a), _value(self.z_b), kappa.weight if signed else _value(kappa), signed
 
 
 def _value(module: nn.Module) -> Tensor:
@@ -155,7 +156,8 @@ class NTKAttentionLayer(AttentionLayer):
     def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, bool]:
         """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`; and
         whether it is rho that stands for kappa."""
-        prefixes: list[Any] = [self.inlay_ntk_prefix[name] for name in names]
+        adapters = self.inlay_ntk_prefix
+        prefixes: list[Any] = [adapters[name] for name in names]
         if len(prefixes) == 1:
             given: tuple[Tensor, Tensor, Tensor, bool] = prefixes[0].given()
             return given
