@@ -44,7 +44,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
     "infoprompt": PROMPTS,
     "warp": PROMPTS,
     "idpg": PROMPTS,
-    "adapter": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "adapter-pfeiffer": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
     "lora": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
     "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
 }
@@ -66,7 +66,7 @@ LINES = (
     Line("without head loss", "infoprompt", {"gamma": 0.0}),
     Line("without representation loss", "infoprompt", {"beta": 0.0}),
     Line("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
-    Line("adapter", "adapter"),
+    Line("adapter", "adapter-pfeiffer"),
     Line("lora", "lora"),
     Line("full", "full"),
 )
