@@ -129,11 +129,15 @@ class Results:
             tuple(dict.fromkeys(note for one in every for note in one.notes)),
         )
 
-    def with_average(self, name: str = "Average") -> Results:
-        """The same with each row's mean over its panel's columns, seed by seed, where it has them all, as often."""
+    def with_average(self, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
+        """The same with each row's mean over these columns (default: its panel's), seed by seed, where it has them all.
+
+        A recipe names the columns of the printed table: a mean over others is not the paper's Average.
+        """
         cells = dict(self.cells)
         for panel in self.panels:
-            wanted = dict.fromkeys(column for where, _, column in self.cells if where == panel)
+            own = dict.fromkeys(column for where, _, column in self.cells if where == panel)
+            wanted = own if columns is None else columns
             for row in self.rows(panel):
                 found = [cell for column in wanted if (cell := self.get(row, column, panel)) is not None]
                 if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
