@@ -82,11 +82,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and the predicate that decides it on any table of results. `where`: its section."""
+    """A sentence of the paper and the predicate that decides it on any table of results. `where`: its section.
+
+    `printed` False: the sentence is about something that the paper's table does not show (other models, say), so that
+    the printed numbers do not judge it.
+    """
 
     text: str
     test: Callable[[Results], Verdict]
     where: str = ""
+    printed: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,5 +153,9 @@ class Recipe:
         printed = self.printed_results()
         if printed is None:
             return [Verdict.untested("the paper prints no numbers") for _ in self.claims]
-        itself = Verdict.untested("it is the printed number")
-        return [itself if claim.where == PRINTED else claim.test(printed) for claim in self.claims]
+        return [self._as_printed(claim, printed) for claim in self.claims]
+
+    def _as_printed(self, claim: Claim, printed: Results) -> Verdict:
+        if claim.where == PRINTED:
+            return Verdict.untested("it is the printed number")
+        return claim.test(printed) if claim.printed else Verdict.untested("the paper prints no numbers of it")
