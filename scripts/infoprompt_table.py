@@ -313,8 +313,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
-    """The runs of one cell at the rate that was chosen, by seed."""
-    rate = best_rate(runs, group, line, partly=True)
+    """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
+    choices = (best_rate(runs, group, line, seeds) for seeds in range(len(CHOOSING_SEEDS), 0, -1))
+    rate = next((found for found in choices if found is not None), None)
     return {
         r["seed"]: r
         for r in sorted(runs, key=lambda r: r["seed"])

@@ -374,10 +374,15 @@ def worth(score: Mapping[str, Any]) -> float:
 
 def cell(runs: Sequence[Entry], group: str, name: str, task: str, what: str) -> dict[int, float]:
     """What a line reached on a task at the rate that was selected, by seed."""
+    return {seed: value for seed, (value, _) in measured(runs, group, name, task, what).items()}
+
+
+def measured(runs: Sequence[Entry], group: str, name: str, task: str, what: str) -> dict[int, tuple[float, int]]:
+    """The same, and after how many steps."""
     line = GROUPS[group].line(name)
     rate = rate_of(runs, group, line)
     own = [r for r in runs if (r["group"], r["line"], r["rate"]) == (group, name, rate) and task in r.get("scores", {})]
-    return {r["seed"]: r["scores"][task][what] for r in own}
+    return {r["seed"]: (r["scores"][task][what], r["steps"]) for r in own}
 
 
 def rows_of(runs: Sequence[Entry], group: str, name: str, what: str) -> dict[int, list[float]] | None:

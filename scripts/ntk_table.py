@@ -246,10 +246,12 @@ def run(args: argparse.Namespace) -> None:
                 seeds = range(1 if line.method is None else args.seeds)
                 yield from (work(name, line, task, rate, seed) for task in GROUPS[name].tasks for seed in seeds)
 
-    def usable(entry: Entry) -> bool:
-        return "error" not in entry and (entry["line"] != "ntk-attention" or entry.get("start") == START)
-
     run_all(measure, wanted, NAMES, args, usable)
+
+
+def usable(entry: Entry) -> bool:
+    """Whether a run came to its end and, of NTK-Attention, from the start that it has now."""
+    return "error" not in entry and (entry["line"] != "ntk-attention" or entry.get("start") == START)
 
 
 def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
@@ -265,9 +267,13 @@ def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
 
 
 def cell(runs: Sequence[dict[str, Any]], group: str, line: str, task: str) -> list[dict[str, Any]]:
-    """The runs of one cell at the rate that was selected, in the order of their seeds."""
-    own = [r for r in runs if (r["group"], r["line"]) == (group, line) and "test" in r]
-    rate = best_rate(r for r in own if r["task"] == GROUPS[group].tasks[0] and r["seed"] == 0)
+    """The runs of one cell at the rate that was selected, in the order of their seeds; none while a rate is untried."""
+    known = [r for r in runs if (r["group"], r["line"]) == (group, line) and (usable(r) or "error" in r)]
+    tried = [r for r in known if r["task"] == GROUPS[group].tasks[0] and r["seed"] == 0]
+    mine = next((one for one in GROUPS[group].lines if one.name == line), None)  # None: a line of the visual table
+    if mine is not None and not set(rates(group, mine)) <= {r["rate"] for r in tried}:
+        return []
+    own, rate = [r for r in known if "test" in r], best_rate(tried)
     return sorted((r for r in own if r["task"] == task and r["rate"] == rate), key=lambda r: r["seed"])
 
 

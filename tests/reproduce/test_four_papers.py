@@ -126,7 +126,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, runs: list[di
 
 
 def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate that did best on held-out data counts, seed by seed; runs that failed do not."""
+    """The rate that did best on held-out data counts, seed by seed; lines that lack seeds or sets are left out."""
     from inlay.reproduce.infoprompt import figures, section_6, tables
     from inlay.reproduce.infoprompt import protocol as p
 
@@ -134,49 +134,59 @@ def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         """Runs that choose a rate have no test."""
         named = {"group": group, "line": line, "task": task, "rate": rate, "seed": seed, "metric": "accuracy"}
         tested = {} if value is None else {"test": {"accuracy": value}, "curve": [[8, value / 2], [240, value]]}
-        return named | {"validation": {"accuracy": rate}} | tested
+        return named | {"validation": {"accuracy": float(rate == 0.1)}, "steps": 240} | tested
 
-    lines = ("infoprompt", "warp", "full")
+    rates = {"infoprompt": (0.01, 0.03, 0.1, 0.3, 1.0), "warp": (0.01, 0.03, 0.1, 0.3, 1.0)}
+    rates["full"] = (1e-5, 3e-5, 1e-4, 3e-4)  # one is untried
     runs = [
         entry("mlm-64", line, task, rate, seed, None)
-        for line in lines
+        for line in rates
         for task in ("sst2", "semeval2010")
-        for rate in (0.001, 0.1)
+        for rate in rates[line]
         for seed in (100, 101)
     ]
     value = {"infoprompt": 0.8, "warp": 0.7, "full": 0.9}
-    for line in lines:
-        for seed in (1, 0):
-            for task in ("sst2", "mrpc", "wnut17-spans"):
+    for line in rates:
+        for seed in (2, 1, 0):
+            for task in ("sst2", "mrpc", "wnut17-spans", "rte", "cola"):
                 runs.append(entry("mlm-64", line, task, 0.1, seed, value[line] + seed / 100))
-                runs.append(entry("mlm-64", line, task, 0.001, seed, 0.1))
+                runs.append(entry("mlm-64", line, task, 0.01, seed, 0.1))
             runs.append(entry("mlm-256", line, "sst2", 0.1, seed, value[line]))
+    runs.append(entry("mlm-64", "warp", "rte", 0.1, 4, 0.0))  # seed 3 is missing: not among those that all sets have
     for seed in range(3):
         for task in ("sst2", "wnut17-spans"):
-            runs += [entry("sensitivity", line, task, 0.1, seed, value[line] + seed / 50) for line in lines[:2]]
+            runs += [
+                entry("sensitivity", line, task, 0.1, seed, value[line] + seed / 50) for line in ("infoprompt", "warp")
+            ]
         runs.append(entry("initialisation", "warp, uniform", "mrpc", 0.1, seed, 0.5))
-    broken = {**runs[-1], "seed": 9, "error": "cut off"}
-    keep(monkeypatch, tmp_path, "infoprompt_table", [*runs, broken])
+    named = {name: runs[-1][name] for name in ("group", "line", "task", "rate")}
+    keep(monkeypatch, tmp_path, "infoprompt_table", [*runs, {**named, "seed": 9, "error": "cut off"}])
 
-    found = tables.few_shot(None, {"tasks": {}, "shots": (64,), "kept": p.SENTENCES})  # type: ignore[arg-type]
+    found = tables.kept_few_shot(p.SENTENCES, p.ROWS)
     cell = found.get("InfoPrompt", "SST2, N = 64")
     assert cell is not None
-    assert cell.values == (0.8, 0.81)
-    assert found.get("InfoPrompt", "RTE, N = 64") is None
-    assert found.get("gamma = 0", "SST2, N = 64") is None
-    assert found.notes == (
-        "Read from infoprompt_table.json: `python scripts/infoprompt_table.py run` on a card, commit 0123456.",
+    assert cell.values == pytest.approx((0.8, 0.81, 0.82))
+    assert found.get("InfoPrompt", "SST2, N = 256") is None  # one set of four
+    assert found.get("Finetuning", "SST2, N = 64") is None
+    assert found.notes[0] == (
+        "Read from infoprompt_table.json: `python scripts/infoprompt_table.py run` on a card, commit 0123456. "
+        "3 seeds a cell, 240 steps."
     )
+    assert found.notes[1].startswith("Incomplete: Finetuning; Adapter; IDPG; gamma = 0")
+    assert "N = 256 are not whole" in found.notes[2]
     curve = figures.kept_curves()
-    assert curve is not None
-    assert [curve.get("WARP", step, "NER").values for step in ("8", "240")] == [(0.35, 0.355), (0.7, 0.71)]  # type: ignore[union-attr]
+    assert [curve.get("WARP", step, "NER").values[:2] for step in ("8", "240")] == [(0.35, 0.355), (0.7, 0.71)]  # type: ignore[union-attr]
+    assert curve.get("Finetuning", "8", "NER") is None
     early = section_6.kept_section()
-    assert early is not None
     assert early.get("WARP, random uniform", "MRPC", section_6.START).values == (0.5, 0.5, 0.5)  # type: ignore[union-attr]
     recipe = catalogue.recipes()["infoprompt/section-6"]
-    assert [str(verdict) for verdict in recipe.judged(early)][:4] == ["holds"] * 4
+    assert [verdict.judgement for verdict in recipe.judged(early)][:4] == [HOLDS] * 4
     with kept.ignored(True):
-        assert section_6.kept_section() is None
+        assert not section_6.kept_section().cells
+    without = [run for run in runs if run["line"] != "infoprompt"]
+    keep(monkeypatch, tmp_path, "infoprompt_table", without)
+    assert not tables.kept_few_shot(p.SENTENCES, p.ROWS).cells  # no table of InfoPrompt without InfoPrompt
+    assert not (recipe.kept and recipe.kept())
 
 
 def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,37 +202,53 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
     runs = []
     for group, names in tasks.items():
-        for seed in (0, 1):
+        for seed in (0, 1, 2):
             together = {rate: 0.5 + 10 * rate + seed / 10 for rate in (1e-3, 3e-3, 1e-2)}
             runs += [entry(group, "multi-lora", rate, seed, value, "all") for rate, value in together.items()]
             for rate in (3e-4, 1e-3, 3e-3):
                 runs += [entry(group, "lora", rate, seed, 0.7, name) for name in names]
     keep(monkeypatch, tmp_path, "multi_lora_table", runs)
     found = tables.kept_scores("encoder", tables.AT_HAND)
-    assert found is not None
     cell = found.get("Multi-LoRA", "STS-B")
     assert cell is not None
-    assert cell.values == pytest.approx((60.0, 70.0))
+    assert cell.values == pytest.approx((60.0, 70.0, 80.0))
     assert found.get("Pre-trained", "STS-B") is None
-    texts = tables.kept_scores("decoder", tables.TEXTS)
-    assert texts is not None
-    assert texts.get("LoRA", "DART").mean == pytest.approx(35.0)  # type: ignore[union-attr]
+    assert "3 seeds a cell, 1 steps" in found.notes[0]
+    assert "Pre-trained; Fine-Tuning; VeRA" in found.notes[1]
+    assert tables.kept_scores("decoder", tables.TEXTS).get("LoRA", "DART").mean == pytest.approx(35.0)  # type: ignore[union-attr]
+    # Without one run of LoRA on one task its line is not whole, and Multi-LoRA has nothing beside it.
+    gone = [run for run in runs if (run["line"], run["task"], run["seed"]) != ("lora", "stsb", 2)]
+    keep(monkeypatch, tmp_path, "multi_lora_table", gone)
+    assert not tables.kept_scores("encoder", tables.AT_HAND).cells
+    assert tables.kept_scores("decoder", tables.TEXTS).cells
 
 
-def test_runs_of_ntk_attention_that_are_kept() -> None:
+def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that started otherwise than NTK-Attention does now are not read, nor is a line with an untried rate."""
     from inlay.reproduce.ntk_attention import tables
 
-    if not kept.has_table("ntk_table"):
-        pytest.skip("no checkout: the runs of the tables are not installed")
-    made = tables.p.kept_cells("encoder", tables.LINES_1, tables.GLUE, 100)
-    assert made is not None
-    assert all(len(cell.values) == 3 for cell in made.cells.values())
-    page = (kept.ROOT / "docs" / "ntk-attention-measured.md").read_text(encoding="utf-8")
-    for row, words in (("NTK-Attention", "ntk-attention"), ("P-Tuning V2, m = 100", "prefix, m = 100")):
-        cell = made.get(row, "CB")
-        assert cell is not None
-        line = next(line for line in page.splitlines() if line.startswith(f"| {words} | "))
-        assert f"{cell.mean:.1f} ± {cell.half:.1f}" in line
+    def entry(line: str, task: str, rate: float, seed: int, value: float, **more: Any) -> dict[str, Any]:
+        named = {"group": "encoder", "line": line, "task": task, "rate": rate, "seed": seed, "metric": "accuracy"}
+        return named | {"validation": rate, "test": value, "steps": 300} | more
+
+    old = [entry("ntk-attention", "rte", rate, 0, 0.9) for rate in (3e-3, 1e-2, 3e-2)]
+    old += [entry("ntk-attention", task, 3e-2, seed, 0.9) for task in tables.GLUE.values() for seed in (0, 1, 2)]
+    lora = [entry("lora", "rte", rate, 0, 0.6) for rate in (3e-4, 1e-3)]
+    lora += [entry("lora", task, 3e-3, seed, 0.6) for task in tables.GLUE.values() for seed in (0, 1, 2)]
+    keep(monkeypatch, tmp_path, "ntk_table", [*old, *lora])
+
+    def read() -> Results:
+        return tables.p.kept_cells("encoder", tables.LINES_1, tables.GLUE, 100)
+
+    assert not read().cells
+    assert "NTK-Attention" in read().notes[0]
+    assert not (tables.TABLE_1.kept and tables.TABLE_1.kept())
+    new = [{**run, "test": run["test"] - 0.2, "start": "1/sqrt(r)"} for run in old]
+    keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora])
+    assert read().get("NTK-Attention", "CB").values == pytest.approx((70.0,) * 3)  # type: ignore[union-attr]
+    assert read().get("LoRA, r' = 8", "CB").values == (60.0,) * 3  # type: ignore[union-attr]
+    keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora[1:]])  # 0.0003 is untried
+    assert not read().cells
 
 
 # ------------------------------------------------------------------------------------------------------- experiments

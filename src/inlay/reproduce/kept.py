@@ -1,7 +1,8 @@
 """What was measured before and is kept in a checkout: runs that a table's script made, experiments of the lab.
 
 Where a checkout has them, a recipe at `here` reads them and does not make them again: they are larger than what a
-recipe would run on two cores. What was read, the command that made it and the machine are told in the results' notes.
+recipe would run on two cores. What was read, the command that made it, the machine, and how many seeds and steps were
+found there are told in the results' notes: no constant says so. Only whole lines of a table are read (`whole`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import csv
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
+from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
     from inlay.theory.findings import Finding
@@ -27,6 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SCRIPTS = ROOT / "scripts"
 LAB = ROOT / "docs" / "images" / "lab"
 READ = "Read from"  # how a note about kept results begins
+LEAST = 3  # seeds without which a line of a kept table is not read
 _IGNORED = ContextVar("ignored", default=False)
 
 
@@ -51,6 +54,7 @@ class Table:
     script: Any
     runs: list[dict[str, Any]]
     note: str
+    where: str
 
 
 def has_table(name: str) -> bool:
@@ -59,21 +63,70 @@ def has_table(name: str) -> bool:
 
 
 def table(name: str, more: str = "") -> Table | None:
-    """The runs of scripts/<name>.py that came to an end; None where there is no checkout, or it has none."""
+    """The runs of scripts/<name>.py; None where there is no checkout, or it has none.
+
+    Those that failed too: a learning rate that failed has been tried.
+    """
     if not has_table(name):
         return None
     path = RESULTS / f"{name}.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        runs = [run for run in found["runs"] if "error" not in run]
+        runs = list(found["runs"])
         note = _note(path, f"python scripts/{name}.py run{more}", found["versions"])
     except (ValueError, KeyError, TypeError) as error:
         raise InlayError(f"{path} cannot be read: {error!r}. Make it again: python scripts/{name}.py run.") from error
     sys.path.insert(0, str(SCRIPTS))  # scripts import what they share by its plain name
     try:
-        return Table(importlib.import_module(name), runs, note)
+        return Table(importlib.import_module(name), runs, note, str(path.relative_to(ROOT)))
     finally:
         sys.path.remove(str(SCRIPTS))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one kept run gave to a cell, and after how many steps (0: it was not trained)."""
+
+    value: float
+    steps: int | None = None
+
+
+def whole(
+    found: Table, cells: Mapping[Key, Mapping[int, Measured]], about: str, due: Mapping[str, int] | None = None
+) -> Results:
+    """The lines of a kept table that are whole, with a note that says from the data how many seeds and steps they have.
+
+    `cells` has by seed what was kept of every cell that the table should have, nothing where there is none. A line is
+    whole where each of its cells has the seeds 0, 1, ... up to `LEAST` (or to its number in `due`, of what is not
+    trained); the seeds that all its cells have are read. Without the line that the table is `about`, or without another
+    trained one beside it, nothing is read, and the note says so: its recipe is then to make the table.
+    """
+    lines: dict[tuple[str, str], list[Key]] = {}
+    for key in cells:
+        lines.setdefault((key[0], key[1]), []).append(key)
+    counts = {line: min(_leading(cells[key]) for key in keys) for line, keys in lines.items()}
+    enough = {line: count for line, count in counts.items() if count >= (due or {}).get(line[1], LEAST)}
+    lacking = "; ".join(dict.fromkeys(row for _, row in counts if not any(row == name for _, name in enough)))
+    trained = {row for _, row in enough} - set(due or ())
+    if about not in trained or len(trained) < 2:
+        return Results(notes=(f"Kept runs are not whole and are not read: {lacking} ({found.where}).",))
+    read = {key: [cells[key][seed] for seed in range(enough[line])] for line in enough for key in lines[line]}
+    steps = {one.steps for runs in read.values() for one in runs if one.steps}
+    told = f"{found.note} {_range(enough[line] for line in enough if line[1] not in (due or {}))} seeds a cell"
+    notes = [told + (f", {_range(steps)} steps." if steps else ".")]
+    if lacking:
+        notes.append(f"Incomplete: {lacking} lack seeds or sets in {found.where} and are left out; --fresh makes all.")
+    return Results({key: Cell(tuple(one.value for one in runs)) for key, runs in read.items()}, notes=tuple(notes))
+
+
+def _leading(runs: Mapping[int, Measured]) -> int:
+    """How many of the seeds 0, 1, ... there are before the first that is missing."""
+    return next(seed for seed in range(len(runs) + 1) if seed not in runs)
+
+
+def _range(numbers: Iterable[int]) -> str:
+    known = sorted(set(numbers))
+    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
 
 
 def benchmark(name: str, command: str) -> tuple[dict[str, Any], str] | None:

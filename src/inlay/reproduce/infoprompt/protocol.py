@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
 from inlay.reproduce.predicates import above, above_on_average, best_in, mean_of_columns
 from inlay.reproduce.recipe import READING, Claim
-from inlay.reproduce.results import Cell, Key, Results
+from inlay.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
     from inlay.records.spec import Spec
@@ -74,10 +75,6 @@ def printed(item: str) -> Path:
     return FOLDER / f"{item}.csv"
 
 
-def has_kept() -> bool:
-    return kept.has_table(TABLE)
-
-
 def house(bench: Bench, settings: Mapping[str, Any]) -> str:
     """The scale's model, or the better one where it is there."""
     better = settings.get("if_found")
@@ -116,24 +113,37 @@ def specs(
 PROMPT_METHODS = ("warp", "idpg", "infoprompt")
 
 
-def kept_cells(groups: Mapping[str, Mapping[str, tuple[str, str]]], rows: Iterable[str]) -> Results | None:
-    """What the table's script measured with its masked language model; None where a checkout has not got it.
+def kept_runs(found: kept.Table, group: str, row: str, task: str) -> dict[int, kept.Measured]:
+    """What the table's script measured of one cell, by seed."""
+    line = next((one for one in found.script.GROUPS[group].lines if one.name == LINES[row]), None)
+    entries = {} if line is None else found.script.cell(found.runs, group, line, task)
+    return {seed: kept.Measured(entry["test"][entry["metric"]], entry.get("steps")) for seed, entry in entries.items()}
 
-    `groups` are panels, each with its columns: the script's group and task.
+
+def kept_cells(panel: str, columns: Mapping[str, tuple[str, str]], rows: Iterable[str]) -> Results:
+    """What the table's script measured with its masked language model: whole lines, nothing without InfoPrompt's.
+
+    `columns` have the script's group and task; each group is read or not by itself. Without cells where a checkout has
+    not got it.
     """
     found = kept.table(TABLE)
     if found is None:
-        return None
-    script, cells = found.script, {}
-    for panel, columns in groups.items():
-        for row in rows:
-            for column, (group, task) in columns.items():
-                line = next((one for one in script.GROUPS[group].lines if one.name == LINES[row]), None)
-                entries = script.cell(found.runs, group, line, task) if line is not None else {}
-                if entries:
-                    values = [entry["test"][entry["metric"]] for entry in entries.values()]
-                    cells[panel, row, column] = Cell(tuple(values))
-    return Results(cells, notes=(found.note,)) if cells else None
+        return Results()
+    parts = []
+    for group in dict.fromkeys(group for group, _ in columns.values()):
+        cells = {
+            (panel, row, column): kept_runs(found, group, row, task)
+            for row in rows
+            for column, (where, task) in columns.items()
+            if where == group
+        }
+        parts.append(kept.whole(found, cells, "InfoPrompt"))
+    whole = Results().with_(parts)
+    if whole.cells and any(not part.cells for part in parts):
+        lacking = [name for name in columns if name not in whole.columns]
+        whole = replace(whole, notes=tuple(note for note in whole.notes if not note.startswith("Kept runs")))
+        whole = whole.with_([Results(notes=(f"Incomplete: {', '.join(lacking)} are not whole in {found.where}.",))])
+    return whole
 
 
 def claims(columns: Sequence[str], where: str) -> tuple[Claim, ...]:

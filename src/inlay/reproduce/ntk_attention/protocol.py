@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from inlay.reproduce import kept
 from inlay.reproduce.counting import in_millions, scores, trained
 from inlay.reproduce.predicates import Test, mean_of_columns
 from inlay.reproduce.recipe import UNTESTED, Scale, Verdict
-from inlay.reproduce.results import Cell, Key, Results
+from inlay.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
     from inlay.records.spec import Spec
@@ -101,26 +102,35 @@ def plain(run: Run) -> float:
 
 
 def kept_cells(
-    group: str, lines: Mapping[str, str], tasks: Mapping[str, str], size: float, panel: str = "", what: str = "test"
-) -> Results | None:
+    group: str,
+    lines: Mapping[str, str],
+    tasks: Mapping[str, str],
+    size: float,
+    panel: str = "",
+    what: str = "test",
+) -> Results:
     """What the table's script measured: `lines` are its lines by our rows, `tasks` its tasks by our columns.
 
-    None where a checkout has not got it.
+    Whole lines only, and nothing without NTK-Attention's; without cells where a checkout has not got it.
     """
     found = kept.table(TABLE)
     if found is None:
-        return None
-    runs, notes = found.runs, [found.note]
+        return Results()
+    runs, notes = found.runs, []
     if group == "vision" and (others := kept.table("vision_table")) is not None:
         runs = [*runs, *found.script.beside(kept.RESULTS / "vision_table.json")]
         notes.append(others.note)
-    cells = {}
-    for row, line in lines.items():
-        for column, task in tasks.items():
-            values = [size * run[what] for run in found.script.cell(runs, group, line, task) if what in run]
-            if values:
-                cells[panel, row, column] = Cell(tuple(values))
-    return Results(cells, notes=tuple(notes)) if cells else None
+    cells = {
+        (panel, row, column): {
+            run["seed"]: kept.Measured(size * run[what], run.get("steps"))
+            for run in found.script.cell(runs, group, line, task)
+            if what in run
+        }
+        for row, line in lines.items()
+        for column, task in tasks.items()
+    }
+    read = kept.whole(found, cells, NTK, {row: 1 for row, line in lines.items() if line == found.script.UNTRAINED})
+    return replace(read, notes=(*read.notes, *(notes if read.cells else ())))
 
 
 def averages(results: Results) -> Verdict:

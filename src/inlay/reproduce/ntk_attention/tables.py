@@ -42,12 +42,12 @@ def table_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
     ways = {row: WAYS_1[row] for row in settings.get("rows", WAYS_1)}
     made = p.counts(bench, {"": settings["shape"]}, ways)
     found = p.kept_cells("encoder", LINES_1, GLUE, 100)
-    if found is None:
+    if not found.cells:
         specs = p.specs(
             bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
-        found = bench.values(specs, settings["seeds"], p.percent)
-    return made.with_([found.with_average()])
+        found = found.with_([bench.values(specs, settings["seeds"], p.percent)])
+    return made.with_([found.with_average(columns=list(GLUE))])
 
 
 LLAMA_2 = "meta-llama/Llama-2-7b-hf"
@@ -71,9 +71,9 @@ TABLE_1 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts at ChatGLM3-6B's size, exactly. In a checkout the runs of scripts/ntk_table.py are read: MiniLM, "
-            "300 steps, rates chosen on held-out data, 3 seeds. Else MiniLM, 40 steps of 16, own rates, 2 seeds.",
-            "seconds in a checkout; else 10 min on two cores",
+            "Counts at ChatGLM3-6B's size, exactly. In a checkout the runs of scripts/ntk_table.py are read where they "
+            "are whole: MiniLM, rates chosen on held-out data. Else MiniLM, 40 steps of 16, own rates, 2 seeds.",
+            "seconds in a checkout that has them; else 10 min on two cores",
             ("embedded:minilm",),
             tuple(GLUE.values()),
             {
@@ -124,7 +124,7 @@ TABLE_1 = Recipe(
         Claim("A prefix of 100 trains 11.47M", near(PREFIXES[-1], PARAMETERS, 11.47, relative=0.01), PRINTED),
     ),
     notes=(p.PREFIX_NOTE,),
-    kept=lambda: p.kept_cells("encoder", LINES_1, GLUE, 100) is not None,
+    kept=lambda: bool(p.kept_cells("encoder", LINES_1, GLUE, 100).cells),
 )
 
 # ------------------------------------------------------------------------------------------------------------ table 2
@@ -140,13 +140,13 @@ VIT_BASE = "google/vit-base-patch16-224-in21k"
 def table_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     made = p.counts(bench, {"": settings["shape"]}, WAYS_2)
     found = p.kept_cells("vision", LINES_2, AT_HAND, 100)
-    if found is None:
+    if not found.cells:
         ways = {row: WAYS_2[row] for row in settings.get("rows", WAYS_2)}
         specs = p.specs(
             bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
-        found = bench.values(specs, settings["seeds"], p.percent)
-    return made.with_([found.with_average()])
+        found = found.with_([bench.values(specs, settings["seeds"], p.percent)])
+    return made.with_([found.with_average(columns=list(PICTURES))])
 
 
 TABLE_2 = Recipe(
@@ -168,10 +168,10 @@ TABLE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on ViT-B/16, exactly. In a checkout the runs of scripts/ntk_table.py and vision_table.py are read: "
-            "a ViT-tiny on 1,000 pictures of three sets, LoRA of rank 8, 3 seeds. Else the small embedded ViT on 200 "
-            "digits, 5 epochs, 3 seeds.",
-            "seconds in a checkout; else 4 min on two cores",
+            "Counts on ViT-B/16, exactly. In a checkout the runs of scripts/ntk_table.py and vision_table.py are read "
+            "where they are whole: a ViT-tiny on 1,000 pictures of three other sets, LoRA of rank 8. Else the small "
+            "embedded ViT on 200 digits, 5 epochs, 3 seeds.",
+            "seconds in a checkout that has them; else 4 min on two cores",
             ("embedded:vit",),
             ("digits",),
             {
@@ -230,7 +230,7 @@ TABLE_2 = Recipe(
         Claim("LoRA of rank 16 trains 7.08M", near(LORA_16, PARAMETERS, 7.08, relative=0.01), PRINTED),
         Claim("NTK-Attention trains 7.09M", near(p.NTK, PARAMETERS, 7.09, relative=0.01), PRINTED),
     ),
-    kept=lambda: p.kept_cells("vision", LINES_2, AT_HAND, 100) is not None,
+    kept=lambda: bool(p.kept_cells("vision", LINES_2, AT_HAND, 100).cells),
 )
 
 # ------------------------------------------------------------------------------------------------------------ table 3
@@ -252,17 +252,17 @@ def table_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """Perplexity: lower is better."""
     made = p.counts(bench, {name: name for name in settings["shapes"]}, WAYS_3)
     found = p.kept_cells("language", LINES_3, {"WikiText-2": "wikitext2"}, 1.0, SMOL)
-    if found is None:
+    if not found.cells:
         if settings.get("gpu"):
             if not gpu():
-                return made.with_([Results(notes=(NO_GPU,))])
+                return made.with_([found, Results(notes=(NO_GPU,))])
             p.looked_for(bench, settings, *settings["tasks"].values())
         ways = {row: WAYS_3[row] for row in settings.get("rows", WAYS_3)}
         specs = p.specs(
             bench, settings["models"], ways, settings["tasks"], settings["training"], settings.get("most_rank")
         )
-        found = bench.values(specs, settings["seeds"], p.plain)
-    return made.with_([found.with_average()])
+        found = found.with_([bench.values(specs, settings["seeds"], p.plain)])
+    return made.with_([found.with_average(columns=list(TEXTS))])
 
 
 SETS = [*TEXTS, "WikiText-2"]
@@ -285,8 +285,8 @@ TABLE_3 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on OPT of five sizes, exactly. In a checkout the runs of scripts/ntk_table.py are read: SmolLM2-"
-            "135M on WikiText-2, 3 seeds, a prefix of 40. Else, where there is a GPU, SmolLM2, 100 steps.",
+            "Counts on OPT of five sizes, exactly. In a checkout the runs of scripts/ntk_table.py are read where they "
+            "are whole: SmolLM2-135M on WikiText-2, a prefix of 40. Else, where there is a GPU, SmolLM2, 100 steps.",
             "20 s on two cores; 10 min on one GPU without the kept runs",
             settings={
                 "shapes": tuple(OPTS),
@@ -466,11 +466,11 @@ LINES_F2 = {p.LORA: "lora", p.NTK: "ntk-attention", ZERO_SHOT: "untrained"}
 def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """Trained on one task, answered on others: the share of final answers that are right."""
     found = p.kept_cells("language", LINES_F2, {"GSM8K": "gsm8k"}, 100, SMOL, "answers")
-    if found is not None:
+    if found.cells:
         return found
     if settings.get("gpu"):
         if not gpu():
-            return Results(notes=(NO_GPU,))
+            return found.with_([Results(notes=(NO_GPU,))])
         p.looked_for(bench, settings, *settings["tasks"].values())
     cells: dict[Key, list[float]] = {}
     for panel, model in settings["models"].items():
@@ -483,7 +483,7 @@ def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
                 for column, task in settings["tasks"].items():
                     value = 100 * answered(bench, spec, task, trained=row != ZERO_SHOT)
                     cells.setdefault((panel, row, column), []).append(value)
-    return Results.of(cells)
+    return found.with_([Results.of(cells)])
 
 
 def answered(bench: Bench, spec: Spec, name: str, *, trained: bool) -> float:
@@ -522,8 +522,8 @@ FIGURE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the runs of scripts/ntk_table.py are read: SmolLM2-135M trained on GSM8K and asked 200 of "
-            "its questions, 3 seeds. Else, where there is a GPU, the same with 100 steps and all questions.",
+            "In a checkout the runs of scripts/ntk_table.py are read where they are whole: SmolLM2-135M trained on "
+            "GSM8K and asked 200 of its questions. Else, where there is a GPU, the same with 100 steps and all.",
             "seconds; 15 min on one GPU without the kept runs",
             settings={
                 "models": {SMOL: "embedded:smollm2"},
