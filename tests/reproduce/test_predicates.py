@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -16,6 +17,7 @@ from inlay.reproduce.predicates import (
     above_at_most,
     above_on_average,
     best_in,
+    difference,
     mean_of_columns,
     near,
     prefers,
@@ -25,7 +27,7 @@ from inlay.reproduce.predicates import (
     times,
     within,
 )
-from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
+from inlay.reproduce.recipe import FAILS, HOLDS, OPEN, UNTESTED
 from inlay.reproduce.results import Cell, Results, from_finding
 from inlay.theory.findings import Claim, Finding
 
@@ -75,9 +77,78 @@ def test_the_others() -> None:
     assert rises("a", ["y", "x"])(TABLE).judgement == HOLDS
     assert rises("a", ["x", "y"])(TABLE).judgement == FAILS
     assert rises("c", ["x", "y"])(TABLE).judgement == UNTESTED
-    both = Results.of({("", "r", "x"): 1.0, ("", "r", "y"): 2.0, ("", "r", "Average"): 1.5})
+    both = Results.of({("", "r", "x"): 1.0, ("", "r", "y"): 2.0, ("", "r", "Average"): 1.5}, printed=True)
     assert mean_of_columns()(both).judgement == HOLDS
-    assert mean_of_columns()(Results({**both.cells, ("", "r", "Average"): Cell((1.6,))})).judgement == FAILS
+    off = Results({**both.cells, ("", "r", "Average"): Cell((1.6,))}, printed=True)
+    assert mean_of_columns()(off).judgement == FAILS
+    assert mean_of_columns()(replace(off, printed=False)).judgement == UNTESTED  # ours are computed
+
+
+def test_a_place_among_fewer_is_no_place() -> None:
+    """c is not in column x: a place among a, b and c is not known there."""
+    verdict = ranked("a", ("a", "b", "c"), 1, 1, columns=["x"])(TABLE)
+    assert (verdict.judgement, verdict.measured) == (UNTESTED, "not measured: c")
+    assert ranked("a", ("a", "b", "c"), 2, 2, columns=["x", "y"])(TABLE).measured.count(" of 3") == 1
+
+
+def test_a_verdict_is_clear_only_where_every_interval_leaves_the_limit_out() -> None:
+    """The smallest mean has a narrow interval, and the larger one a wide one that has 0 in it."""
+    table = Results.of(
+        {
+            ("", "a", "x"): [1.0, 1.1, 0.9],
+            ("", "b", "x"): [0.0, 0.0, 0.0],
+            ("", "a", "y"): [9.0, -4.0, 4.0],
+            ("", "b", "y"): [0.0, 0.0, 0.0],
+        }
+    )
+    verdict = above("a", "b")(table)
+    assert (verdict.judgement, verdict.clear, verdict.kind) == (HOLDS, False, OPEN)
+    assert verdict.measured.endswith("; 1 of 2 not told apart")
+    assert str(verdict) == "not told apart (by the means it holds)"
+    assert above("a", "b", columns=["x"])(table).clear is True
+    assert above("a", "b", by=2.0)(table).kind == FAILS  # x is surely below 2, whatever y is
+    assert within("a", "b", 5.0)(table).kind == OPEN
+    assert within("a", "b", 0.5, columns=["x"])(table).kind == FAILS
+    assert best_in("a", ("a", "b"), 1.0)(table).kind == OPEN
+    assert best_in("a", ("a", "b"), 0.5)(table).kind == HOLDS  # x alone is enough
+    assert best_in("b", ("a", "b"), 1.0)(table).kind == FAILS
+    assert ranked("a", ("a", "b"), 1, 1, columns=["x", "y"])(table).kind == OPEN
+    assert ranked("b", ("a", "b"), 1, 1, columns=["x", "y"])(table).kind == FAILS
+    assert near("a", "x", 1.0, relative=0.5)(table).kind == HOLDS
+    assert near("a", "y", 3.0, relative=0.5)(table).kind == OPEN
+    long = Results.of({("", "a", "x"): [3.9, 4.0, 4.1], ("", "b", "x"): [1.0, 1.0, 1.1]})
+    assert times("a", "b", "x", 2.0)(long).kind == HOLDS
+    assert times("a", "b", "x", 3.9)(long).kind == OPEN
+    assert times("a", "b", "x", 9.0)(long).kind == FAILS
+
+
+def test_one_seed_never_decides_and_a_count_does() -> None:
+    seed = Results.of({("", "a", "x"): [2.0], ("", "b", "x"): [1.0], ("", "a", "y"): [2.0], ("", "b", "y"): [1.0]})
+    tests = (
+        above("a", "b"),
+        above_on_average("a", "b"),
+        within("a", "b", 5.0),
+        above_at_most("a", "b", 5.0),
+        best_in("a", ("a", "b"), 1.0),
+        ranked("a", ("a", "b"), 1, 1, columns=["x"]),
+        times("a", "b", "x", 1.5),
+        near("a", "x", 2.0),
+        rises("a", ["x", "y"], slack=1.0),
+    )
+    assert [test(seed).kind for test in tests] == [OPEN] * len(tests)
+    assert [test(Results.from_json(seed.to_json())).kind for test in tests] == [OPEN] * len(tests)
+    counted = Results({key: Cell(cell.values) for key, cell in seed.cells.items()})
+    assert [test(counted).kind for test in tests] == [HOLDS] * len(tests)
+    averaged = seed.with_average()
+    assert above("a", "b", columns=["Average"])(averaged).kind == OPEN
+
+
+def test_an_exact_number_beside_repeated_ones() -> None:
+    """The interval is that of what was repeated."""
+    found = difference(Cell((1.0, 2.0, 3.0)), Cell((0.5,)))
+    assert found.mean == 1.5
+    assert found.half == Cell((1.0, 2.0, 3.0)).half
+    assert difference(Cell((1.0, 2.0, 3.0)), Cell.of_seeds([0.5])).half is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -112,7 +183,10 @@ def test_printed_numbers_are_read_with_their_errors(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("panel,row,x,y\np,a,81.3±0.4,\np,b,80,1e3\n", encoding="utf-8")
     table = Results.read(path)
-    assert table.get("a", "x", "p") == Cell((81.3,), 0.4)
+    assert table.get("a", "x", "p") == Cell((81.3,), printed=0.4)
+    assert str(table.get("a", "x", "p")) == "81.3 ± 0.4"
+    assert table.get("a", "x", "p").half is None  # type: ignore[union-attr]  # nobody says that it is an interval
+    assert Results.read(path, intervals=True).get("a", "x", "p").half == 0.4  # type: ignore[union-attr]
     assert table.get("a", "y", "p") is None
     assert table.get("b", "y", "p") == Cell((1000.0,))
     assert above("a", "b", columns=["x"])(table).interval is None  # b has no error

@@ -4,6 +4,7 @@ counts beside scores."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.results import Results
@@ -94,7 +95,7 @@ def in_millions(numbers: Mapping[tuple[str, str], int]) -> Results:
 
 def scores(results: Results) -> Results:
     """A table without its counts."""
-    return Results({key: cell for key, cell in results.cells.items() if key[2] != PARAMETERS})
+    return replace(results, cells={key: cell for key, cell in results.cells.items() if key[2] != PARAMETERS})
 
 
 def gpu() -> bool:

@@ -1,49 +1,34 @@
 """Predicates over a table of results, of which claims are made. Each takes `Results` and gives a `Verdict`.
 
 Differences are paired by seed where two cells have the same number of values. They decide by their means; the interval
-that is told is that of the number which decides (the smallest difference of "on every set", say). A printed table has
-no seeds, so that it decides without an interval, unless it prints one.
+that is told is that of the number which decides (the smallest difference of "on every set", say). Whether a verdict is
+clear is for certainty.py. A printed table has no seeds and decides without an interval, unless its ± is known to be one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from inlay.reproduce.recipe import Verdict
+from inlay.reproduce.certainty import Gap, Part, clear, every
+from inlay.reproduce.recipe import FAILS, HOLDS, Verdict
 from inlay.reproduce.results import Cell, Results, brief
 
 Test = Callable[[Results], Verdict]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far one cell is above another, and half of the interval of that."""
-
-    panel: str
-    column: str
-    mean: float
-    half: float | None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return None if self.half is None else (self.mean - self.half, self.mean + self.half)
-
-    def __str__(self) -> str:
-        place = ", ".join(part for part in (self.panel, self.column) if part)
-        return f"{self.mean:+.3g}" + ("" if self.half is None else f" ± {self.half:.2g}") + f" ({place})"
 
 
 def difference(one: Cell, other: Cell) -> Cell:
     """One cell less another: seed by seed where they pair up, else by their means and errors."""
     if len(one.values) == len(other.values) > 1:
         return Cell(tuple(a - b for a, b in zip(one.values, other.values, strict=True)))
-    errors = [cell.half for cell in (one, other)]
-    known = [error for error in errors if error is not None]
-    return Cell((one.mean - other.mean,), math.hypot(*known) if len(known) == 2 else None)
+    lone = one.lone or other.lone
+    known = [cell.half for cell in (one, other) if cell.half is not None]
+    # Beside what was repeated, one value that is not lone is exact: a count, an untrained model.
+    exact = len(known) == 1 and max(len(one.values), len(other.values)) > 1
+    error = None if lone or not (len(known) == 2 or exact) else math.hypot(*known)
+    return Cell((one.mean - other.mean,), error, lone)
 
 
 def gaps(
@@ -56,7 +41,7 @@ def gaps(
             cells = [results.get(row, column, panel) for row in (one, other)]
             if cells[0] is not None and cells[1] is not None:
                 cell = difference(cells[0], cells[1])
-                found.append(Gap(panel, column, cell.mean, cell.half))
+                found.append(Gap(panel, column, cell.mean, cell.half, cell.lone))
     return found
 
 
@@ -77,7 +62,7 @@ def above(
         worst = min(found, key=lambda gap: gap.mean)
         count = sum(gap.mean > by for gap in found)
         told = f"in {count} of {len(found)}; least {worst}" if len(found) > 1 else str(worst)
-        return Verdict.of(worst.mean > by, told, worst.interval, by)
+        return every(told, [Part(gap, gap.mean > by, low=by) for gap in found], worst.interval)
 
     return test
 
@@ -97,7 +82,8 @@ def above_on_average(
         if not means:
             return Verdict.untested(f"the table does not have {better} beside {worse}")
         worst = min(means, key=lambda gap: gap.mean)
-        return Verdict.of(worst.mean > by, "; ".join(map(str, means)), worst.interval, by)
+        parts = [Part(gap, gap.mean > by, low=by) for gap in means]
+        return every("; ".join(map(str, means)), parts, worst.interval)
 
     return test
 
@@ -121,7 +107,7 @@ def _mean_gaps(
 def _mean_gap(panel: str, pairs: Sequence[tuple[Cell, Cell]]) -> Gap:
     """The mean of several differences; of each seed first, where all have the same seeds."""
     whole = together([difference(one, other) for one, other in pairs])
-    return Gap(panel, f"mean of {len(pairs)}", whole.mean, whole.half)
+    return Gap(panel, f"mean of {len(pairs)}", whole.mean, whole.half, whole.lone)
 
 
 def best_in(
@@ -135,18 +121,39 @@ def best_in(
     """`row` has the largest value among the rows in at least this share of columns (of those that have them all)."""
 
     def test(results: Results) -> Verdict:
-        won, tried = 0, 0
+        tried = []
         for panel in results.panels if panels is None else panels:
             for column in results.columns if columns is None else columns:
-                cells = {name: results.get(name, column, panel) for name in {row, *among}}
-                if all(cells.values()):
-                    tried += 1
-                    won += max(cells, key=lambda name: cells[name].mean) == row  # type: ignore[union-attr]
+                mine, others = rivals(results, row, among, column, panel)
+                if mine is not None and all(others.values()):
+                    gaps_here = [difference(mine, cell) for cell in others.values() if cell is not None]
+                    tried.append([Part(gap, gap.mean >= 0, low=0) for gap in gaps_here])
         if not tried:
             return Verdict.untested(f"the table does not have {row} beside {', '.join(among)}")
-        return Verdict.of(won >= at_least * tried, f"best in {won} of {tried} (claimed: {at_least * tried:.3g})")
+        won = [all(part.passes for part in parts) for parts in tried]
+        sure = [clear(parts) for parts in tried]
+        needed = at_least * len(tried)
+        holds = sum(won) >= needed
+        # What is open in a column may go either way.
+        least = sum(yes and known is not False for yes, known in zip(won, sure, strict=True))
+        most = least + sure.count(False)
+        settled = None if not any(known is not None for known in sure) else least >= needed or most < needed
+        told = f"best in {sum(won)} of {len(tried)} (claimed: {needed:.3g})"
+        return Verdict(
+            HOLDS if holds else FAILS,
+            told + (f"; {least} to {most} by the intervals" if least < most else ""),
+            None,
+            settled,
+        )
 
     return test
+
+
+def rivals(
+    results: Results, row: str, among: Sequence[str], column: str, panel: str
+) -> tuple[Cell | None, dict[str, Cell | None]]:
+    """A row's cell, and those of the others that it is held against."""
+    return results.get(row, column, panel), {name: results.get(name, column, panel) for name in among if name != row}
 
 
 def near(row: str, column: str, value: float, *, panel: str = "", relative: float = 0.05) -> Test:
@@ -156,7 +163,9 @@ def near(row: str, column: str, value: float, *, panel: str = "", relative: floa
         cell = results.get(row, column, panel)
         if cell is None:
             return Verdict.untested(f"the table has no {row}, {column}" + (f" of {panel}" if panel else ""))
-        return Verdict.of(abs(cell.mean - value) <= relative * abs(value), f"{brief(cell.mean)} against {brief(value)}")
+        slack = relative * abs(value)
+        part = Part(cell, abs(cell.mean - value) <= slack, value - slack, value + slack)
+        return every(f"{brief(cell.mean)} against {brief(value)}", [part], cell.interval)
 
     return test
 
@@ -171,7 +180,7 @@ def rises(row: str, columns: Sequence[str], *, panel: str = "", slack: float = 0
         steps = [difference(after, before) for (_, before), (_, after) in pairwise(cells)]
         least = min(steps, key=lambda step: step.mean)
         values = " -> ".join(brief(cell.mean) for _, cell in cells)
-        return Verdict.of(least.mean > -slack, values, least.interval, -slack)
+        return every(values, [Part(step, step.mean > -slack, low=-slack) for step in steps], least.interval)
 
     return test
 
@@ -200,9 +209,8 @@ def within(
         if not found:
             return Verdict.untested(f"the table does not have {one} beside {other}")
         worst = max(found, key=lambda gap: abs(gap.mean))
-        return Verdict.of(
-            abs(worst.mean) <= most, f"largest {worst}", worst.interval, math.copysign(most, worst.mean or 1.0)
-        )
+        parts = [Part(gap, abs(gap.mean) <= most, -most, most) for gap in found]
+        return every(f"largest {worst}", parts, worst.interval)
 
     return test
 
@@ -217,8 +225,8 @@ def within_on_average(
         if not means:
             return Verdict.untested(f"the table does not have {one} beside {other}")
         worst = max(means, key=lambda gap: abs(gap.mean))
-        limit = math.copysign(most, worst.mean or 1.0)
-        return Verdict.of(abs(worst.mean) <= most, "; ".join(map(str, means)), worst.interval, limit)
+        parts = [Part(gap, abs(gap.mean) <= most, -most, most) for gap in means]
+        return every("; ".join(map(str, means)), parts, worst.interval)
 
     return test
 
@@ -233,7 +241,8 @@ def above_at_most(
         if not found:
             return Verdict.untested(f"the table does not have {one} beside {other}")
         most_gained = max(found, key=lambda gap: gap.mean)
-        return Verdict.of(most_gained.mean <= most, f"largest {most_gained}", most_gained.interval, most)
+        parts = [Part(gap, gap.mean <= most, high=most) for gap in found]
+        return every(f"largest {most_gained}", parts, most_gained.interval)
 
     return test
 
@@ -248,20 +257,36 @@ def ranked(
     lowest: bool = False,
     panel: str = "",
 ) -> Test:
-    """In every column `row` has a place from `best` to `worst` among the rows; 1 is the largest, or the `lowest`."""
+    """In every column `row` has a place from `best` to `worst` among the rows; 1 is the largest, or the `lowest`.
+
+    A column that lacks one of the rows is not looked at: a place among fewer is another place.
+    """
 
     def test(results: Results) -> Verdict:
-        places = {}
+        places: dict[str, tuple[int, int, int]] = {}
+        exact, lacking = True, list[str]()
         for column in columns:
-            mine = results.get(row, column, panel)
-            others = [cell for name in among if name != row and (cell := results.get(name, column, panel)) is not None]
-            if mine is not None and others:
-                ahead = [cell.mean < mine.mean if lowest else cell.mean > mine.mean for cell in others]
-                places[column] = (1 + sum(ahead), 1 + len(others))
+            mine, others = rivals(results, row, among, column, panel)
+            lacking += [name for name, cell in others.items() if mine is not None and cell is None]
+            if mine is None or not all(others.values()):
+                continue
+            behind = [difference(mine, cell) if lowest else difference(cell, mine) for cell in others.values() if cell]
+            parts = [Part(gap, gap.mean > 0, low=0) for gap in behind]
+            exact = exact and clear(parts) is None
+            surely = sum(part.passes and part.settled for part in parts)
+            place = 1 + sum(part.passes for part in parts)
+            places[column] = (place, 1 + surely, 1 + surely + sum(not part.settled for part in parts))
         if not places:
-            return Verdict.untested(f"the table does not have {row} beside the others")
-        told = ", ".join(f"{place} of {count} ({column})" for column, (place, count) in places.items())
-        return Verdict.of(all(best <= place <= worst for place, _ in places.values()), told)
+            names = ", ".join(dict.fromkeys(lacking))
+            return Verdict.untested(f"not measured: {names}" if names else f"the table does not have {row}")
+        holds = all(best <= place <= worst for place, _, _ in places.values())
+        inside = all(best <= first and last <= worst for _, first, last in places.values())
+        outside = any(last < best or worst < first for _, first, last in places.values())
+        told = ", ".join(
+            f"{place} of {1 + len(set(among) - {row})} ({column}" + (f": {first} to {last})" if first < last else ")")
+            for column, (place, first, last) in places.items()
+        )
+        return Verdict(HOLDS if holds else FAILS, told, None, None if exact else (inside if holds else outside))
 
     return test
 
@@ -273,8 +298,13 @@ def times(one: str, other: str, column: str, at_least: float, *, panel: str = ""
         cells = [results.get(row, column, panel) for row in (one, other)]
         if cells[0] is None or cells[1] is None:
             return Verdict.untested(f"the table does not have {one} beside {other}")
-        ratio = cells[0].mean / cells[1].mean
-        return Verdict.of(ratio >= at_least, f"{ratio:.3g} times")
+        mine, unit = cells[0], cells[1]
+        ratio = mine.mean / unit.mean
+        # "At least k times" as a difference, which pairs by seed: one less k times the other is not below 0.
+        rest = difference(mine, Cell(tuple(at_least * value for value in unit.values), lone=unit.lone))
+        span = None if rest.interval is None else tuple(at_least + end / unit.mean for end in rest.interval)
+        told = f"{ratio:.3g} times" + (f" [{span[0]:.3g}, {span[1]:.3g}]" if span else "")
+        return every(told, [Part(rest, ratio >= at_least, low=0)])
 
     return test
 
@@ -283,9 +313,9 @@ def mean_of_columns(name: str = "Average", tolerance: float = 0.01) -> Test:
     """A column is the mean of all others, row by row: whether a printed table agrees with itself."""
 
     def test(results: Results) -> Verdict:
-        off = {}
-        if any(len(cell.values) > 1 for cell in results.cells.values()):
+        if not results.printed:
             return Verdict.untested("it is about the print: ours are computed")
+        off = {}
         for panel in results.panels:
             for row in results.rows(panel):
                 others = [
@@ -323,7 +353,7 @@ def prefers(row: str, end: str, *, panel: str = "", columns: Sequence[str] | Non
         gap = difference(halves[1], halves[0]) if end == "late" else difference(halves[0], halves[1])
         best = max(curve, key=lambda entry: entry[1].mean)[0]
         told = f"the {end} half is above the other by {gap.mean:+.3g}; best at {brief(best)} of {brief(curve[-1][0])}"
-        return Verdict.of(gap.mean > 0, told, gap.interval)
+        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
@@ -344,4 +374,4 @@ def together(cells: Sequence[Cell]) -> Cell:
         return Cell(tuple(map(fmean, zip(*(cell.values for cell in cells), strict=True))))
     errors = [cell.half for cell in cells if cell.half is not None]
     error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
-    return Cell((fmean(cell.mean for cell in cells),), error)
+    return Cell((fmean(cell.mean for cell in cells),), error, any(cell.lone for cell in cells))

@@ -41,6 +41,9 @@ Judgement = Literal["holds", "does not hold", "not tested"]
 HOLDS: Judgement = "holds"
 FAILS: Judgement = "does not hold"
 UNTESTED: Judgement = "not tested"
+Kind = Literal["holds", "does not hold", "not told apart", "not tested"]
+OPEN: Kind = "not told apart"
+KINDS: tuple[Kind, ...] = (HOLDS, FAILS, OPEN, UNTESTED)
 SCALES = ("paper", "here", "smoke")
 # `where` of a sentence of the paper that had to be made exact: the limit, or the measure, is ours.
 READING = "our reading of the text"
@@ -51,7 +54,8 @@ PRINTED = "a number as printed"  # `where` of a claim that is itself a printed n
 class Verdict:
     """What a table says of a claim. By the means; `interval` is that of the number that decides.
 
-    `clear`: whether the interval leaves out the limit that the number must pass. None where there is no interval.
+    `clear`: whether every interval that matters leaves out the limit that the number must pass; False also where there
+    is one seed. None where there is no interval to look at: counts, printed numbers.
     """
 
     judgement: Judgement
@@ -76,8 +80,15 @@ class Verdict:
         """Nothing can be said, and why."""
         return cls(UNTESTED, why)
 
+    @property
+    def kind(self) -> Kind:
+        """What it is counted as: "not told apart" where the interval, or one seed, leaves it open."""
+        return OPEN if self.clear is False and self.judgement != UNTESTED else self.judgement
+
     def __str__(self) -> str:
-        return self.judgement + ("" if self.clear is not False else ", not told apart")
+        if self.kind != OPEN:
+            return self.kind
+        return f"{OPEN} (by the means it {'holds' if self.judgement == HOLDS else 'does not'})"
 
 
 @dataclass(frozen=True)
@@ -113,9 +124,10 @@ class Scale:
 class Recipe:
     """One item of a paper. `name` is `<paper>/<item>`, as in `activation-prompts/table-2`.
 
-    `printed` is the CSV of the paper's numbers, None where it prints none. `draw` makes the picture of a figure from
-    the printed results (None where there are none) and ours. `kept` says whether all that `here` needs is among what
-    the checkout keeps, so that no model or data need be looked for.
+    `printed` is the CSV of the paper's numbers, None where it prints none; `printed_intervals` says that its ± are
+    halves of 95 % intervals, which is not assumed of a paper that does not say so. `draw` makes the picture of a figure
+    from the printed results (None where there are none) and ours. `kept` says whether all that `here` needs is among
+    what the checkout keeps, so that no model or data need be looked for.
     """
 
     name: str
@@ -124,6 +136,7 @@ class Recipe:
     run: Callable[[Bench, Mapping[str, Any]], Results]
     claims: tuple[Claim, ...]
     printed: Path | None = None
+    printed_intervals: bool = False
     draw: Callable[[Results | None, Results], Figure] | None = None
     notes: tuple[str, ...] = ()
     kept: Callable[[], bool] | None = None
@@ -142,7 +155,7 @@ class Recipe:
 
     def printed_results(self) -> Results | None:
         """The paper's numbers."""
-        return None if self.printed is None else Results.read(self.printed)
+        return None if self.printed is None else Results.read(self.printed, intervals=self.printed_intervals)
 
     def judged(self, results: Results) -> list[Verdict]:
         """What a table says of each claim."""

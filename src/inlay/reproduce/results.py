@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -25,10 +25,22 @@ PLUS_MINUS = "±"
 
 @dataclass(frozen=True)
 class Cell:
-    """One value a seed, in the order of the seeds; `error` is half of the interval, where only that is known."""
+    """One value a seed, in the order of the seeds; `error` is half of the interval, where only that is known.
+
+    `lone`: the value of one seed where others would give others, so that nothing is known of the spread. A count of
+    parameters is one value too, and not lone. `printed`: what a paper prints after its ±, whatever it means by it.
+    """
 
     values: tuple[float, ...]
     error: float | None = None
+    lone: bool = False
+    printed: float | None = None
+
+    @classmethod
+    def of_seeds(cls, values: Iterable[float]) -> Cell:
+        """What runs gave, a value a seed: of one seed, a lone value."""
+        known = tuple(map(float, values))
+        return cls(known, lone=len(known) == 1)
 
     @property
     def mean(self) -> float:
@@ -36,7 +48,7 @@ class Cell:
 
     @property
     def half(self) -> float | None:
-        """Half of the mean's 95 % interval: of the values, or as printed; None where nothing is known of the spread."""
+        """Half of the mean's 95 % interval; None where nothing is known of the spread."""
         from inlay.workflow.statistics import half_width
 
         return half_width(self.values) if len(self.values) > 1 else self.error
@@ -47,7 +59,8 @@ class Cell:
         return None if self.half is None else (self.mean - self.half, self.mean + self.half)
 
     def __str__(self) -> str:
-        return brief(self.mean) + ("" if self.half is None else f" {PLUS_MINUS} {brief(self.half)}")
+        half = self.printed if self.half is None else self.half
+        return brief(self.mean) + ("" if half is None else f" {PLUS_MINUS} {rough(half)}")
 
 
 def brief(value: float) -> str:
@@ -55,6 +68,11 @@ def brief(value: float) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def rough(value: float) -> str:
+    """What comes after a ±: two significant digits."""
+    return f"{value:,.0f}" if 100 <= abs(value) < math.inf else f"{value:.2g}"
 
 
 @dataclass(frozen=True)
@@ -71,18 +89,21 @@ class Results:
     """Cells by (panel, row, column), in the order in which a table shows them.
 
     `stated` are claims that came judged from the lab, `failures` what did not finish, `notes` what a reader must know.
+    `printed`: it is a paper's table.
     """
 
     cells: Mapping[Key, Cell] = field(default_factory=dict)
     stated: tuple[Stated, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    printed: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> Results:
+    def read(cls, path: Path, *, intervals: bool = False) -> Results:
         """A CSV with the columns `panel` (may be absent), `row`, and one for each column of the table.
 
-        A cell is a number, `81.3±0.4`, or empty where the paper prints nothing.
+        A cell is a number, `81.3±0.4`, or empty where the paper prints nothing. What comes after ± is shown; only with
+        `intervals` is it half of a 95 % interval.
         """
         cells: dict[Key, Cell] = {}
         with open(path, encoding="utf-8", newline="") as file:
@@ -94,13 +115,14 @@ class Results:
                 for name in names:
                     if (text := (line[name] or "").strip()) != "":
                         value, _, error = text.partition(PLUS_MINUS)
-                        cell = Cell((float(value),), float(error) if error else None)
+                        half = float(error) if error else None
+                        cell = Cell((float(value),), half) if intervals else Cell((float(value),), printed=half)
                         cells[line.get("panel") or "", line["row"], name] = cell
-        return cls(cells)
+        return cls(cells, printed=True)
 
     @classmethod
     def of(cls, cells: Mapping[Key, float | Sequence[float] | Cell], **more: Any) -> Results:
-        """Results from plain numbers, or from one number a seed."""
+        """Results from plain numbers, which are exact, or from lists of one number a seed."""
         return cls({key: _cell(value) for key, value in cells.items()}, **more)
 
     def get(self, row: str, column: str, panel: str = "") -> Cell | None:
@@ -127,6 +149,7 @@ class Results:
             tuple(claim for one in every for claim in one.stated),
             {which: why for one in every for which, why in one.failures.items()},
             tuple(dict.fromkeys(note for one in every for note in one.notes)),
+            self.printed,
         )
 
     def with_average(self, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
@@ -142,8 +165,13 @@ class Results:
                 found = [cell for column in wanted if (cell := self.get(row, column, panel)) is not None]
                 if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
                     means = map(fmean, zip(*(cell.values for cell in found), strict=True))
-                    cells[panel, row, name] = Cell(tuple(means))
-        return Results(cells, self.stated, self.failures, self.notes)
+                    cells[panel, row, name] = Cell(tuple(means), lone=any(cell.lone for cell in found))
+        return replace(self, cells=cells)
+
+    def with_columns_named(self, names: Mapping[Key, str | None]) -> Results:
+        """The same with other names for the columns of some cells; None leaves a cell out."""
+        cells = {(*key[:2], name): cell for key, cell in self.cells.items() if (name := names.get(key, key[2]))}
+        return replace(self, cells=cells)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows of text, for people and for the CSV."""
@@ -162,6 +190,7 @@ class Results:
         return {
             "cells": [
                 {"panel": panel, "row": row, "column": column, "values": list(cell.values), "error": cell.error}
+                | ({"lone": True} if cell.lone else {})
                 for (panel, row, column), cell in self.cells.items()
             ],
             "stated": [vars(claim) for claim in self.stated],
@@ -174,7 +203,9 @@ class Results:
         """What `to_json` made."""
         return cls(
             {
-                (one["panel"], one["row"], one["column"]): Cell(tuple(one["values"]), one["error"])
+                (one["panel"], one["row"], one["column"]): Cell(
+                    tuple(one["values"]), one["error"], one.get("lone", False)
+                )
                 for one in data["cells"]
             },
             tuple(Stated(**claim) for claim in data["stated"]),
@@ -186,7 +217,7 @@ class Results:
 def _cell(value: float | Sequence[float] | Cell) -> Cell:
     if isinstance(value, Cell):
         return value
-    return Cell((float(value),)) if isinstance(value, int | float) else Cell(tuple(map(float, value)))
+    return Cell((float(value),)) if isinstance(value, int | float) else Cell.of_seeds(value)
 
 
 def from_finding(
