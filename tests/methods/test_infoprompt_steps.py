@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import inlay
 from inlay.methods.attach import trained_parameters
 from inlay.methods.infoprompt.layer import InfoPromptLayer
-from inlay.methods.infoprompt.phi import PhiCache, keys
+from inlay.methods.infoprompt.phi import PhiCache, encoded, keys
 from inlay.methods.infoprompt.pieces import Pieces
 from zoo import VOCABULARY, tiny
 
@@ -178,6 +178,24 @@ def test_texts_are_known_by_their_own_tokens_and_all_that_is_said_of_them() -> N
     found = [keys({"input_ids": alone} | more, real)[0] for more in given]
     assert found[0] == one
     assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", [(1, 4), (1, 1)]), ("meta", [(2, 4)])])
+def test_texts_are_encoded_one_by_one_on_a_cpu_and_together_elsewhere(
+    device: str, calls: list[tuple[int, int]]
+) -> None:
+    ids = torch.arange(12).reshape(3, 4).to(device)
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 0]]).bool().to(device)
+    seen = []
+
+    def compute(rows: dict[str, Tensor]) -> Tensor:
+        seen.append(tuple(rows["input_ids"].shape))
+        return rows["input_ids"].new_zeros(len(rows["input_ids"]), 2, 1)
+
+    assert encoded({"input_ids": ids}, real, [0, 2], compute).shape == (2, 2, 1)
+    assert seen == calls
+    encoded({"input_ids": ids}, real, range(3), compute)
+    assert len(seen) == len(calls) + (3 if device == "cpu" else 1)
 
 
 def test_what_was_seen_in_inference_mode_serves_in_training() -> None:

@@ -74,6 +74,21 @@ def test_no_bound_is_above_log_k(rows: int, count: int, size: float, seed: int) 
     assert torch.allclose(info.information(best, negatives=count), torch.full_like(best, math.log(count + 1)))
 
 
+@settings(max_examples=20, deadline=None)
+@given(rows=SIZES, count=st.integers(1, 40), size=st.floats(0, 1e3), seed=st.integers(0, 99))
+def test_the_loss_is_the_mean_of_what_texts_come_to(rows: int, count: int, size: float, seed: int) -> None:
+    positive, negatives = size * numbers(rows, seed=seed), size * numbers(rows, count, seed=seed + 1)
+    valid = numbers(rows, count, seed=seed + 2) > 0
+    scores = info.all_scores(positive, negatives, valid).requires_grad_()
+    assert scores.shape == (rows, count + 1)
+    found, wanted = info.nce_loss(scores), -info.info_nce(positive, negatives, valid).mean()
+    torch.testing.assert_close(found, wanted)
+    found.backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all(), "also where a negative does not count"
+    assert (scores.grad[:, 1:][~valid] == 0).all()
+
+
 def test_a_text_with_fewer_tokens_has_the_smaller_bound_and_one_without_any_no_information() -> None:
     valid = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
     nce = info.info_nce(torch.full((3,), 50.0).double(), torch.zeros(3, 3).double(), valid)
