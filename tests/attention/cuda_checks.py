@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inlay.attention import attention_with_lse, feature_map, ntk_attention, prefix_attention
 from inlay.attention.join import finite, mix, weigh
+from inlay.attention.term import SHORT
 
 ON_GPU = torch.cuda.is_available()
 BACKENDS = ("cuda", "plain")
@@ -50,6 +51,8 @@ def check_decoding(case: Case) -> None:
     found = _decoded(case, mine, z, small["kappa"], 0.15)
     assert found.dtype == case.dtype
     assert decode.takes(*mine.values())
+    if ON_GPU:  # launched directly from the second call on
+        assert torch.equal(found, _decoded(case, mine, z, small["kappa"], 0.15))
     right, _ = definition(case.tensors(), case, 0.15, state)
     close("value", found, right, BOUND[case.dtype])
 
@@ -431,7 +434,9 @@ def check_epilogue(
     grads = [g_query, *(x for x in sums if x is not None)]
     whole = max(rms(t) for t in truth)
     for name, f, t in zip(leaves, grads, truth, strict=True):
-        close(name, f, t, 2 * BOUND[dtype], 0.1 * whole)
+        # Of short queries nothing is rounded but what is given out.
+        bound = 1e-4 if length <= SHORT and name != "q" else 2 * BOUND[dtype]
+        close(name, f, t, bound, 0.1 * whole)
 
 
 def check_range_of_half() -> None:
