@@ -93,7 +93,9 @@ def check_decoding_layouts(dtype: torch.dtype) -> None:
             given = {"query": query, "key": cache[0], "value": cache[1]}
             found = _decoded(case, given, z, rho, signed=True)
             copied = {name: x.contiguous() for name, x in given.items()}
-            assert torch.equal(found, _decoded(case, copied, z, small["kappa"]))
+            # Sums over what was loaded in other portions: in another order.
+            again = _decoded(case, copied, z, small["kappa"])
+            close("copied", found, again.double(), 1e-6 if dtype == torch.float32 else BOUND[dtype] / 4)
             right, _ = definition({n: x.double() for n, x in given.items()}, case, 0.125, case.state())
             close("value", found, right, BOUND[dtype])
 
