@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from inlay.records.spec import Spec
 from inlay.reproduce import catalogue, kept
+from inlay.reproduce.bench import Bench
 from inlay.reproduce.experiments import Shape, judged
 from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
 from inlay.reproduce.results import Results, Stated
@@ -249,6 +251,62 @@ def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest
     assert read().get("LoRA, r' = 8", "CB").values == (60.0,) * 3  # type: ignore[union-attr]
     keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora[1:]])  # 0.0003 is untried
     assert not read().cells
+
+
+# ------------------------------------------------------------------------------------------------------- paper scales
+
+
+def test_every_paper_scale_says_what_is_not_the_papers() -> None:
+    for recipe in catalogue.recipes().values():
+        assert "Not in the paper, ours:" in recipe.scales["paper"].summary, recipe.name
+
+
+class Asked(Bench):
+    """A bench that makes no runs, and shows what it was asked for."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(out)
+        object.__setattr__(self, "specs", {})
+
+    def values(self, specs: Any, seeds: int, measure: Any) -> Results:
+        self.specs.update(specs)  # type: ignore[attr-defined]
+        return Results()
+
+
+def asked(name: str, tmp_path: Path, **changed: Any) -> dict[tuple[str, str, str], Spec]:
+    """The specs that a recipe makes at `paper`; what is counted may be changed, for speed."""
+    recipe, bench = catalogue.recipes()[name], Asked(tmp_path)
+    with kept.ignored():
+        recipe.run(bench, {**recipe.scales["paper"].settings, **changed})
+    return bench.specs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("item", "small"), [("table-1", {"shape": "OPT-125M"}), ("table-3", {"shapes": ()})])
+def test_ntk_attention_is_the_printed_one_at_paper(item: str, small: dict[str, Any], tmp_path: Path) -> None:
+    specs = asked(f"ntk-attention/{item}", tmp_path, **small)
+    ours = [spec for spec in specs.values() if spec.method == "ntk-attention"]
+    assert ours
+    assert all((spec.settings["start"], spec.settings["feature_map"]) == ("prefix", "paper") for spec in ours)
+    assert {(spec.learning_rate, spec.schedule, spec.warmup) for spec in specs.values()} == {(1e-3, "cosine", 0.0)}
+
+
+def test_infoprompt_has_the_printed_rate_for_prompts_only(tmp_path: Path) -> None:
+    specs = asked("infoprompt/table-3", tmp_path)
+    prompted = specs["", "InfoPrompt", "RTE, N = 64"]
+    assert (prompted.learning_rate, prompted.schedule, prompted.warmup) == (1e-3, "constant", 0.0)
+    assert prompted.settings["units"] is False
+    for row in ("Finetuning", "Adapter"):
+        assert specs["", row, "RTE, N = 64"].learning_rate is None
+    assert {spec.epochs for spec in specs.values()} == {30.0}
+
+
+def test_multi_lora_trains_each_task_by_itself_at_paper(tmp_path: Path) -> None:
+    specs = asked("multi-lora/table-1", tmp_path, shape="GPT-2 tiny", rows=("LoRA", "Fine-Tuning"))
+    ours = {column: spec for (_, row, column), spec in specs.items() if row == "Multi-LoRA"}
+    assert len(ours) == 8
+    assert all(spec.task and not spec.tasks for spec in ours.values())
+    assert {spec.settings["seed"] for spec in ours.values()} == {0}  # the same A
+    assert {spec.epochs for spec in specs.values()} == {30.0}
 
 
 # ------------------------------------------------------------------------------------------------------- experiments

@@ -172,7 +172,7 @@ FIGURE_2 = Recipe(
     title="AP at each layer of a ResNet, beside VP and NORM-TUNE",
     scales={
         "paper": Scale(
-            "ResNet-101 on OxfordPets (the caption; the text has CIFAR-10), 100 epochs, 5 trials.",
+            f"ResNet-101 on OxfordPets (the caption; the text has CIFAR-10), 100 epochs, 5 trials. {p.OURS}.",
             "2 days on one GPU",
             (p.RESNET_101,),
             ("oxford-pets",),
@@ -201,6 +201,7 @@ FIGURE_2 = Recipe(
                 "seeds": p.SEEDS,
                 "shape": "ResNet-101",
             },
+            behind=("resnet50_v1",),
         ),
         "smoke": smoke(RESNET, baselines=("visual-prompt",), shape="ResNet-18"),
     },
@@ -228,15 +229,15 @@ FIGURE_4 = Recipe(
     title="Layer preference of AP: ResNets and ViTs",
     scales={
         "paper": Scale(
-            "ResNet-50, ResNet-101, ViT-B and ViT-L/16 on OxfordPets, 100 epochs, 5 trials.",
+            f"ResNet-50, ResNet-101, ViT-B and ViT-L/16 of ImageNet-1K on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "a week on one GPU",
-            ("microsoft/resnet-50", p.RESNET_101, p.VIT_BASE, p.VIT_LARGE),
+            ("microsoft/resnet-50", p.RESNET_101, p.VIT_BASE_1K, p.VIT_LARGE),
             ("oxford-pets",),
             {
                 "models": {
                     "ResNet-50": "microsoft/resnet-50",
                     "ResNet-101": p.RESNET_101,
-                    "ViT-B": p.VIT_BASE,
+                    "ViT-B": p.VIT_BASE_1K,
                     "ViT-L": p.VIT_LARGE,
                 },
                 "sets": PETS,
@@ -260,6 +261,7 @@ FIGURE_4 = Recipe(
                 "training": p.DIGITS,
                 "seeds": p.SEEDS,
             },
+            behind=("resnet50_v1", "vit_tiny_patch16_224"),
         ),
         "smoke": smoke({"ResNet": p.RESNET_101, "ViT": p.VIT_LARGE}),
     },
@@ -280,7 +282,8 @@ FIGURE_A1 = Recipe(
     title="Layer preference on more data sets",
     scales={
         "paper": Scale(
-            "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD (the text names no sets), 100 epochs, 5 trials.",
+            "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD, 100 epochs, 5 trials. "
+            f"{p.OURS}, the sets (the text names none).",
             "weeks on one GPU",
             (p.RESNET_101, p.VIT_LARGE),
             ("cifar10", "flowers102", "dtd"),
@@ -316,7 +319,7 @@ FIGURE_7 = Recipe(
     title="Layer preference of AP on CLIP and Swin",
     scales={
         "paper": Scale(
-            "CLIP ViT-B/32 and Swin-B on OxfordPets, 100 epochs, 5 trials.",
+            f"CLIP ViT-B/32 and Swin-B on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "3 days on one GPU",
             (p.CLIP, p.SWIN),
             ("oxford-pets",),
@@ -351,7 +354,7 @@ FIGURE_A2 = Recipe(
     title="AP and VPT at one layer at a time",
     scales={
         "paper": Scale(
-            "ViT-L/16 on OxfordPets, 100 epochs, 5 trials.",
+            f"ViT-L/16 on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "3 days on one GPU",
             (p.VIT_LARGE,),
             ("oxford-pets",),

@@ -52,7 +52,7 @@ RECIPES = (
         name="activation-prompts/proposition-1",
         title="Norm tuning is an activation prompt, under conditions",
         scales={
-            "paper": Scale("Exact in doubles; the paper has no sizes.", "1 s"),
+            "paper": Scale("Exact in doubles. Not in the paper, ours: all sizes.", "1 s"),
             "here": Scale("Exact in doubles; the paper has no sizes.", "1 s"),
             "smoke": Scale("The same with fewer positions.", "1 s", settings={"positions": 4, "channels": 3}),
         },
@@ -73,7 +73,7 @@ RECIPES = (
         name="activation-prompts/lemma-1",
         title="Attention distance before and after layer 1",
         scales={
-            "paper": Scale("P from 3 to 64; the paper has no sizes.", "2 s"),
+            "paper": Scale("P from 3 to 64. Not in the paper, ours: all sizes.", "2 s"),
             "here": Scale("P from 3 to 64; the paper has no sizes.", "2 s"),
             "smoke": Scale("P = 3, 4 and 8.", "1 s", settings={"sizes": (3, 4, 8), "images": 10}),
         },
@@ -91,7 +91,7 @@ RECIPES = (
         title="Samples that a prompt needs at layer 1 and at layer 2, against P",
         scales={
             "paper": Scale(
-                "SGD for P = 8 to 24 with 10 seeds, and the expected gradient; the paper has no sizes.",
+                "SGD for P = 8 to 24 with 10 seeds, and the expected gradient. Not in the paper, ours: all sizes.",
                 "3 min on one core",
                 settings={"setting": {"beta": 3**0.5}, "sizes": (8, 12, 16, 24), "seeds": 10},
             ),

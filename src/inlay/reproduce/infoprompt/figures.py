@@ -58,8 +58,7 @@ def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """How rough the two surfaces are; the task's loss along the paths with and without the head loss."""
     from inlay.workflow.explain_landscape import landscape, roughness
 
-    training = settings["training"]
-    spec = bench.spec(p.house(bench, settings), "infoprompt", task=settings["task"], **training)
+    (spec,) = p.specs(bench, settings, ("InfoPrompt",), {"": (settings["task"], {})}).values()
 
     def work() -> Results:
         found = landscape(spec, **settings["look"], progress=bench.progress, say=bench.say)
@@ -176,7 +175,8 @@ FIGURE_1 = Recipe(
     title="Information that prompts carry, by where they are from",
     scales={
         "paper": Scale(
-            "RoBERTa-large on MRPC and SST-2 (all training data), 30 epochs; 256 texts, 300 updates of the critic.",
+            "RoBERTa-large on MRPC and SST-2 (all training data), 30 epochs; 256 texts, 300 updates of the critic. "
+            f"{p.OURS} The number of texts and the critic's training are ours too.",
             "a day on one GPU",
             (p.ROBERTA,),
             ("mrpc", "sst2"),
@@ -241,7 +241,8 @@ FIGURE_2 = Recipe(
     title="Surfaces of the task loss and of the representation loss, and the first steps on them",
     scales={
         "paper": Scale(
-            "RoBERTa-large on MRPC, one prompt token, 500 steps, 20 texts, a grid of 21.",
+            "RoBERTa-large on MRPC, one prompt token, 500 steps, 20 texts, a grid of 21. "
+            f"{p.OURS} The grid is ours too.",
             "10 min on one GPU",
             (p.ROBERTA,),
             ("mrpc",),
@@ -303,7 +304,7 @@ FIGURE_3 = Recipe(
     title="Learning curves",
     scales={
         "paper": Scale(
-            "RoBERTa-large on ACE 2005 and SST-2, all training data, 30 epochs, 50 evaluations.",
+            f"RoBERTa-large on ACE 2005 and SST-2, all training data, 30 epochs, 50 evaluations. {p.OURS}",
             "a day on one GPU",
             (p.ROBERTA,),
             ("ace2005", "sst2"),

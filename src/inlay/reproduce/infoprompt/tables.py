@@ -112,7 +112,7 @@ def scales(
     first = dict(list(tasks.items())[-1:])
     return {
         "paper": Scale(
-            f"RoBERTa-large, 30 epochs of batches of 8, {words[0]}, 5 seeds.",
+            f"RoBERTa-large, 30 epochs of batches of 8, prompts at rate 0.001, {words[0]}, 5 seeds. {p.OURS}",
             minutes[0],
             (p.ROBERTA,),
             tuple(tasks.values()),

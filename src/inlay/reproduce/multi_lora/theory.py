@@ -52,7 +52,9 @@ RECIPES = (
         title="Constants of softmax regression at random points",
         printed=Path(__file__).parent / "table-3.csv",
         scales={
-            "paper": Scale("10,000 samples for each (n, d); A, b and x from N(0, 1).", "20 s on one core"),
+            "paper": Scale(
+                "10,000 samples for each (n, d). Not in the paper, ours: A, b and x from N(0, 1).", "20 s on one core"
+            ),
             "here": Scale("10,000 samples for each (n, d); A, b and x from N(0, 1).", "20 s on one core"),
             "smoke": Scale("20 samples.", "1 s", settings={"samples": 20}),
         },

@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from inlay.records.spec import Spec
     from inlay.reproduce.bench import Bench
 
+
+def specified(
+    bench: Bench,
+    settings: Mapping[str, Any],
+    models: Mapping[str, str],
+    ways: Mapping[str, p.Way],
+    tasks: Mapping[str, str],
+) -> dict[Key, Spec]:
+    """The specs of a scale."""
+    return p.specs(bench, models, ways, tasks, settings["training"], settings.get("most_rank"), settings.get("ntk"))
+
+
 # ------------------------------------------------------------------------------------------------------------ table 1
 
 GLUE = {"BoolQ": "boolq", "CB": "cb", "Copa": "copa", "MultiRC": "multirc", "RTE": "rte"}
@@ -43,9 +55,7 @@ def table_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
     made = p.counts(bench, {"": settings["shape"]}, ways)
     found = p.kept_cells("encoder", LINES_1, GLUE, 100)
     if not found.cells:
-        specs = p.specs(
-            bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
-        )
+        specs = specified(bench, settings, {"": settings["model"]}, ways, settings["tasks"])
         found = found.with_([bench.values(specs, settings["seeds"], p.percent)])
     return made.with_([found.with_average(columns=list(GLUE))])
 
@@ -57,8 +67,9 @@ TABLE_1 = Recipe(
     printed=p.printed("table-1"),
     scales={
         "paper": Scale(
-            "The paper has ChatGLM3-6B, whose code is not Transformers': a Llama of its size instead. 30 epochs of "
-            "batches of 32, rate 0.001, 256 tokens, 3 seeds.",
+            "30 epochs of batches of 32, rate 0.001, phi as printed, a start from Eq. (4). "
+            f"{p.OURS}, a Llama of its size in place of ChatGLM3-6B, whose code is not Transformers', 256 tokens in "
+            "all (there 128 of each field), 3 seeds.",
             "days on one GPU",
             (LLAMA_2,),
             tuple(GLUE.values()),
@@ -67,6 +78,7 @@ TABLE_1 = Recipe(
                 "model": LLAMA_2,
                 "tasks": GLUE,
                 "training": {**p.PAPER, "batch_size": 32, "max_length": 256},
+                "ntk": p.LITERAL,
                 "seeds": 3,
             },
         ),
@@ -96,6 +108,7 @@ TABLE_1 = Recipe(
                 "tasks": {"CB": "cb"},
                 "training": p.ONE_STEP,
                 "most_rank": 4,
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -142,9 +155,7 @@ def table_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     found = p.kept_cells("vision", LINES_2, AT_HAND, 100)
     if not found.cells:
         ways = {row: WAYS_2[row] for row in settings.get("rows", WAYS_2)}
-        specs = p.specs(
-            bench, {"": settings["model"]}, ways, settings["tasks"], settings["training"], settings.get("most_rank")
-        )
+        specs = specified(bench, settings, {"": settings["model"]}, ways, settings["tasks"])
         found = found.with_([bench.values(specs, settings["seeds"], p.percent)])
     return made.with_([found.with_average(columns=list(PICTURES))])
 
@@ -155,7 +166,8 @@ TABLE_2 = Recipe(
     printed=p.printed("table-2"),
     scales={
         "paper": Scale(
-            "ViT-B/16 (ImageNet-21k), 30 epochs of batches of 256, rate 0.001, 3 seeds.",
+            "ViT-B/16 (ImageNet-21k), 30 epochs of batches of 256, rate 0.001, phi as printed, a start from Eq. (4). "
+            f"{p.OURS}, 3 seeds.",
             "days on one GPU",
             (VIT_BASE,),
             tuple(PICTURES.values()),
@@ -164,6 +176,7 @@ TABLE_2 = Recipe(
                 "model": VIT_BASE,
                 "tasks": PICTURES,
                 "training": {**p.PAPER, "batch_size": 256},
+                "ntk": p.LITERAL,
                 "seeds": 3,
             },
         ),
@@ -194,6 +207,7 @@ TABLE_2 = Recipe(
                 "tasks": {"CIFAR-100": "cifar100"},
                 "training": p.ONE_STEP,
                 "most_rank": 4,
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -258,9 +272,7 @@ def table_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
                 return made.with_([found, Results(notes=(NO_GPU,))])
             p.looked_for(bench, settings, *settings["tasks"].values())
         ways = {row: WAYS_3[row] for row in settings.get("rows", WAYS_3)}
-        specs = p.specs(
-            bench, settings["models"], ways, settings["tasks"], settings["training"], settings.get("most_rank")
-        )
+        specs = specified(bench, settings, settings["models"], ways, settings["tasks"])
         found = found.with_([bench.values(specs, settings["seeds"], p.plain)])
     return made.with_([found.with_average(columns=list(TEXTS))])
 
@@ -272,7 +284,8 @@ TABLE_3 = Recipe(
     printed=p.printed("table-3"),
     scales={
         "paper": Scale(
-            "OPT from 125M to 6.7B, 30 epochs of batches of 32, rate 0.001, 128 tokens, one seed.",
+            "OPT from 125M to 6.7B, 30 epochs of batches of 32, rate 0.001, 128 tokens, phi as printed, a start from "
+            f"Eq. (4). {p.OURS}, one seed.",
             "weeks on eight GPUs",
             tuple(OPTS.values()),
             tuple(TEXTS.values()),
@@ -281,6 +294,7 @@ TABLE_3 = Recipe(
                 "models": OPTS,
                 "tasks": TEXTS,
                 "training": {**p.PAPER, "batch_size": 32, "max_length": 128},
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -309,6 +323,7 @@ TABLE_3 = Recipe(
                 "tasks": {"Penn TreeBank": "ptb"},
                 "training": {**p.ONE_STEP, "max_length": 32},
                 "most_rank": 4,
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -366,9 +381,7 @@ def table_4(bench: Bench, settings: Mapping[str, Any]) -> Results:
             return made.with_([Results(notes=(NO_GPU,))])
         p.looked_for(bench, settings, settings["task"])
     ways = {row: WAYS_4[row] for row in settings["measured"]}
-    specs = p.specs(
-        bench, settings["models"], ways, {EVALUATION: settings["task"]}, settings["training"], settings.get("most_rank")
-    )
+    specs = specified(bench, settings, settings["models"], ways, {EVALUATION: settings["task"]})
     found = bench.values(specs, settings["seeds"], lambda run: math.log(p.plain(run)))
     return made.with_([found])
 
@@ -379,7 +392,8 @@ TABLE_4 = Recipe(
     printed=p.printed("table-4"),
     scales={
         "paper": Scale(
-            "Llama-3.1-8B-Instruct on WikiText-103, 2 epochs, rate 0.001; r = 512 did not fit the paper's GPUs.",
+            "Llama-3.1-8B-Instruct on WikiText-103, 2 epochs, rate 0.001, phi as printed, a start from Eq. (4); r = "
+            f"512 did not fit the paper's GPUs. {p.OURS}, batches of 32 of 128 tokens, one seed.",
             "days on four GPUs",
             (LLAMA_3,),
             ("wikitext103",),
@@ -389,6 +403,7 @@ TABLE_4 = Recipe(
                 "task": "wikitext103",
                 "measured": tuple(WAYS_4),
                 "training": {**p.PAPER, "epochs": 2, "batch_size": 32, "max_length": 128},
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -419,6 +434,7 @@ TABLE_4 = Recipe(
                 "measured": ("r = 128, s = 4", "r = 256, s = 4"),
                 "training": {**p.ONE_STEP, "max_length": 32},
                 "most_rank": 4,
+                "ntk": p.LITERAL,
                 "seeds": 1,
             },
         ),
@@ -479,7 +495,11 @@ def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
                 spec = bench.spec(model, "full", task=settings["trained_on"], seed=seed, **settings["training"])
                 if row != ZERO_SHOT:
                     method, given = WAYS_F2[row]
-                    spec = spec.with_(method=method, settings={**given, **settings.get("cut", {}).get(row, {})})
+                    more = {
+                        **settings.get("more", {}).get(row, {}),
+                        **settings.get("of_panel", {}).get(panel, {}).get(row, {}),
+                    }
+                    spec = spec.with_(method=method, settings={**given, **more})
                 for column, task in settings["tasks"].items():
                     value = 100 * answered(bench, spec, task, trained=row != ZERO_SHOT)
                     cells.setdefault((panel, row, column), []).append(value)
@@ -508,7 +528,8 @@ FIGURE_2 = Recipe(
     title="Mathematics: trained on MetaMathQA, asked GSM8K and MATH",
     scales={
         "paper": Scale(
-            "Llama-3.2 of 1B and 3B, one epoch of MetaMathQA, rate 0.001, LoRA of rank 16 (the paper: 32 for 3B).",
+            "Llama-3.2 of 1B and 3B on MetaMathQA, rate 0.001, LoRA of rank 16 and 32, phi as printed, a start from "
+            f"Eq. (4). {p.OURS}, one epoch, 512 tokens, one seed.",
             "days on one GPU",
             tuple(LLAMAS.values()),
             ("metamathqa", *MATHS.values()),
@@ -518,6 +539,8 @@ FIGURE_2 = Recipe(
                 "trained_on": "metamathqa",
                 "tasks": MATHS,
                 "training": {**p.PAPER, "epochs": 1, "batch_size": 32, "max_length": 512},
+                "more": {p.NTK: p.LITERAL},
+                "of_panel": {"Llama-3.2-3B": {p.LORA: {"r": 32, "lora_alpha": 64}}},
                 "seeds": 1,
             },
         ),
@@ -546,7 +569,7 @@ FIGURE_2 = Recipe(
                 "trained_on": "metamathqa",
                 "tasks": {"GSM8K": "gsm8k"},
                 "training": {**p.ONE_STEP, "max_length": 32},
-                "cut": {p.NTK: {"rank": 4}},
+                "more": {p.NTK: {**p.LITERAL, "rank": 4}},
                 "seeds": 1,
             },
         ),
