@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from inlay.cli import reproduce as reproduce_command
+from inlay.cli import show
 from inlay.reproduce import catalogue
 
 
@@ -13,7 +21,72 @@ def test_the_list_has_one_recipe_a_line(typed) -> None:
     lines = output.strip().splitlines()
     assert status == 0
     assert [line.split("\t")[0] for line in lines[1:]] == list(catalogue.recipes())
-    assert all(len(line.split("\t")) == 4 for line in lines)
+    assert all(len(line.split("\t")) == 7 for line in lines)
+    for recipe, line in zip(catalogue.recipes().values(), lines[1:], strict=True):
+        counts = line.split("\t")[1:5]
+        assert counts == ["-"] * 4 or sum(map(int, counts)) == len(recipe.claims)
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(show.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
+
+
+def test_the_list_has_one_recipe_a_line_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_terminal(monkeypatch, 100)
+    reproduce_command.listed()
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[0] for line in lines if "/" in line.split(" ")[0]] == list(catalogue.recipes())
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_wide_table_comes_in_blocks_of_whole_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = ["panel", "row", *(f"set {number}, {whose}" for number in range(9) for whose in ("paper", "ours")), "more"]
+    cells = [f"{number}1.75 ± 0.79" for number in range(9) for _ in range(2)]
+    rows = [["ViT", "AP", *cells, "-"], ["ViT", "VP", *["-"] * 18, "7.5"]]
+    on_terminal(monkeypatch, 80)
+    show.in_blocks(head, rows, names=2, pairs=True)
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, printed.splitlines())) <= 80
+    for number in range(9):
+        (line,) = [line for line in printed.splitlines() if f"{number}1.75 ± 0.79" in line]
+        assert line.count(f"{number}1.75 ± 0.79") == 2  # a pair is not parted
+    assert "7.5" in printed
+
+
+def test_a_scale_that_there_is_not_is_told_once(typed) -> None:
+    status, _, errors = typed("reproduce", "all", "--scale", "huge")
+    assert status == 2
+    assert errors.count("Unknown scale 'huge'") == 1
+
+
+def test_notes_are_shown(typed, tmp_path: Path) -> None:
+    """What a recipe discloses, and what was read and not run."""
+    name = "multi-lora/table-1"
+    status, _, errors = typed("reproduce", name, "--scale", "smoke", "--out", str(tmp_path))
+    assert status == 0
+    for note in catalogue.recipes()[name].notes:
+        assert f"note: {note}" in errors
+    assert "paper: roberta-base; here: stand-ins with random weights" in errors
+
+
+def test_a_defect_in_one_recipe_does_not_stop_the_others(
+    typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe whose own code breaks, and one that runs."""
+    known = catalogue.recipes()
+    good = known["activation-prompts/lemma-1"]
+    bad = replace(good, name="activation-prompts/lemma-2", run=lambda bench, settings: {}[0])  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(catalogue, "choose", lambda name: [bad, good])
+    status, output, errors = typed("reproduce", "activation-prompts", "--scale", "smoke", "--out", str(tmp_path))
+    assert status == 1
+    assert "activation-prompts/lemma-2 cannot run: KeyError: 0" in errors
+    assert "Layer 1 has the distance" in output
 
 
 def test_a_recipe_tells_claims_on_both_and_where_it_is_kept(typed, tmp_path: Path) -> None:

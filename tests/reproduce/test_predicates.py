@@ -143,6 +143,14 @@ def test_one_seed_never_decides_and_a_count_does() -> None:
     assert above("a", "b", columns=["Average"])(averaged).kind == OPEN
 
 
+def test_a_claim_on_average_is_about_the_mean_that_there_is() -> None:
+    other = TABLE.with_average("mean of 2", ["x", "y"])
+    assert above("a", "b", columns=["Average"])(other).measured.endswith("(mean of 2)")
+    assert above_on_average("a", "b", columns=["Average"], by=1.0)(other).judgement == HOLDS
+    assert above("a", "b", columns=["Average"])(TABLE).judgement == UNTESTED
+    assert above("a", "b")(other).measured.startswith("in 2 of 2")  # a mean is no further set
+
+
 def test_an_exact_number_beside_repeated_ones() -> None:
     """The interval is that of what was repeated."""
     found = difference(Cell((1.0, 2.0, 3.0)), Cell((0.5,)))

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inlay.errors import InlayError
+from inlay.records.spec import Spec
 from inlay.reproduce import catalogue, document
-from inlay.reproduce.perform import Outcome, reproduce
-from inlay.reproduce.recipe import SCALES, UNTESTED
+from inlay.reproduce.drawing import style
+from inlay.reproduce.perform import Outcome, reproduce, with_own_means
+from inlay.reproduce.predicates import above
+from inlay.reproduce.recipe import SCALES, UNTESTED, Claim
+from inlay.reproduce.results import Results
+from inlay.workflow.tune import tune
 
 
 @pytest.fixture(scope="session")
@@ -136,9 +143,60 @@ def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch:
 
     keep(as_here)
     monkeypatch.setattr(document, "DATA", tmp_path / "data")
-    assert document.last_verdict("activation-prompts/lemma-1") == "not run yet"
+    assert document.last_verdicts(outcome.recipe) is None
+    assert document.here(outcome.recipe) == "Not run yet."
+    source = as_here.folder / "lemma-1.json"
+    made = json.loads(source.read_text())
+    source.write_text(json.dumps(made | {"versions": made["versions"] | {"commit": "0123abc+"}}))
+    with pytest.raises(InlayError, match="a tree with changes"):
+        document.take(tmp_path / "out")
+    source.write_text(json.dumps(made | {"versions": made["versions"] | {"commit": "0123abc"}}))
     assert document.take(tmp_path / "out") == ["activation-prompts/lemma-1"]
-    assert document.last_verdict("activation-prompts/lemma-1") == "2 hold, 2 do not hold"
+    assert list(document.counted(document.last_verdicts(outcome.recipe) or ()).values()) == [2, 2, 0, 0]
+    kept = json.loads(document.path_of("activation-prompts/lemma-1").read_text())
+    assert kept["settings"]["summary"] == outcome.recipe.scales["here"].summary
+    assert kept["notes"] == list(outcome.recipe.notes)
+    assert kept["settings"]["summary"] in document.here(outcome.recipe)
     assert "secret" not in document.path_of("activation-prompts/lemma-1").read_text()
     rows = document.rows_of(outcome.recipe)
-    assert [row[3] for row in rows] == ["yes", "yes", "no", "no"]
+    assert [row[2] for row in rows] == ["yes", "yes", "no", "no"]
+
+
+def test_a_run_that_dies_leaves_its_cell_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory in one method: the others are made, and what failed is noted."""
+    from inlay.reproduce import bench
+
+    def dying(spec: Spec, *rest: Any, **more: Any) -> Any:
+        if spec.method == "visual-prompt":
+            raise RuntimeError("CUDA out of memory\nand more")
+        return tune(spec, *rest, **more)
+
+    monkeypatch.setattr(bench, "tune", dying)
+    outcome = reproduce("activation-prompts/table-1", "smoke", tmp_path, progress=False)
+    assert {row for _, row, _ in outcome.ours.cells} == {"AP"}
+    assert set(outcome.ours.failures.values()) == {"RuntimeError: CUDA out of memory"}
+    assert "failed: ResNet, VP, OxfordPets: RuntimeError" in (outcome.folder / "table-1.md").read_text()
+
+
+def test_a_mean_of_other_columns_is_not_the_papers_average() -> None:
+    sets = {("", "a", "x"): 1.0, ("", "a", "y"): 2.0, ("", "a", "parameters (M)"): 9.0}
+    printed = Results.of({**sets, ("", "a", "Average"): 1.5}, printed=True)
+    same = Results.of({**sets, ("", "a", "Average"): 1.5})
+    assert with_own_means(printed, same) == same
+    other = Results.of({**sets, ("", "a", "z"): 3.0, ("", "a", "Average"): 2.0})
+    assert with_own_means(printed, other).cells["", "a", "mean of 3"].mean == 2.0
+    assert ("", "a", "Average") not in with_own_means(printed, other).cells
+    alone = Results.of({("", "a", "x"): 1.0, ("", "a", "Average"): 1.0})
+    assert list(with_own_means(printed, alone).cells) == [("", "a", "x")]
+
+
+def test_what_the_paper_does_not_print_is_not_judged_by_its_print() -> None:
+    recipe = catalogue.recipes()["activation-prompts/table-1"]
+    claim = Claim("other models", above("AP", "VP"), printed=False)
+    (verdict,) = replace(recipe, claims=(claim,)).judged_as_printed()
+    assert (verdict.judgement, verdict.measured) == (UNTESTED, "the paper prints no numbers of it")
+
+
+def test_lines_of_a_picture_are_told_apart() -> None:
+    assert len({style(index) for index in range(98)}) == 98
+    assert len({style(index)[:2] for index in range(49)}) == 49

@@ -10,7 +10,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.errors import InlayError
+from inlay.errors import InlayError, first_line
 
 if TYPE_CHECKING:
     from inlay.reproduce.perform import Outcome
@@ -27,7 +27,10 @@ def command(
     names: Annotated[bool, typer.Option("--list", help="Name every recipe, one a line, and stop.")] = False,
     scale: Annotated[
         str,
-        typer.Option(help="paper (exact settings), here (minutes on two cores, as stated) or smoke (seconds)."),
+        typer.Option(
+            help="paper (the paper's settings, as far as it prints them), here (minutes on two cores, as stated; some "
+            "read what a checkout keeps of larger runs) or smoke (seconds)."
+        ),
     ] = "here",
     models_dir: Annotated[
         str | None,
@@ -36,7 +39,9 @@ def command(
     data_dir: o.DataDir = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Make everything anew at scale here, also what a checkout keeps of larger runs."),
+        typer.Option(
+            "--fresh", help="At scale here run everything; read nothing that a checkout keeps of larger runs."
+        ),
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Results go to OUT/<paper>/<item>/<scale>, runs to OUT/runs.", rich_help_panel=o.OUTPUT)
@@ -46,7 +51,9 @@ def command(
     """Make a paper's table, figure or theorem again, and say of each claim whether it holds: there, and here.
 
     Each claim is a predicate, put to the paper's own printed numbers and to ours. Runs that were made before are found
-    again. With several recipes, one that cannot run does not stop the rest. The exit status is 1 if something failed.
+    again, and at scale here some recipes read what a checkout keeps of larger ones: that is said, and --fresh runs
+    them. A run that fails leaves its cell empty; a recipe that cannot run does not stop the others. The exit status is
+    1 if something failed.
 
     \b
     inlay reproduce --list
@@ -54,25 +61,22 @@ def command(
     inlay reproduce activation-prompts/table-2 --scale here
     inlay reproduce all --scale smoke
     """
-    from inlay.reproduce import catalogue, document
-    from inlay.reproduce.perform import reproduce
+    from inlay.reproduce import catalogue
+    from inlay.reproduce.perform import known_scale, reproduce
 
     if names:
-        rows = [
-            (each.name, each.title, each.scales["here"].time, document.last_verdict(each.name))
-            for each in catalogue.recipes().values()
-        ]
-        show.table(("recipe", "what it is", "time here", "last verdict"), rows)
+        listed()
         return
     if name is None:
         raise InlayError(
             "Give the name of a recipe, as in `inlay reproduce activation-prompts/table-2`; --list has all."
         )
     chosen = catalogue.choose(name)
+    stated_scale = known_scale(scale)
     failed = []
     for number, recipe in enumerate(chosen, start=1):
-        stated = recipe.scales.get(scale)
-        if stated is not None and not quiet:
+        stated = recipe.scales[stated_scale]
+        if not quiet:
             show.say(f"[{number}/{len(chosen)}] {recipe.name}, {scale}: {stated.summary} ({stated.time})")
         try:
             outcome = reproduce(
@@ -86,11 +90,12 @@ def command(
                 say=None if quiet else show.say,
                 command=["inlay", *sys.argv[1:]],
             )
-        except InlayError as error:
+        except Exception as error:  # whatever it is: the other recipes go on
             if len(chosen) == 1:
                 raise
             failed.append(recipe.name)
-            show.say(f"{recipe.name} cannot run: {error}")
+            why = str(error) if isinstance(error, InlayError) else f"{type(error).__name__}: {first_line(error)}"
+            show.say(f"{recipe.name} cannot run: {why}")
             continue
         tell(outcome)
         if outcome.ours.failures:
@@ -100,20 +105,36 @@ def command(
         raise typer.Exit(SOME_FAILED)
 
 
+def listed() -> None:
+    """Every recipe on a line, with the latest verdicts at scale here."""
+    from inlay.reproduce import catalogue, document
+
+    rows = []
+    for each in catalogue.recipes().values():
+        verdicts = document.last_verdicts(each)
+        counts = ["-"] * 4 if verdicts is None else [str(number) for number in document.counted(verdicts).values()]
+        rows.append((each.name, *counts, each.title, each.scales["here"].time))
+    head = ("recipe", "holds", "fails", "not told apart", "not tested", "what it is", "time here")
+    show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))
+
+
 def tell(outcome: Outcome) -> None:
-    """The paper's numbers beside ours, then every claim on both."""
+    """The paper's numbers beside ours, what one must know of them, then every claim on both."""
+    for note in outcome.read:
+        show.say(f"Read, not run (--fresh runs it): {note}")
     head, rows = outcome.beside()
     if rows:
-        show.table(head, rows, title=f"{outcome.recipe.name}, {outcome.scale}", right=range(1, len(head)))
+        show.say(outcome.heading)
+        show.in_blocks(head, rows, names=1 + (head[0] == "panel"), pairs=True)
+    for note in outcome.notes:
+        show.say(f"note: {note}")
     claims = [
-        (claim.text, printed.judgement, str(ours), ours.measured, interval(ours))
+        (claim.text, printed.kind, str(ours), ours.measured, interval(ours))
         for claim, printed, ours in outcome.verdicts
     ]
-    show.table(("claim", "printed numbers", "ours", "measured", "95 % interval"), claims)
+    show.table(("claim", "printed numbers", "ours", "measured", "95\u00a0% interval"), claims, whole=(4,), broken=(0,))
     if outcome.scale == "smoke":
         show.say("smoke shows that the recipe runs; it says nothing about the claims.")
-    for note in outcome.ours.notes:
-        show.say(note)
     for which, why in outcome.ours.failures.items():
         show.say(f"failed: {which}: {why}")
     show.say(f"kept in {outcome.folder} ({outcome.seconds:.0f} s)")

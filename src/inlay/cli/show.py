@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,10 +17,24 @@ if TYPE_CHECKING:
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
+BETWEEN = 3  # what a table puts between two columns
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", right: Sequence[int] = ()) -> None:
-    """Print rows under named columns; `right` are the columns to align to the right."""
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    right: Sequence[int] = (),
+    whole: Sequence[int] = (),
+    cut: Sequence[int] = (),
+    broken: Sequence[int] = (),
+) -> None:
+    """Print rows under named columns; `right` are the columns to align to the right.
+
+    On a terminal, cells of the columns `whole` are never broken over lines (their headers are, between words), those
+    of `cut` are cut short where there is no room, and those of `broken` are broken even in the first column.
+    """
     if not SPEAKS:
         return
     if not sys.stdout.isatty():
@@ -34,8 +49,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
     for index, column in enumerate(columns):
         # What comes first names the row, and people copy it: never broken over lines.
         justify: Literal["left", "right"] = "right" if index in right else "left"
-        grid.add_column(column, justify=justify, no_wrap=index == 0, overflow="fold")
-    for row in rows:
+        entire = (index == 0 and index not in broken) or index in whole or index in cut
+        width = max([len(row[index]) for row in rows] + [len(word) for word in column.split(" ")])
+        grid.add_column(
+            textwrap.fill(column, width) if index in whole else column, justify=justify, no_wrap=entire, overflow="fold"
+        )
+    for row in cut_short(columns, rows, cut):
         grid.add_row(*row)
     Console(markup=False, highlight=False).print(grid)
 
@@ -46,7 +65,48 @@ def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
         return True
     words = [max(column.split(), key=len) for column in columns]
     widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
-    return sum(widths) + 2 * len(widths) <= shutil.get_terminal_size().columns
+    return sum(widths) + BETWEEN * len(widths) <= shutil.get_terminal_size().columns
+
+
+def cut_short(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Sequence[int]) -> list[list[str]]:
+    """The rows with the cells of some columns as long as the terminal has room for, beside the others whole."""
+    words = [max(column.split(), key=len) for column in columns]
+    widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
+    own = sum(widths[index] for index in cut)
+    room = shutil.get_terminal_size().columns - BETWEEN * len(widths) - (sum(widths) - own)
+    most = {index: max(len(words[index]), widths[index] * room // own) for index in cut if room < own}
+    return [
+        [
+            cell if len(cell) <= most.get(index, len(cell)) else f"{cell[: most[index] - 1].rstrip()}…"
+            for index, cell in enumerate(row)
+        ]
+        for row in rows
+    ]
+
+
+def in_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], *, names: int, pairs: bool = False) -> None:
+    """A table of any width without a broken number: as many columns side by side as fit, then the next, under the same
+    names of rows (the first `names` columns). Of `pairs`, a column and its fellow ("x, paper" and "x, ours") stay
+    together; rows that have nothing in a block are left out of it. A pipe gets it whole."""
+    groups: list[list[int]] = []
+    for index in range(names, len(columns)):
+        fellow = pairs and groups and columns[groups[-1][0]].rpartition(", ")[0] == columns[index].rpartition(", ")[0]
+        if fellow and ", " in columns[index] and len(groups[-1]) == 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    blocks: list[list[int]] = [[]]
+    for group in groups:
+        wider = [*range(names), *blocks[-1], *group]
+        if blocks[-1] and not fits([columns[index] for index in wider], [[row[i] for i in wider] for row in rows]):
+            blocks.append([])
+        blocks[-1] += group
+    for block in blocks:
+        shown = [*range(names), *block]
+        some = [row for row in rows if len(blocks) == 1 or any(row[index].strip("-") for index in block)]
+        every = range(len(shown))
+        cells = [[row[index] for index in shown] for row in some]
+        table([columns[index] for index in shown], cells, right=every[names:], whole=every)
 
 
 def say(line: str) -> None:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError
-from inlay.records.atomic import write_folder, write_json, write_text, writing
+from inlay.errors import InlayError, first_line
+from inlay.records.atomic import Unwritable, write_folder, write_json, write_text, writing
 from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.records.versions import versions
@@ -124,8 +124,14 @@ class Bench:
             self.say(f"[{number}/{len(specs)}] {label}")
             try:
                 found[key] = [self.tune(spec.with_(seed=seed)) for seed in range(seeds)]
+            except Unwritable:
+                raise  # the disk would refuse every other run as well
             except InlayError as error:
                 failures[label] = str(error)
+            except Exception as error:  # out of memory, a defect of a library or of ours: the other runs go on
+                failures[label] = f"{type(error).__name__}: {first_line(error)}"
+            if label in failures:
+                self.say(f"failed: {label}: {failures[label]}")
         if failures and not found:
             raise InlayError(f"No run finished. {next(iter(failures.values()))}")
         return found, failures

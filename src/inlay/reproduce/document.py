@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from inlay.errors import InlayError
 from inlay.records.atomic import write_json, write_text
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.perform import grid
-from inlay.reproduce.recipe import FAILS, HOLDS, PRINTED, READING, UNTESTED, Recipe, Verdict
+from inlay.reproduce.recipe import FAILS, HOLDS, KINDS, OPEN, PRINTED, READING, UNTESTED, Kind, Recipe, Verdict
 from inlay.reproduce.results import Results
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "docs" / "data" / "reproduce"
 PAGE = ROOT / "docs" / "fidelity.md"
 BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
-SHORT = {HOLDS: "yes", FAILS: "no", UNTESTED: "not tested"}
-KEPT = ("recipe", "scale", "seconds", "ours", "versions")
+SHORT = {HOLDS: "yes", FAILS: "no", OPEN: OPEN, UNTESTED: UNTESTED}
+KEPT = ("recipe", "scale", "settings", "models", "data", "notes", "seconds", "ours", "versions")
+DIRTY = "+"  # how the commit of a tree with changes ends
 
 
 def path_of(name: str, data: Path | None = None) -> Path:
@@ -43,25 +44,34 @@ def latest(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def last_verdict(name: str) -> str:
-    """The committed result in a few words: how many claims hold, do not, were not tested."""
-    found = latest(name)
-    if found is None:
-        return "not run yet"
-    verdicts = catalogue.recipes()[name].judged(Results.from_json(found["ours"]))
-    count = Counter(verdict.judgement for verdict in verdicts)
-    words = {HOLDS: "hold", FAILS: "do not hold", UNTESTED: "not tested"}
-    return ", ".join(f"{count[judgement]} {word}" for judgement, word in words.items() if count[judgement])
+def last_verdicts(recipe: Recipe) -> list[Verdict] | None:
+    """What the committed result says of each claim; None where it was not run yet."""
+    found = latest(recipe.name)
+    return None if found is None else recipe.judged(Results.from_json(found["ours"]))
+
+
+def counted(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
+    """How many claims hold, do not, are not told apart, were not tested."""
+    count = Counter(verdict.kind for verdict in verdicts)
+    return {kind: count[kind] for kind in KINDS}
 
 
 def take(out: Path) -> list[str]:
-    """Copy what is needed of the `here` results under `out` into the checkout; the names taken."""
+    """Copy what is needed of the `here` results under `out` into the checkout; the names taken.
+
+    One that was made from a tree with changes is refused: nobody could make it again.
+    """
     taken = []
     for name in catalogue.recipes():
         paper, _, item = name.partition("/")
         source = out / paper / item / "here" / f"{item}.json"
         if source.is_file():
             found = json.loads(source.read_text(encoding="utf-8"))
+            if str(found["versions"]["commit"]).endswith(DIRTY):
+                raise InlayError(
+                    f"{source} was made from a tree with changes (commit {found['versions']['commit']}): make it "
+                    "again from a clean clone. Nothing of what comes after it was taken."
+                )
             target = path_of(name)
             target.parent.mkdir(parents=True, exist_ok=True)
             # Where models and data lay concerns nobody else.
@@ -72,38 +82,76 @@ def take(out: Path) -> list[str]:
 
 
 def section() -> str:
-    """The generated part: for every paper its recipes, and of each claim what the printed numbers and ours say."""
+    """The generated part: all papers in a table, then of every recipe its circumstances, and each claim on both."""
     by_paper: dict[str, list[Recipe]] = {}
     for recipe in catalogue.recipes().values():
         by_paper.setdefault(recipe.paper, []).append(recipe)
-    parts = []
+    parts = [grid(SUMMARY, [summary(paper, recipes) for paper, recipes in by_paper.items()])]
     for paper, recipes in by_paper.items():
-        rows = [row for recipe in recipes for row in rows_of(recipe)]
-        head = ["recipe", "claim", "holds in the paper's numbers?", "holds here?", "measured here"]
-        parts += [f"### {catalogue.title(paper)}", grid(head, rows)]
+        parts.append(f"### {catalogue.title(paper)}")
+        for recipe in recipes:
+            parts += [f"#### `{recipe.item}`: {recipe.title}", here(recipe), grid(CLAIMS, rows_of(recipe))]
     return "\n\n".join(parts)
 
 
-def rows_of(recipe: Recipe) -> list[list[str]]:
-    """A row a claim; the recipe's name in the first."""
+SUMMARY = (
+    *("paper", "recipes", "claims", "hold in print", "do not in print", "hold here", "do not here"),
+    *("not told apart here", "not tested here", "not run yet"),
+)
+CLAIMS = ("claim", "holds in the paper's numbers?", "holds here?", "measured here")
+
+
+def summary(paper: str, recipes: Sequence[Recipe]) -> list[str]:
+    """A paper's claims, counted: in its own numbers, and here."""
+    print_ = counted(verdict for recipe in recipes for verdict in recipe.judged_as_printed())
+    known = [(recipe, last_verdicts(recipe)) for recipe in recipes]
+    ours = counted(verdict for _, verdicts in known for verdict in verdicts or ())
+    claims = sum(len(recipe.claims) for recipe in recipes)
+    waiting = sum(len(recipe.claims) for recipe, verdicts in known if verdicts is None)
+    numbers = (len(recipes), claims, print_[HOLDS], print_[FAILS], *ours.values(), waiting)
+    return [catalogue.title(paper), *map(str, numbers)]
+
+
+def here(recipe: Recipe) -> str:
+    """What the committed result was made with, from the result itself, and what a reader must know of it."""
     found = latest(recipe.name)
-    ours = recipe.judged(Results.from_json(found["ours"])) if found else [None] * len(recipe.claims)
+    if found is None:
+        return "Not run yet."
+    results = Results.from_json(found["ours"])
+    said = [f"Here{circumstances(found)}: {settings['summary']}" if (settings := found.get("settings")) else UNKNOWN]
+    theirs = recipe.scales["paper"].models_of(True)
+    if theirs and found.get("models"):
+        said.append(f"Models: {', '.join(theirs)} in the paper; {', '.join(found['models'])} here.")
+    if results.seeds:
+        numbers = dict.fromkeys((results.seeds[0], results.seeds[-1]))
+        said.append(f"Values a cell: {' to '.join(map(str, numbers))}.")
+    said += [*found.get("notes", ()), *(note for note in results.notes if not note.startswith(kept.READ))]
+    said += [f"Failed: {which}: {why}." for which, why in results.failures.items()]
+    if str(found["versions"]["commit"]).endswith(DIRTY):
+        said.append("It was made from a tree with changes, and is to be made again.")
+    return " ".join(said)
+
+
+UNKNOWN = "With what it was made is not on record."
+
+
+def rows_of(recipe: Recipe) -> list[list[str]]:
+    """A row a claim: what the printed numbers say of it, and ours."""
+    known = last_verdicts(recipe)
+    ours: list[Verdict | None] = [None] * len(recipe.claims) if known is None else [*known]
     rows = []
-    for number, (claim, printed, measured) in enumerate(
-        zip(recipe.claims, recipe.judged_as_printed(), ours, strict=True)
-    ):
-        first = f"`{recipe.item}`: {recipe.title}" + ("" if found is None else circumstances(found))
-        paper = SHORT[printed.judgement] + (f": {printed.measured}" if printed.judgement == FAILS else "")
-        paper = "printed so" if claim.where == PRINTED else paper
+    for claim, printed, measured in zip(recipe.claims, recipe.judged_as_printed(), ours, strict=True):
+        paper = SHORT[printed.kind] + (f": {printed.measured}" if printed.judgement == FAILS else "")
+        paper = "printed so" if claim.where == PRINTED else paper if claim.printed else "not printed"
         text = f"{claim.text} (our reading)" if claim.where == READING else claim.text
-        rows.append([first if number == 0 else "", text, paper, *_ours(measured)])
+        rows.append([text, paper, *_ours(measured)])
     return rows
 
 
 def _ours(verdict: Verdict | None) -> tuple[str, str]:
     if verdict is None:
         return "not run yet", ""
-    told = SHORT[verdict.judgement] + (", not told apart" if verdict.clear is False else "")
+    told = SHORT[verdict.kind] + (f" (by the means {SHORT[verdict.judgement]})" if verdict.kind == OPEN else "")
     span = "" if verdict.interval is None else f" [{verdict.interval[0]:.3g}, {verdict.interval[1]:.3g}]"
     return told, verdict.measured + span
 
@@ -135,7 +183,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     if args.take:
-        print("\n".join(take(args.take)) or f"no `here` results under {args.take}")
+        try:
+            print("\n".join(take(args.take)) or f"no `here` results under {args.take}")
+        except InlayError as error:
+            print(error, file=sys.stderr)
+            return 2
     if args.write:
         write_text(PAGE, page())
     if args.check and page() != PAGE.read_text(encoding="utf-8"):

@@ -28,8 +28,8 @@ def curves(
         plots = figure.subplots(1, len(panels), squeeze=False)[0]
         for axes, panel in zip(plots, panels, strict=True):
             for index, row in enumerate(ours.rows(panel)):
-                colour = charts.COLOURS[index % len(charts.COLOURS)]
-                _line(axes, ours, panel, row, colour, charts.MARKERS[index % len(charts.MARKERS)])
+                colour, marker, filled = style(index)
+                _line(axes, ours, panel, row, colour, marker, filled)
                 if printed is not None and numbered(printed, row, panel):
                     places, cells = zip(*numbered(printed, row, panel), strict=True)
                     axes.plot(places, [cell.mean for cell in cells], color=colour, ls="--", label=f"{row}, paper")
@@ -44,7 +44,16 @@ def curves(
     return draw
 
 
-def _line(axes: Axes, results: Results, panel: str, row: str, colour: str, marker: str) -> None:
+def style(index: int) -> tuple[str, str, bool]:
+    """The colour and the marker of a line, and whether it is filled: no two of the first 98 are alike. After all
+    colours the markers move on by one, and every other round they are hollow."""
+    from inlay.report import charts
+
+    turn, place = divmod(index, len(charts.COLOURS))
+    return charts.COLOURS[place], charts.MARKERS[(place + turn) % len(charts.MARKERS)], turn % 2 == 0
+
+
+def _line(axes: Axes, results: Results, panel: str, row: str, colour: str, marker: str, filled: bool) -> None:
     """A curve with its intervals; a row with one value for all as a line across."""
     across = results.get(row, ANY, panel)
     if across is not None:
@@ -54,7 +63,10 @@ def _line(axes: Axes, results: Results, panel: str, row: str, colour: str, marke
     if not curve:
         return
     places = [place for place, _ in curve]
-    axes.plot(places, [cell.mean for _, cell in curve], color=colour, marker=marker, ms=4, label=row)
+    means = [cell.mean for _, cell in curve]
+    dash = "-" if filled else "-."
+    face = colour if filled else "white"
+    axes.plot(places, means, color=colour, ls=dash, marker=marker, ms=4, mfc=face, label=row)
     if all(cell.half is not None for _, cell in curve):
         low, high = zip(*(_span(cell) for _, cell in curve), strict=True)
         axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)

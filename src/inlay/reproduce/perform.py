@@ -15,7 +15,7 @@ from inlay.records.versions import versions
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.bench import Bench
 from inlay.reproduce.recipe import SCALES, Claim, Recipe, Verdict
-from inlay.reproduce.results import Results
+from inlay.reproduce.results import AVERAGES, MEAN_OF, Key, Results
 
 DEFAULT_OUT = "reproduce"
 
@@ -38,6 +38,29 @@ class Outcome:
         pairs = zip(self.recipe.judged_as_printed(), self.recipe.judged(self.ours), strict=True)
         return [(claim, *pair) for claim, pair in zip(self.recipe.claims, pairs, strict=True)]
 
+    @property
+    def read(self) -> list[str]:
+        """What was read of results that a checkout keeps, in place of being run."""
+        return [note for note in self.ours.notes if note.startswith(kept.READ)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know: of the recipe, then of these results, but for what was read."""
+        return list(dict.fromkeys([*self.recipe.notes, *(note for note in self.ours.notes if note not in self.read)]))
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models behind our numbers."""
+        return self.recipe.scales[self.scale].models_of(bool(self.read))
+
+    @property
+    def heading(self) -> str:
+        """What the table is, with the paper's models and ours."""
+        theirs = self.recipe.scales["paper"].models_of(True)
+        ours = "stand-ins with random weights" if self.scale == "smoke" else ", ".join(self.models)
+        named = f" (paper: {', '.join(theirs)}; here: {ours})" if theirs and ours else ""
+        return f"{self.recipe.name}, {self.scale}{named}"
+
     def beside(self) -> tuple[list[str], list[list[str]]]:
         """Our table with the paper's numbers beside ours, wherever both have a column."""
         return beside(self.printed, self.ours)
@@ -50,8 +73,9 @@ class Outcome:
             "title": self.recipe.title,
             "scale": self.scale,
             "settings": {"summary": scale.summary, "stated_time": scale.time, **dict(scale.settings)},
-            "models": list(scale.models),
+            "models": list(self.models),
             "data": list(scale.data),
+            "notes": list(self.recipe.notes),
             "seconds": round(self.seconds, 1),
             "command": list(self.command),
             "claims": [
@@ -68,7 +92,9 @@ class Outcome:
         parts = [
             f"# {self.recipe.name}: {self.recipe.title}",
             f"Scale `{self.scale}`: {scale.summary} Stated time: {scale.time}; taken: {self.seconds:.0f} s.",
-            *self.recipe.notes,
+            *(f"Read, not run: {note}" for note in self.read),
+            *self.notes,
+            self.heading,
             grid(*self.beside()),
             grid(
                 ["claim", "the paper's numbers", "measured", "ours", "measured"],
@@ -77,7 +103,6 @@ class Outcome:
                     for claim, printed, ours in self.verdicts
                 ],
             ),
-            *(f"- {note}" for note in self.ours.notes),
             *(f"- failed: {which}: {why}" for which, why in self.ours.failures.items()),
         ]
         if self.printed is not None:
@@ -91,6 +116,25 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
     )
+
+
+def with_own_means(printed: Results | None, ours: Results) -> Results:
+    """Ours, with a mean called the paper's average only where it is one of the same columns; else "mean of k".
+
+    A mean of one column is left out. Costs, whose columns have their units in brackets, are in no mean.
+    """
+    names: dict[Key, str | None] = {}
+    for panel, row, column in ours.cells:
+        theirs = [] if printed is None else _averaged(printed, column, panel)
+        if column in AVERAGES and theirs != (own := _averaged(ours, column, panel, row)):
+            names[panel, row, column] = f"{MEAN_OF}{len(own)}" if len(own) > 1 else None
+    return ours.with_columns_named(names)
+
+
+def _averaged(results: Results, average: str, panel: str, row: str | None = None) -> list[str]:
+    """The columns that an average is of, in a panel's row or in all."""
+    found = {column for where, who, column in results.cells if where == panel and row in (None, who)}
+    return sorted(column for column in found - {average} if "(" not in column)
 
 
 def beside(printed: Results | None, ours: Results) -> tuple[list[str], list[list[str]]]:
@@ -132,8 +176,7 @@ def reproduce(
 
     Some recipes at `here` read what a checkout keeps of larger measurements (kept.py); `fresh` makes all anew.
     """
-    if scale not in SCALES:
-        raise unknown("scale", scale, SCALES)
+    scale = known_scale(scale)
     recipe = name if isinstance(name, Recipe) else _one(name)
     for option, given in (("--data-dir", data_dir), ("--models-dir", models_dir)):
         if given is not None and not Path(given).expanduser().is_dir():
@@ -150,9 +193,17 @@ def reproduce(
             bench.check(recipe.name, chosen)
         ours = recipe.run(bench, chosen.settings)
     seconds = time.perf_counter() - begin
-    outcome = Outcome(recipe, scale, recipe.printed_results(), ours, seconds, folder, tuple(command))
+    printed = recipe.printed_results()
+    outcome = Outcome(recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command))
     keep(outcome)
     return outcome
+
+
+def known_scale(name: str) -> str:
+    """The scale of this name."""
+    if name not in SCALES:
+        raise unknown("scale", name, SCALES)
+    return name
 
 
 def _one(name: str) -> Recipe:

@@ -2,7 +2,8 @@
 
 Differences are paired by seed where two cells have the same number of values. They decide by their means; the interval
 that is told is that of the number which decides (the smallest difference of "on every set", say). Whether a verdict is
-clear is for certainty.py. A printed table has no seeds and decides without an interval, unless its ± is known to be one.
+clear is for certainty.py. A printed table has no seeds and decides without an interval, unless its ± is known to be
+one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from statistics import fmean
 
 from inlay.reproduce.certainty import Gap, Part, clear, every
 from inlay.reproduce.recipe import FAILS, HOLDS, Verdict
-from inlay.reproduce.results import Cell, Results, brief
+from inlay.reproduce.results import AVERAGES, MEAN_OF, Cell, Results, brief
 
 Test = Callable[[Results], Verdict]
 
@@ -37,12 +38,23 @@ def gaps(
     """The differences of two rows in every panel and column that has both."""
     found = []
     for panel in results.panels if panels is None else panels:
-        for column in results.columns if columns is None else columns:
+        for column in asked(results, columns, panel):
             cells = [results.get(row, column, panel) for row in (one, other)]
             if cells[0] is not None and cells[1] is not None:
                 cell = difference(cells[0], cells[1])
                 found.append(Gap(panel, column, cell.mean, cell.half, cell.lone))
     return found
+
+
+def asked(results: Results, columns: Sequence[str] | None, panel: str) -> list[str]:
+    """The columns that a claim is about; by default all but means. Where a table has no Average as the paper's, but a
+    mean of other columns, a claim on average is about that one, and is told with its name."""
+    if columns is None:
+        return [name for name in results.columns if name not in AVERAGES and not name.startswith(MEAN_OF)]
+    own = [column for where, _, column in results.cells if where == panel]
+    means = [column for column in dict.fromkeys(own) if column.startswith(MEAN_OF)]
+    found = ([column] if column not in AVERAGES or column in own else means for column in columns)
+    return [column for columns_found in found for column in columns_found]
 
 
 def above(
@@ -94,20 +106,16 @@ def _mean_gaps(
     """The mean over columns of the difference of two rows, panel by panel."""
     means = []
     for panel in results.panels if panels is None else panels:
-        pairs = [
-            (mine, theirs)
-            for column in (results.columns if columns is None else columns)
+        pairs = {
+            column: difference(mine, theirs)
+            for column in asked(results, columns, panel)
             if (mine := results.get(one, column, panel)) and (theirs := results.get(other, column, panel))
-        ]
+        }
         if pairs:
-            means.append(_mean_gap(panel, pairs))
+            whole = together(list(pairs.values()))
+            name = f"{MEAN_OF}{len(pairs)}" if len(pairs) > 1 else next(iter(pairs))
+            means.append(Gap(panel, name, whole.mean, whole.half, whole.lone))
     return means
-
-
-def _mean_gap(panel: str, pairs: Sequence[tuple[Cell, Cell]]) -> Gap:
-    """The mean of several differences; of each seed first, where all have the same seeds."""
-    whole = together([difference(one, other) for one, other in pairs])
-    return Gap(panel, f"mean of {len(pairs)}", whole.mean, whole.half, whole.lone)
 
 
 def best_in(

@@ -110,7 +110,8 @@ class Scale:
     """How large a recipe is run, with what, and how long it takes. `settings` go to the recipe's `run` as they are.
 
     `models` and `data` are looked for before anything starts: hub ids, `embedded:NAME`, or names of folders in
-    --models-dir; and names of tasks.
+    --models-dir; and names of tasks. `behind` are the models behind numbers that are not made but read, where they
+    are others: behind the printed ones, at `paper`; behind those that a checkout keeps, at `here`.
     """
 
     summary: str
@@ -118,6 +119,14 @@ class Scale:
     models: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    behind: tuple[str, ...] = ()
+
+    def models_of(self, read: bool) -> tuple[str, ...]:
+        """The models behind its numbers, by plain names; `read`: behind those that were not made."""
+        single, several = self.settings.get("model"), self.settings.get("models", {})
+        named = (*([single] if single else []), *several.values())
+        chosen = (self.behind if read else ()) or self.models or named
+        return tuple(dict.fromkeys(name.rpartition("/")[2] for name in chosen))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str, str]
 PLUS_MINUS = "±"
+AVERAGES = ("Average", "Avg.")  # what papers call the mean of a row
+MEAN_OF = "mean of "  # what a mean of other columns than the paper's is called, with their number
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,11 @@ class Results:
         """The same with other names for the columns of some cells; None leaves a cell out."""
         cells = {(*key[:2], name): cell for key, cell in self.cells.items() if (name := names.get(key, key[2]))}
         return replace(self, cells=cells)
+
+    @property
+    def seeds(self) -> list[int]:
+        """How many values the cells have that have one a seed, from few to many; nothing where all are exact."""
+        return sorted({len(cell.values) for cell in self.cells.values() if cell.lone or len(cell.values) > 1})
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows of text, for people and for the CSV."""
