@@ -41,7 +41,8 @@ def dissect(bench: Bench, settings: Mapping[str, Any]) -> Results:
             cells[REACH, "ViT", str(layer)] = Cell((fmean(heads),))
         return Results(cells, notes=(similar.sentence, reach.sentence))
 
-    return bench.once("activation-prompts/figure-5", settings, work)
+    where = [bench.models_dir, bench.data_dir]  # the same names elsewhere may be other models and other pictures
+    return bench.once("activation-prompts/figure-5", {**settings, "dirs": where}, work)
 
 
 def middle(results: Results) -> Verdict:

@@ -81,6 +81,7 @@ TABLE_1 = Recipe(
                 "ntk": p.LITERAL,
                 "seeds": 3,
             },
+            behind=("ChatGLM3-6B",),
         ),
         "here": Scale(
             "Counts at ChatGLM3-6B's size, exactly. In a checkout the runs of scripts/ntk_table.py are read where they "
@@ -194,6 +195,7 @@ TABLE_2 = Recipe(
                 "training": {"shots": 200, "epochs": 5, "batch_size": 20, "evaluations": 1, "trunk_cache": "off"},
                 "seeds": 3,
             },
+            behind=("vit_tiny_patch16_224",),
         ),
         "smoke": Scale(
             "One step of full fine-tuning and NTK-Attention.",
