@@ -26,6 +26,7 @@ def command(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON lines. Default: standard output.")] = None,
     model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
+    trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:
     """Predict with a run, or with several tasks at once: JSON lines, one a row, in the order of the input.
@@ -45,9 +46,9 @@ def command(
     if adapter is not None:
         from inlay.workflow.answer import answer
 
-        answers = answer(adapter, data, output, model=model)
+        answers = answer(adapter, data, output, model=model, trust_remote_code=trust_remote_code)
     else:
-        answers = predict(str(run), data, output, model=model, out=out)
+        answers = predict(str(run), data, output, model=model, out=out, trust_remote_code=trust_remote_code)
     if output is None:
         for line in lines(answers):
             typer.echo(line, nl=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from inlay.cli import options as o
 from inlay.cli import show
 
 
@@ -30,6 +31,7 @@ def command(
         Path | None, typer.Option(help="Tasks may be added from below this folder. Default: the run's folder of runs.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
+    trust_remote_code: o.Trust = False,
 ) -> None:
     """Serve the tasks of an adapter folder, or a run, over HTTP: rows of different tasks in one pass.
 
@@ -62,4 +64,4 @@ def command(
         add_from=add_from,
     )
     only = [name.strip() for name in tasks.split(",")] if tasks else None
-    serve(adapter, settings, model=model, tasks=only, say=show.say)
+    serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)

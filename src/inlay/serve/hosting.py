@@ -49,25 +49,43 @@ class Hosted(Protocol):
         """Forget a task; its files stay. Only the thread that runs the model calls this."""
 
 
-def host(adapter: Path | str, *, model: str | None = None, only: Sequence[str] | None = None, batch: int) -> Hosted:
-    """Load what is to be served: a folder of several tasks, or a run of one."""
+def host(
+    adapter: Path | str,
+    *,
+    model: str | None = None,
+    only: Sequence[str] | None = None,
+    batch: int,
+    trust_remote_code: bool = False,
+) -> Hosted:
+    """Load what is to be served: a folder of several tasks, or a run of one.
+
+    `trust_remote_code` lets code run that comes with the model; nothing that is read from a folder does.
+    """
     folder = Path(adapter)
     if any((place / "tasks.json").is_file() for place in (folder, folder / "adapter")):
-        return ManyTasks(folder, model=model, only=only, batch=batch)
+        return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
     place = next((each for each in (folder, folder.parent) if (each / "spec.json").is_file()), None)
     if place is None:
         raise InlayError(
             f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or the adapter "
             "folder of several tasks that `inlay tune --tasks` makes."
         )
-    return OneTask(load_run(place), model=model, only=only, batch=batch)
+    return OneTask(load_run(place), model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
 
 
 class ManyTasks:
     """The tasks of an adapter folder, mixed in one pass; they come and go while the model stays."""
 
-    def __init__(self, folder: Path, *, model: str | None, only: Sequence[str] | None, batch: int) -> None:
-        self.tasks = Tasks(folder, model=model, only=only)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        model: str | None,
+        only: Sequence[str] | None,
+        batch: int,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.tasks = Tasks(folder, model=model, only=only, trust_remote_code=trust_remote_code)
         self.tasks.spec = self.tasks.spec.with_(batch_size=batch)
         self.method = registry.get(self.tasks.spec.method)
         _ = self.tasks.place  # to its device now, not when the first request waits
@@ -145,7 +163,9 @@ class ManyTasks:
 class OneTask:
     """The task of a run, by whatever method."""
 
-    def __init__(self, run: Run, *, model: str | None, only: Sequence[str] | None, batch: int) -> None:
+    def __init__(
+        self, run: Run, *, model: str | None, only: Sequence[str] | None, batch: int, trust_remote_code: bool = False
+    ) -> None:
         from inlay.training.plan import pick_device
 
         run.verify()
@@ -155,7 +175,7 @@ class OneTask:
                 raise unknown("task", name, [schema.name])
         self.schemas: Mapping[str, TaskSchema] = {schema.name: schema}
         self.folder = run.adapter
-        self.model, self.processor = restored(run, schema, model)
+        self.model, self.processor = restored(run, schema, model, trust_remote_code=trust_remote_code)
         self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
         self.model.to(pick_device())  # now, not when the first request waits
 

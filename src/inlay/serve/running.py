@@ -26,6 +26,7 @@ def serve(
     *,
     model: str | None = None,
     tasks: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
     say: Say = print,
 ) -> None:
     """Serve an adapter folder or a run until the process is told to stop (SIGINT, SIGTERM); what waits is answered."""
@@ -40,7 +41,7 @@ def serve(
 
         say("loading the model")
         batcher = Batcher(
-            host(adapter, model=model, only=tasks, batch=settings.max_batch),
+            host(adapter, model=model, only=tasks, batch=settings.max_batch, trust_remote_code=trust_remote_code),
             max_batch=settings.max_batch,
             max_wait=settings.max_wait,
             max_queue=settings.max_queue,

@@ -17,7 +17,7 @@ from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.records.store import read_json
 from inlay.tasks import kinds
-from inlay.workflow.predict import check_writable, joined, lines
+from inlay.workflow.predict import check_trust, check_writable, joined, lines
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -40,7 +40,14 @@ class Request:
 class Tasks:
     """Several tasks on one base model, ready to answer."""
 
-    def __init__(self, folder: Path | str, *, model: str | None = None, only: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        model: str | None = None,
+        only: Sequence[str] | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
         from inlay import backbones
         from inlay.backbones.quiet import quiet
         from inlay.methods import attach
@@ -48,12 +55,13 @@ class Tasks:
 
         self.folder = located(Path(folder))
         facts = _facts(self.folder)
+        check_trust(facts["trust_remote_code"], trust_remote_code, str(self.folder))
         found = {name: TaskSchema.from_json(schema) for name, schema in facts["tasks"].items()}
         for name in only or ():
             if name not in found:
                 raise unknown("task", name, found)
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
-        self.spec = _spec(facts, next(iter(found)))
+        self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
         first = next(iter(found.values()))
         backbone = backbones.load(
             model or facts["model"],
@@ -61,7 +69,7 @@ class Tasks:
             num_labels=first.num_labels,
             label_names=first.label_names,
             revision=facts["revision"],
-            trust_remote_code=facts["trust_remote_code"],
+            trust_remote_code=trust_remote_code,
         )
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
@@ -172,12 +180,18 @@ class Tasks:
 
 
 def answer(
-    adapter: Path | str, requests: Path | str, output: Path | str | None = None, *, model: str | None = None
+    adapter: Path | str,
+    requests: Path | str,
+    output: Path | str | None = None,
+    *,
+    model: str | None = None,
+    trust_remote_code: bool = False,
 ) -> list[dict[str, Any]]:
     """The answers of an adapter folder's tasks to the requests of a file of JSON lines, each of which names its task.
 
     With `output` they are also written there, as JSON lines, all or nothing. `model` names the base model where it has
-    moved since; it must hold the same weights.
+    moved since; it must hold the same weights. `trust_remote_code` lets code run that comes with the model: an adapter
+    folder never allows it by itself.
     """
     if output is not None:
         check_writable(Path(output))
@@ -186,7 +200,8 @@ def answer(
         raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
     asked = [each.get(TASK) for _, each in given if isinstance(each, Mapping)]
     known = _facts(located(Path(adapter)))["tasks"]
-    tasks = Tasks(adapter, model=model, only=[name for name in known if name in asked] or None)
+    wanted = [name for name in known if name in asked] or None
+    tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
     answers = tasks.answer([tasks.request(each, number, Path(requests).name) for number, each in given])
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
@@ -215,7 +230,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 def _spec(facts: Mapping[str, Any], task: str) -> Any:
     from inlay.records.spec import Spec
 
-    named = ("model", "method", "max_length", "precision", "batch_size", "revision", "trust_remote_code")
+    named = ("model", "method", "max_length", "precision", "batch_size", "revision")
     return Spec(task=task, **{name: facts[name] for name in named})
 
 

@@ -153,7 +153,6 @@ def _loaded(run: Run) -> tuple[Any, Any, Any]:
         num_labels=task.num_labels,
         label_names=task.label_names,
         revision=run.spec.revision,
-        trust_remote_code=run.spec.trust_remote_code,
         seed=run.spec.seed,
     )
     return backbone, task, task.schema

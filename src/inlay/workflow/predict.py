@@ -23,12 +23,14 @@ def predict(
     *,
     model: str | None = None,
     out: Path | str = DEFAULT_OUT,
+    trust_remote_code: bool = False,
 ) -> list[dict[str, Any]]:
     """Predictions of a run for the rows of a file or the images of a folder, one dict a row, in order.
 
     `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. With `output` they
     are also written there, as JSON lines, all or nothing. `model` names the base model where it has moved since; it
-    must hold the same weights.
+    must hold the same weights. `trust_remote_code` lets code run that comes with the model: a run never allows it by
+    itself.
     """
     run = run if isinstance(run, Run) else Store(out).get(str(run))
     run.verify()
@@ -46,7 +48,7 @@ def predict(
     rows = schema.read_inputs(input)
     if not rows:
         raise InlayError(f"There is nothing to predict in {str(input)!r}: it has no rows.")
-    adapted, processor = restored(run, schema, model)
+    adapted, processor = restored(run, schema, model, trust_remote_code=trust_remote_code)
     predictions, encoded = infer(adapted, schema, rows, processor, run.spec)
     answers = [joined(row, answer) for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
     if output is not None:
@@ -54,23 +56,36 @@ def predict(
     return answers
 
 
-def restored(run: Run, schema: Any, model: str | None = None) -> tuple[Any, Any]:
+def restored(run: Run, schema: Any, model: str | None = None, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
     """A finished run's adapted model and its processor. `model` names the base model where it has moved since."""
     from inlay import backbones
     from inlay.methods import attach
 
+    check_trust(run.spec.trust_remote_code, trust_remote_code, f"The run {run.id}")
     backbone = backbones.load(
         model or run.spec.model,
         kind=schema.kind,
         num_labels=schema.num_labels,
         label_names=schema.label_names,
         revision=run.spec.revision,
-        trust_remote_code=run.spec.trust_remote_code,
+        trust_remote_code=trust_remote_code,
         seed=run.spec.seed,
     )
     method = registry.get(run.spec.method)
     adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
     return adapted, backbone.processor
+
+
+def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
+    """An error where a model's own code is needed and nobody here has allowed it.
+
+    A file says what was allowed where it was written, by whoever wrote it. That is no permission here.
+    """
+    if trained_with and not trust_remote_code:
+        raise InlayError(
+            f"{what} was trained on a model that brings its own Python code. Read it, and if you trust it give "
+            "--trust-remote-code (trust_remote_code=True)."
+        )
 
 
 def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
