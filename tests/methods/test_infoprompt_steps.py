@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -209,6 +210,40 @@ def test_what_was_seen_in_inference_mode_serves_in_training() -> None:
         model(**{name: value.flip(0) for name, value in batch.items()})
     assert pieces_of(model).cache.computed == 3
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trained_parameters(model).values())
+
+
+def test_what_is_put_into_the_encoder_later_is_noticed() -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    model, batch = made()
+    cache, encoder = pieces_of(model).cache, layer_of(model).host
+
+    def computed() -> int:
+        model(**batch)
+        return cache.computed
+
+    assert [computed(), computed()] == [3, 3]
+    norm = encoder.encoder.layer[0].output.LayerNorm
+    encoder.encoder.layer[0].output.LayerNorm = copy.deepcopy(norm)
+    assert [computed(), computed()] == [6, 6], "another module"
+    norm = encoder.encoder.layer[0].output.LayerNorm
+    norm.weight = torch.nn.Parameter(norm.weight.detach().clone(), requires_grad=False)
+    assert [computed(), computed()] == [9, 9], "another parameter"
+    norm.weight.data = norm.weight.data.clone()
+    assert [computed(), computed()] == [12, 12], "other data"
+    norm.weight.requires_grad_()
+    assert computed() == 12
+    norm.weight.requires_grad_(False)
+    encoder.encoder.layer[1].attention.self.dropout.train()
+    assert computed() == 12
+    encoder.eval()
+    layer_of(model).train()
+    assert computed() == 12, "as before: what was kept is still true"
+    inject_adapter_in_model(LoraConfig(target_modules=["query"]), encoder, adapter_name="low")
+    assert [computed(), len(copy.deepcopy(model).state_dict())] == [12, len(model.state_dict())]
+    with torch.inference_mode():
+        other, batch = made()
+        assert other(**batch).loss.isfinite()
 
 
 def test_adapters_have_caches_of_their_own() -> None:
