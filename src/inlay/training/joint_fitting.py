@@ -6,6 +6,7 @@ The single task's way (fitting.py) with the parts that differ: see joint.py for 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
 import time
@@ -26,6 +27,7 @@ from inlay.methods.registry import Method
 from inlay.portrait.memory import PeakMemory
 from inlay.records.atomic import write_folder, write_json, writing
 from inlay.records.spec import Spec
+from inlay.records.store import checksum
 from inlay.tasks import kinds
 from inlay.training import plan as plans
 from inlay.training.checkpoints import Checkpoints, step_of
@@ -348,6 +350,7 @@ def save_tasks(
                 base_model_name=backbone.address,
                 fingerprint=backbone.fingerprint,
             )
-        write_json(folder / TASKS, facts)
+        as_read = json.loads(json.dumps(facts))
+        write_json(folder / TASKS, as_read | {"checksum": checksum(as_read)})
 
     write_folder(target, fill)
