@@ -12,6 +12,7 @@ import pytest
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.reproduce import catalogue, document
+from inlay.reproduce.bench import Bench
 from inlay.reproduce.drawing import style
 from inlay.reproduce.perform import Outcome, reproduce, with_own_means
 from inlay.reproduce.predicates import above
@@ -162,7 +163,7 @@ def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch:
     assert [row[2] for row in rows] == ["yes", "yes", "no", "no"]
 
 
-def test_a_run_that_dies_leaves_its_cell_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_dies_leaves_its_cell_empty(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory in one method: the others are made, and what failed is noted."""
     from inlay.reproduce import bench
 
@@ -172,7 +173,7 @@ def test_a_run_that_dies_leaves_its_cell_empty(tmp_path: Path, monkeypatch: pyte
         return tune(spec, *rest, **more)
 
     monkeypatch.setattr(bench, "tune", dying)
-    outcome = reproduce("activation-prompts/table-1", "smoke", tmp_path, progress=False)
+    outcome = reproduce("activation-prompts/table-1", "smoke", out, progress=False)
     assert {row for _, row, _ in outcome.ours.cells} == {"AP"}
     assert set(outcome.ours.failures.values()) == {"RuntimeError: CUDA out of memory"}
     assert "failed: ResNet, VP, OxfordPets: RuntimeError" in (outcome.folder / "table-1.md").read_text()
@@ -200,3 +201,24 @@ def test_what_the_paper_does_not_print_is_not_judged_by_its_print() -> None:
 def test_lines_of_a_picture_are_told_apart() -> None:
     assert len({style(index) for index in range(98)}) == 98
     assert len({style(index)[:2] for index in range(49)}) == 49
+
+
+@pytest.mark.slow  # two more processes that import torch
+def test_runs_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
+    """Two workers; and one of two runs cannot be made."""
+    lines: list[str] = []
+    spec = {"task": "digits", "shots": 2, "max_steps": 1, "evaluations": 1, "batch_size": 2}
+    two = Bench(tmp_path, progress=False, say=lines.append, workers=2)
+    specs = {
+        ("", "probe", "digits"): two.spec("embedded:vit", "linear-probe", **spec),
+        ("", "broken", "digits"): two.spec("embedded:vit", "activation-prompt", settings={"layers": 99}, **spec),
+    }
+    made = two.values(specs, 1, lambda run: run.metrics["test"]["accuracy"])
+    assert list(made.cells) == [("", "probe", "digits")]
+    assert "99" in made.failures["broken, digits"]
+    assert any(line.startswith("already done") for line in lines)
+    alone = Bench(tmp_path / "one", progress=False).values(specs, 1, lambda run: run.metrics["test"]["accuracy"])
+    assert alone.cells == made.cells
+    assert set(alone.failures) == set(made.failures)
+    with pytest.raises(InlayError, match="workers=0"):
+        reproduce("activation-prompts/lemma-1", "smoke", tmp_path, workers=0)

@@ -43,6 +43,9 @@ def command(
             "--fresh", help="At scale here run everything; read nothing that a checkout keeps of larger runs."
         ),
     ] = False,
+    workers: Annotated[
+        int, typer.Option(help="Runs at a time on this machine; each has its part of the cores and of the GPUs.")
+    ] = 1,
     out: Annotated[
         Path, typer.Option(help="Results go to OUT/<paper>/<item>/<scale>, runs to OUT/runs.", rich_help_panel=o.OUTPUT)
     ] = Path("reproduce"),
@@ -86,6 +89,7 @@ def command(
                 data_dir=data_dir,
                 models_dir=models_dir,
                 fresh=fresh,
+                workers=workers,
                 progress=not quiet,
                 say=None if quiet else show.say,
                 command=["inlay", *sys.argv[1:]],

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inlay.engines import Outcome
 from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable, write_folder, write_json, write_text, writing
 from inlay.records.spec import Spec
@@ -21,6 +22,27 @@ from inlay.workflow.tune import Say, tune
 
 
 @dataclass(frozen=True)
+class Follower:
+    """Tells which runs begin and end, where several are made at a time."""
+
+    labels: list[str]
+    tell: Say
+
+    def begin(self, number: int) -> None:
+        self.tell(f"[{number + 1}/{len(self.labels)}] {self.labels[number]}")
+
+    def step(self, number: int, done: int, total: int) -> None:
+        """Nothing: lines of several runs at a time would be many."""
+
+    def say(self, number: int, line: str) -> None:
+        self.tell(f"{self.labels[number]}: {line}")
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        why = f": {outcome.error}" if outcome.error else ""
+        self.tell(f"{self.labels[number]}: {outcome.status} after {outcome.seconds:.0f} s{why}")
+
+
+@dataclass(frozen=True)
 class Bench:
     """The place where recipes are made. Runs go to `out`/runs, like those of `inlay compare`; parts to `out`/parts."""
 
@@ -29,6 +51,7 @@ class Bench:
     models_dir: str | None = None
     progress: bool = True
     say: Say = lambda line: None
+    workers: int = 1  # runs at a time
 
     # ------------------------------------------------------------------------------------------------ models and data
 
@@ -118,9 +141,11 @@ class Bench:
     def runs(self, specs: Mapping[Key, Spec], seeds: int) -> tuple[dict[Key, list[Run]], dict[str, str]]:
         """The runs of each spec with the seeds 0, 1, ..., and what failed: a cell with a failed run is left out."""
         found: dict[Key, list[Run]] = {}
-        failures = {}
+        failures = self._made_ahead(specs, seeds) if self.workers > 1 else {}
         for number, (key, spec) in enumerate(specs.items(), start=1):
             label = ", ".join(part for part in key if part)
+            if label in failures:
+                continue
             self.say(f"[{number}/{len(specs)}] {label}")
             try:
                 found[key] = [self.tune(spec.with_(seed=seed)) for seed in range(seeds)]
@@ -135,6 +160,21 @@ class Bench:
         if failures and not found:
             raise InlayError(f"No run finished. {next(iter(failures.values()))}")
         return found, failures
+
+    def _made_ahead(self, specs: Mapping[Key, Spec], seeds: int) -> dict[str, str]:
+        """Make the runs several at a time, so that they are found afterwards; what failed, by its label."""
+        from inlay import engines
+
+        labels = {key: ", ".join(part for part in key if part) for key in specs}
+        wanted = [(labels[key], spec.with_(seed=seed)) for key, spec in specs.items() for seed in range(seeds)]
+        jobs = [engines.Job(spec, str(self.out / "runs"), retry_failed=True) for _, spec in wanted]
+        follow = Follower([f"{label}, seed {spec.seed}" for label, spec in wanted], self.say)
+        with engines.make(workers=self.workers) as engine:
+            outcomes = engine.run(jobs, follow)
+        ended = zip(wanted, outcomes, strict=True)
+        if (refused := next((each for each in outcomes if each.status == "unwritable"), None)) is not None:
+            raise Unwritable(refused.error)
+        return {label: str(each.error) for (label, _), each in ended if each.status == "failed"}
 
     def values(self, specs: Mapping[Key, Spec], seeds: int, measure: Callable[[Run], float]) -> Results:
         """One cell a spec, one value a seed, read off its runs by `measure`."""

@@ -168,6 +168,7 @@ def reproduce(
     data_dir: str | None = None,
     models_dir: str | None = None,
     fresh: bool = False,
+    workers: int = 1,
     progress: bool = True,
     say: Any = None,
     command: Sequence[str] = (),
@@ -175,13 +176,16 @@ def reproduce(
     """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>.
 
     Some recipes at `here` read what a checkout keeps of larger measurements (kept.py); `fresh` makes all anew.
+    `workers` runs are made at a time, each with its part of the cores.
     """
     scale = known_scale(scale)
     recipe = name if isinstance(name, Recipe) else _one(name)
     for option, given in (("--data-dir", data_dir), ("--models-dir", models_dir)):
         if given is not None and not Path(given).expanduser().is_dir():
             raise InlayError(f"{option} {given!r} is not a folder.")
-    bench = Bench(Path(out), data_dir, models_dir, progress, say or (lambda line: None))
+    if workers < 1:
+        raise InlayError(f"workers={workers!r}: give 1 or more, the runs that are made at a time.")
+    bench = Bench(Path(out), data_dir, models_dir, progress, say or (lambda line: None), workers)
     folder = Path(out) / recipe.paper / recipe.item / scale
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
