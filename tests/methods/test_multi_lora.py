@@ -17,51 +17,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
 import inlay
-from inlay.errors import InlayError
 from inlay.methods.multi_lora.layer import MultiLoraLayer
 from inlay.methods.multi_lora.products import ConvolveFrozen, add_products
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import draw
+from manytasks import TASKS, gradients, inputs, row, several, stir
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
-TASKS = {"rte": None, "sst2": 5, "stsb": 1}  # labels of each; None: as the base has
-
-
-def several(family: str, task: str = "classification", dtype: torch.dtype = torch.float64, **config: Any) -> Any:
-    """A tiny model with three tasks, moved away from their start, and a batch with a row for each."""
-    model, batch = tiny(family, task)
-    heads = TASKS if task == "classification" else dict.fromkeys(TASKS)
-    adapted: Any = None
-    for name, labels in heads.items():
-        own = inlay.MultiLoraConfig(r=3, num_labels=labels, **config)
-        if adapted is None:
-            adapted = get_peft_model(model.to(dtype), own, adapter_name=name)
-        else:
-            adapted.add_adapter(name, own)
-    stir(adapted)
-    batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
-    return adapted.eval(), batch
-
-
-@torch.no_grad()
-def stir(model: nn.Module, seed: int = 1) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _, parameter in sorted(model.named_parameters()):
-        if parameter.requires_grad:
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=0.3)
-
-
-def inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in batch.items() if key != "labels"}
-
-
-def row(batch: dict[str, Tensor], *indices: int) -> dict[str, Tensor]:
-    return {key: value[list(indices)] for key, value in batch.items()}
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 # ---------------------------------------------------------------------------------------------------- the products
@@ -311,49 +274,6 @@ def test_generation_mixes_tasks() -> None:
     model.set_adapter("dart")
     other = model.generate(input_ids=prompts, attention_mask=mask, **how)
     assert not torch.equal(found, other)
-
-
-# --------------------------------------------------------------------------------------------------- recomputation
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_two_checkpointed_passes_before_one_backward_are_not_mixed_up(reentrant: bool) -> None:
-    model, batch = several("bert")
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-
-    def both() -> dict[str, Tensor]:
-        model.zero_grad()
-        first = model(**batch, adapter_names=["rte", "sst2", "rte"]).loss
-        second = model(**batch, adapter_names=["sst2", "sst2", "rte"]).loss
-        model.set_adapter("sst2")
-        third = model(**inputs(batch)).logits.sum()
-        model.set_adapter("rte")
-        (first + 2 * second + third).backward()
-        return gradients(model)
-
-    wanted = both()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    found = both()
-    assert found.keys() == wanted.keys()
-    for name, gradient in found.items():
-        torch.testing.assert_close(gradient, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_a_recomputation_that_lost_the_rows_is_an_error() -> None:
-    model, batch = several("bert")
-    layer = model.get_base_model().bert.encoder.layer[1].attention.self
-    forward = layer.forward
-
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    layer.forward = recomputed
-    loss = model(**batch, adapter_names=["rte", "sst2", "rte"]).loss
-    with pytest.raises(InlayError, match="no longer knows which rows"):
-        loss.backward()
 
 
 # ---------------------------------------------------------------------------------------------------------- costs

@@ -18,6 +18,7 @@ from inlay.methods.attach import restore, save
 from inlay.methods.multi_lora.exchange import from_lora, to_lora
 from inlay.methods.multi_lora.model import rename_task
 from inlay.methods.saving import read
+from manytasks import stir
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -30,14 +31,6 @@ def tasks(family: str = "bert", dtype: torch.dtype = torch.float64, **settings: 
     stir(model)
     batch = {key: value.to(dtype) if value.is_floating_point() else value for key, value in batch.items()}
     return model.eval(), {key: value for key, value in batch.items() if key != "labels"}
-
-
-@torch.no_grad()
-def stir(model: nn.Module, seed: int = 1) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _, parameter in sorted(model.named_parameters()):
-        if parameter.requires_grad:
-            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype), alpha=0.3)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ has another size than the base's, the labels are kept back and the loss is compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class ModelHooks:
 
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Put the loss of the rows' tasks into the output."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.routing.follow(_followed(output))
         rows = self.routing.rows
         if rows is None or rows.labels is None:
             return None
@@ -88,6 +90,17 @@ def _check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
     raise InlayError(
         f"adapter_names has {rows.count} names, and the batch has {len(given)} rows: give one name for each row."
     )
+
+
+def _followed(output: Any) -> Iterator[Tensor]:
+    """The tensors of an output by which a backward pass can enter the model."""
+    if isinstance(output, Tensor):
+        if output.requires_grad:
+            yield output
+        return
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    for part in parts:
+        yield from _followed(part)
 
 
 def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:

@@ -179,7 +179,7 @@ class MultiLoraLayer(HookedLayer):
             return output
         if rows is None:
             if not torch.compiler.is_compiling():
-                self.routing.refuse_lost_rows()
+                self.routing.refuse_lost_rows(self)
             for name in self.running():
                 output = self._add(args[0], output, Rows([name]))
             return output

@@ -2,12 +2,14 @@
 
 One `Routing` belongs to a base model. During a forward pass it holds that pass's `Rows`, or nothing where all rows
 belong to the active adapter. A layer that is recomputed in the backward pass, by gradient checkpointing, finds the rows
-of the forward pass that it belongs to: each call of the checkpointing function carries its own.
+of the forward pass that it belongs to: each call of the model's checkpointing function carries its own. Whatever else
+recomputes layers does not, and would take the active adapter for all rows: `refuse_lost_rows` knows, of a backward
+pass, which tasks the forward passes in it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.products import Factors
 
 BASE = "__base__"  # PEFT's name for "no adapter"
+BACKWARD_PASSES = 16  # that may be under way at once: of one within another, and of several threads
 ROUTING = "_inlay_multi_lora_routing"
 
 
@@ -110,7 +113,7 @@ class Routing:
         self.looked_up: set[str] = set()  # names among modules_to_save that were looked for in the model
         self.selections: dict[str, dict[str, Any]] = {}  # what a config's words were found to mean in this model
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
-        self._recomputes = False
+        self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
 
     @classmethod
     def of(cls, model: nn.Module) -> Routing:
@@ -135,7 +138,6 @@ class Routing:
     @contextmanager
     def remembering(self, rows: Rows | None) -> Iterator[None]:
         """One forward pass whose checkpointed layers will find its rows again when they are recomputed."""
-        self._recomputes = self._recomputes or (rows is not None and rows.mixed)
         layers = [module for module in self.checkpointed if module.gradient_checkpointing]
         functions = [module._gradient_checkpointing_func for module in layers]
         for module, function in zip(layers, functions, strict=True):
@@ -164,10 +166,32 @@ class Routing:
 
         return checkpoint
 
-    def refuse_lost_rows(self) -> None:
-        """An error where a layer is recomputed by means that do not carry the rows along: it would take others."""
-        if self._recomputes and self.rows is None and torch._C._current_graph_task_id() != -1:
-            raise InlayError(
-                "A layer is recomputed in the backward pass and no longer knows which rows belong to which task. Use "
-                "the model's own gradient_checkpointing_enable(), or train each batch on one task."
-            )
+    def follow(self, outputs: Iterable[Tensor]) -> None:
+        """Of what a pass gives: note its tasks when a backward pass reaches it, which is before its layers."""
+        rows, layer = self.rows, next(iter(self.layers.values()), None)
+        acts = () if layer is None or layer.disable_adapters else tuple(layer.active_adapters)
+        tasks = acts if rows is None or not acts else rows.tasks
+
+        def reached(_: Tensor) -> None:
+            number = torch._C._current_graph_task_id()
+            self._in_backward.setdefault(number, set()).add(tasks)
+            while len(self._in_backward) > BACKWARD_PASSES:
+                del self._in_backward[next(iter(self._in_backward))]
+
+        for output in outputs:
+            output.register_hook(reached)
+
+    def refuse_lost_rows(self, layer: MultiLoraLayer) -> None:
+        """An error where a layer is recomputed by means that do not carry the rows along, and would take others."""
+        passes = self._in_backward.get(torch._C._current_graph_task_id()) if self._in_backward else None
+        if not passes or layer.merged_adapters:
+            return
+        acts = layer.running()
+        for tasks in passes:
+            if [task for task in tasks if task in layer.pieces] != acts or (len(tasks) > 1 and tasks != tuple(acts)):
+                raise InlayError(
+                    f"A layer is recomputed in the backward pass and no longer knows which rows belong to which task: "
+                    f"there were {', '.join(tasks) or 'none'}, and now {', '.join(acts) or 'none'} would act on all. "
+                    "Use the model's own gradient_checkpointing_enable(), or make the only task of each batch, and of "
+                    "each backward pass, the active one."
+                )

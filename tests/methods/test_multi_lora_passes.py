@@ -1,0 +1,100 @@
+"""Multi-LoRA's passes: names that live until the backward pass, whatever recomputes a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from inlay.errors import InlayError
+from manytasks import gradients, inputs, several
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+
+# --------------------------------------------------------------------------------------------------- recomputation
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_two_checkpointed_passes_before_one_backward_are_not_mixed_up(reentrant: bool) -> None:
+    model, batch = several("bert")
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+    def both() -> dict[str, Tensor]:
+        model.zero_grad()
+        first = model(**batch, adapter_names=["rte", "sst2", "rte"]).loss
+        second = model(**batch, adapter_names=["sst2", "sst2", "rte"]).loss
+        model.set_adapter("sst2")
+        third = model(**inputs(batch)).logits.sum()
+        model.set_adapter("rte")
+        (first + 2 * second + third).backward()
+        return gradients(model)
+
+    wanted = both()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    found = both()
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def recomputing(model: Any, reentrant: bool) -> Any:
+    """One layer that is recomputed by other means than the model's own."""
+    layer = model.get_base_model().bert.encoder.layer[1].attention.self
+    forward = layer.forward
+
+    def recomputed(hidden: Tensor, **kwargs: Any) -> Any:
+        def run(hidden: Tensor) -> Any:
+            return forward(hidden, **kwargs)
+
+        return torch.utils.checkpoint.checkpoint(run, hidden, use_reentrant=reentrant)
+
+    layer.forward = recomputed
+    return model
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("names", [["rte", "sst2", "rte"], ["sst2"] * 3, ["rte", "__base__", "rte"]])
+def test_a_recomputation_that_lost_the_rows_is_an_error(names: list[str], reentrant: bool) -> None:
+    model, batch = several("bert")
+    recomputing(model, reentrant)
+    out = model(**inputs(batch), adapter_names=names, output_hidden_states=True)
+    for found in (out.logits, out.hidden_states[-1]):
+        with pytest.raises(InlayError, match="no longer knows which rows"):
+            found[:, :1].sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputation_that_lost_nothing_is_none(reentrant: bool) -> None:
+    """Mixed rows before, or a pass of which no backward pass is made, are no reason to refuse it."""
+    model, batch = several("bert")
+
+    def alone(names: list[str] | None) -> dict[str, Tensor]:
+        model.zero_grad()
+        model(**inputs(batch), adapter_names=names).logits.square().sum().backward()
+        return gradients(model)
+
+    wanted = alone(None)
+    model(**batch, adapter_names=["rte", "sst2", "rte"]).loss.backward()
+    recomputing(model, reentrant)
+    waiting = model(**batch, adapter_names=["rte", "sst2", "rte"]).loss
+    for names in (None, ["rte"] * 3):
+        found = alone(names)
+        assert found.keys() == wanted.keys()
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+    with pytest.raises(InlayError, match="no longer knows which rows"):
+        waiting.backward()
+
+
+def test_another_task_chosen_before_the_recomputation_is_an_error() -> None:
+    model, batch = several("bert")
+    recomputing(model, reentrant=False)
+    loss = model(**batch).loss
+    model.set_adapter("sst2")
+    with pytest.raises(InlayError, match="there were rte, and now sst2"):
+        loss.backward()
