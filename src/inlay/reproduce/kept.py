@@ -29,6 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SCRIPTS = ROOT / "scripts"
 LAB = ROOT / "docs" / "images" / "lab"
 READ = "Read from"  # how a note about kept results begins
+NOT_WHOLE = "Kept runs are not whole and are not read"
 LEAST = 3  # seeds without which a line of a kept table is not read
 _IGNORED = ContextVar("ignored", default=False)
 
@@ -109,11 +110,11 @@ def whole(
     lacking = "; ".join(dict.fromkeys(row for _, row in counts if not any(row == name for _, name in enough)))
     trained = {row for _, row in enough} - set(due or ())
     if about not in trained or len(trained) < 2:
-        return Results(notes=(f"Kept runs are not whole and are not read: {lacking} ({found.where}).",))
+        return Results(notes=(f"{NOT_WHOLE}: {lacking} ({found.where}).",))
     read = {key: [cells[key][seed] for seed in range(enough[line])] for line in enough for key in lines[line]}
     steps = {one.steps for runs in read.values() for one in runs if one.steps}
-    told = f"{found.note} {_range(enough[line] for line in enough if line[1] not in (due or {}))} seeds a cell"
-    notes = [told + (f", {_range(steps)} steps." if steps else ".")]
+    told = f"Kept runs: {span(enough[line] for line in enough if line[1] not in (due or {}))} seeds a cell"
+    notes = [found.note, told + (f", {span(steps)} steps." if steps else ".")]
     if lacking:
         notes.append(f"Incomplete: {lacking} lack seeds or sets in {found.where} and are left out; --fresh makes all.")
     return Results({key: Cell(tuple(one.value for one in runs)) for key, runs in read.items()}, notes=tuple(notes))
@@ -124,7 +125,8 @@ def _leading(runs: Mapping[int, Measured]) -> int:
     return next(seed for seed in range(len(runs) + 1) if seed not in runs)
 
 
-def _range(numbers: Iterable[int]) -> str:
+def span(numbers: Iterable[int]) -> str:
+    """From the smallest to the largest of some numbers."""
     known = sorted(set(numbers))
     return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
 

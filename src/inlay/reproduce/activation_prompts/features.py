@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.activation_prompts import protocol as p
+from inlay.reproduce.certainty import Part, every
 from inlay.reproduce.drawing import curves
 from inlay.reproduce.predicates import Test, above, difference, numbered, prefers, together
-from inlay.reproduce.recipe import Claim, Recipe, Scale, Verdict
+from inlay.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Cell, Key, Results
 
 if TYPE_CHECKING:
@@ -100,9 +101,13 @@ FIGURE_5 = Recipe(
     },
     run=dissect,
     claims=(
-        Claim("Deep features of the ResNet are most like the middle layers of the ViT", middle, "section 4"),
-        Claim("Attention distance falls in the first half of the blocks", falls_in_the_first_half, "section 4"),
-        Claim("Early blocks reach farther than late ones", prefers("ViT", "early", panel=REACH), "section 4"),
+        Claim("Deep features of the ResNet are most like the middle third of the ViT's layers", middle, READING),
+        Claim(
+            "Attention distance falls in the first half of the blocks: below block 1's at its end",
+            falls_in_the_first_half,
+            READING,
+        ),
+        Claim("Early blocks reach farther than late ones", prefers("ViT", "early", panel=REACH), READING),
     ),
     draw=curves("Layers of a ViT", "layer", ""),
 )
@@ -128,7 +133,7 @@ def by_size(bench: Bench, settings: Mapping[str, Any]) -> Results:
             )
             for point in found.points:
                 row = NAMES.get(point.method, point.method) if point.layer is None else f"AP, layer {point.layer}"
-                cells[panel, row, str(point.examples)] = Cell(tuple(100 * value for value in point.test))
+                cells[panel, row, str(point.examples)] = Cell.of_seeds(100 * value for value in point.test)
             failures |= found.failures
     return Results(cells, failures=failures)
 
@@ -147,7 +152,7 @@ def shallow_above_deep(results: Results) -> Verdict:
     whole = together(gaps)
     count = sum(gap.mean > 0 for gap in gaps)
     told = f"{rows[0]} less {rows[-1]}: {whole.mean:+.3g} on average; above at {count} of {len(gaps)} sizes"
-    return Verdict.of(whole.mean > 0, told, whole.interval)
+    return every(told, [Part(whole, whole.mean > 0, low=0)], whole.interval)
 
 
 def gains_most(row: str) -> Test:

@@ -5,13 +5,12 @@ All tables at `here` run under the same protocol, so that a run made for one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from inlay.reproduce.results import Cell, Key, Results
+from inlay.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
     from torch import nn
@@ -211,24 +210,12 @@ def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results |
                 found = table.script.chosen(table.runs, model, WAYS[row].method, task)
                 if found and row in KEPT_ROWS:
                     cells[panel, row, column] = [100 * run["test"] for run in found]
-    return with_average(Results.of(cells, notes=(table.note,)), columns=list(SMALL_SETS))
+    return Results.of(cells, notes=(table.note,)).with_average(columns=list(SMALL_SETS))
 
 
 def accuracy(run: Run) -> float:
     """A run's test metric, in per cent."""
     return 100 * float(run.metrics["test"][run.record["metric"]])
-
-
-def with_average(results: Results, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
-    """The same with a column of each row's mean over sets, seed by seed, where the row has them all."""
-    wanted = list(results.columns if columns is None else columns)
-    cells = dict(results.cells)
-    for panel in results.panels:
-        for row in results.rows(panel):
-            found = [cell for column in wanted if (cell := results.get(row, column, panel)) is not None]
-            if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
-                cells[panel, row, name] = Cell(tuple(map(fmean, zip(*(cell.values for cell in found), strict=True))))
-    return Results(cells, results.stated, results.failures, results.notes)
 
 
 # --------------------------------------------------------------------------------------------- models without weights

@@ -148,7 +148,7 @@ def kept_cells(panel: str, columns: Mapping[str, tuple[str, str]], rows: Iterabl
     whole = Results().with_(parts)
     if whole.cells and any(not part.cells for part in parts):
         lacking = [name for name in columns if name not in whole.columns]
-        whole = replace(whole, notes=tuple(note for note in whole.notes if not note.startswith("Kept runs")))
+        whole = replace(whole, notes=tuple(note for note in whole.notes if not note.startswith(kept.NOT_WHOLE)))
         whole = whole.with_([Results(notes=(f"Incomplete: {', '.join(lacking)} are not whole in {found.where}.",))])
     return whole
 

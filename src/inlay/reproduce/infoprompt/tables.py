@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from inlay.reproduce.certainty import Part, every
 from inlay.reproduce.infoprompt import protocol as p
-from inlay.reproduce.predicates import Test, above_on_average, gaps
+from inlay.reproduce.predicates import Test, above_on_average, difference, together
 from inlay.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
 from inlay.reproduce.results import Results
 
@@ -86,15 +87,21 @@ def wider(row: str, panel: str, than: str = "full") -> Test:
     """InfoPrompt is farther above a row in one panel than in another, on average over the columns that both have."""
 
     def test(results: Results) -> Verdict:
-        means = []
+        sides = []
         for where in (panel, than):
-            found = [gap for gap in gaps(results, "InfoPrompt", row, panels=[where]) if gap.column != "Average"]
-            means.append({gap.column: gap.mean for gap in found})
-        shared = sorted(means[0].keys() & means[1].keys())
+            pairs = {
+                column: (mine, theirs)
+                for column in EVERY
+                if (mine := results.get("InfoPrompt", column, where)) and (theirs := results.get(row, column, where))
+            }
+            sides.append({column: difference(*pair) for column, pair in pairs.items()})
+        shared = sorted(sides[0].keys() & sides[1].keys())
         if not shared:
             return Verdict.untested(f"the table does not have {row} in {panel} and in {than}")
-        one, other = (sum(mean[column] for column in shared) / len(shared) for mean in means)
-        return Verdict.of(one > other, f"{one:+.4f} ({panel}) against {other:+.4f} ({than}), {len(shared)} sets")
+        one, other = (together([side[column] for column in shared]) for side in sides)
+        gap = difference(one, other)
+        told = f"{one.mean:+.4f} ({panel}) against {other.mean:+.4f} ({than}), {len(shared)} sets"
+        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
