@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from inlay import InlayError, Spec, predict, tune
 from inlay.cli.app import app
+from inlay.records.store import Store
 from inlay.serve.hosting import host
 from inlay.workflow.answer import Tasks, answer
+from inlay.workflow.export import export
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -119,3 +121,71 @@ def test_no_run_lets_code_run(review_spec: Spec, reviews: Path, tmp_path: Path) 
         assert not ran.exists()
     assert len(predict(str(run.folder), reviews, trust_remote_code=True)) == 60
     assert ran.exists()
+
+
+# ---- what the outputs mean
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "labels": lambda facts: facts["tasks"]["cola"]["label_names"].reverse(),
+    "mean": lambda facts: facts["tasks"]["stsb"].update(mean=100.0),
+    "name": lambda facts: facts["tasks"].update(cola=facts["tasks"]["sst"]),
+    "no checksum": lambda facts: facts.pop("checksum"),
+}
+
+
+def tampered(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_an_edited_tasks_file_is_an_error(folder: Path, requests: Path, what: str) -> None:
+    served = host(folder, batch=4)
+    tampered(folder / "tasks.json", CHANGES[what])
+    for call in (
+        lambda: answer(folder, requests),
+        lambda: host(folder, batch=4),
+        lambda: served.check(folder, "cola"),
+        lambda: served.add(folder, "cola2"),
+    ):
+        with pytest.raises(InlayError, match=r"tasks\.json .*checksum"):
+            call()
+    assert set(served.schemas) == set(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda facts: facts.update(tasks=["cola"]), "tasks="),
+        (lambda facts: facts.update(tasks={}), "no tasks"),
+        (lambda facts: facts.update(batch_size="4"), "batch_size="),
+        (lambda facts: facts.pop("revision"), "lacks 'revision'"),
+    ],
+)
+def test_a_tasks_file_of_the_wrong_shape(
+    folder: Path, requests: Path, change: Callable[[dict[str, Any]], Any], says: str
+) -> None:
+    edit(folder / "tasks.json", change)
+    with pytest.raises(InlayError, match=says):
+        answer(folder, requests)
+
+
+def test_a_run_answers_for_its_files(made: Path, requests: Path, tmp_path: Path) -> None:
+    """With its record, a folder from before there was a checksum is whole; and an edited one is not, however edited."""
+    spec = Spec(model="m", method="multi-lora", tasks=("cola", "cb"))
+    with Store(tmp_path / "runs").open(spec, "d" * 64) as run:
+        shutil.copytree(made, run.adapter)
+        tampered(run.adapter / "tasks.json", lambda facts: facts.pop("checksum"))
+        run.finish({"metrics": {}})
+    for place in (run.folder, run.adapter):
+        assert answer(place, requests) == answer(made, requests)
+    edit(run.adapter / "tasks.json", CHANGES["labels"])
+    for place in (run.folder, run.adapter):
+        for call in (
+            lambda place=place: answer(place, requests),
+            lambda place=place: host(place, batch=4),
+            lambda place=place: export(place, "cola", tmp_path / "lora"),
+        ):
+            with pytest.raises(InlayError, match=r"is damaged: adapter/tasks\.json"):
+                call()

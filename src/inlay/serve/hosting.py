@@ -16,6 +16,7 @@ from inlay.records.store import Run, read_json
 from inlay.records.store import load as load_run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
+from inlay.workflow.answer_files import TASKS, facts_of
 from inlay.workflow.predict import joined, restored
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def host(
     `trust_remote_code` lets code run that comes with the model; nothing that is read from a folder does.
     """
     folder = Path(adapter)
-    if any((place / "tasks.json").is_file() for place in (folder, folder / "adapter")):
+    if any((place / TASKS).is_file() for place in (folder, folder / "adapter")):
         return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
     place = next((each for each in (folder, folder.parent) if (each / "spec.json").is_file()), None)
     if place is None:
@@ -109,14 +110,14 @@ class ManyTasks:
         from inlay.methods.saving import NOTE, read
         from inlay.training.joint_fitting import check_together
 
-        facts = self._facts(folder)
+        facts = facts_of(folder)
         if task not in facts["tasks"]:
             raise unknown(f"task of {folder}", task, facts["tasks"])
         for key in ("method", "max_length", "precision"):
             mine = getattr(self.tasks.spec, key)
-            if facts.get(key) != mine:
+            if facts[key] != mine:
                 raise InlayError(
-                    f"{task!r} has {key}={facts.get(key)!r} and the service {mine!r}: its answers would not be those "
+                    f"{task!r} has {key}={facts[key]!r} and the service {mine!r}: its answers would not be those "
                     "that it gives by itself. Serve it from a service of its own."
                 )
         schema = _schema(facts["tasks"][task])
@@ -131,7 +132,7 @@ class ManyTasks:
 
         if task in self.schemas:
             raise Refusal(409, f"There is a task called {task!r} already: remove it first.")
-        schema = _schema(self._facts(folder)["tasks"][task])
+        schema = _schema(facts_of(folder)["tasks"][task])
         before = self.tasks.model
         attach.check_adapter_name(before, task)
         try:
@@ -151,13 +152,6 @@ class ManyTasks:
         # First of all: whatever happens to the model, nobody is answered by half a task.
         del self.schemas[task]
         self.tasks.model.delete_adapter(task)
-
-    @staticmethod
-    def _facts(folder: Path) -> dict[str, Any]:
-        facts = read_json(folder / "tasks.json")
-        if not isinstance(facts.get("tasks"), Mapping):
-            raise InlayError(f"{folder / 'tasks.json'} lists no tasks: it was edited or is damaged.")
-        return facts
 
 
 class OneTask:

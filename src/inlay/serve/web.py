@@ -22,7 +22,7 @@ from inlay.serve.metrics import CONTENT_TYPE
 from inlay.serve.reading import read
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.serve.settings import Settings
-from inlay.workflow.answer import located
+from inlay.workflow.answer_files import located
 
 GONE = 499  # nobody reads it: the client has closed the connection
 

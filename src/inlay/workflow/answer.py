@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.records.atomic import write_text
-from inlay.records.store import read_json
 from inlay.tasks import kinds
+from inlay.workflow.answer_files import facts_of, located
 from inlay.workflow.predict import check_trust, check_writable, joined, lines
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Tasks:
         from inlay.tasks import TaskSchema
 
         self.folder = located(Path(folder))
-        facts = _facts(self.folder)
+        facts = facts_of(self.folder)
         check_trust(facts["trust_remote_code"], trust_remote_code, str(self.folder))
         found = {name: TaskSchema.from_json(schema) for name, schema in facts["tasks"].items()}
         for name in only or ():
@@ -199,32 +199,13 @@ def answer(
     if not given:
         raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
     asked = [each.get(TASK) for _, each in given if isinstance(each, Mapping)]
-    known = _facts(located(Path(adapter)))["tasks"]
+    known = facts_of(located(Path(adapter)))["tasks"]
     wanted = [name for name in known if name in asked] or None
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
     answers = tasks.answer([tasks.request(each, number, Path(requests).name) for number, each in given])
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
-
-
-def located(folder: Path) -> Path:
-    """The folder with the adapters: itself, or that of a run."""
-    found = next((place for place in (folder, folder / "adapter") if (place / "tasks.json").is_file()), None)
-    if found is None:
-        raise InlayError(
-            f"{folder} holds no adapters of several tasks (it has no tasks.json). `inlay tune --tasks ...` makes them; "
-            "for a run of one task give --run."
-        )
-    return found
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    facts = read_json(folder / "tasks.json")
-    for key in ("method", "model", "revision", "trust_remote_code", "tasks", "max_length", "precision", "batch_size"):
-        if key not in facts:
-            raise InlayError(f"{folder / 'tasks.json'} lacks {key!r}: it was edited or is damaged. Train it again.")
-    return facts
 
 
 def _spec(facts: Mapping[str, Any], task: str) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import write_folder
+from inlay.workflow.answer_files import verify_run
 
 FORMS = ("lora",)
 METHOD = "multi-lora"
@@ -29,6 +30,7 @@ def export(adapter: Path | str, task: str, output: Path | str, *, to: str = "lor
         raise unknown("task", task, names)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InlayError(f"{target} is there already: give the name of a new folder.")
+    verify_run(folder)
     config, tensors = read(METHOD, folder, task)
 
     def fill(place: Path) -> None:
