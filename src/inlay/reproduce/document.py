@@ -19,7 +19,7 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.records.atomic import write_json, write_text
 from inlay.reproduce import catalogue, kept
-from inlay.reproduce.perform import grid
+from inlay.reproduce.perform import grid, with_own_means
 from inlay.reproduce.recipe import FAILS, HOLDS, KINDS, OPEN, PRINTED, READING, UNTESTED, Kind, Recipe, Verdict
 from inlay.reproduce.results import Results
 
@@ -47,7 +47,9 @@ def latest(name: str) -> dict[str, Any] | None:
 def last_verdicts(recipe: Recipe) -> list[Verdict] | None:
     """What the committed result says of each claim; None where it was not run yet."""
     found = latest(recipe.name)
-    return None if found is None else recipe.judged(Results.from_json(found["ours"]))
+    if found is None:
+        return None
+    return recipe.judged(with_own_means(recipe.printed_results(), Results.from_json(found["ours"])))
 
 
 def counted(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
@@ -118,7 +120,7 @@ def here(recipe: Recipe) -> str:
     if found is None:
         return "Not run yet."
     results = Results.from_json(found["ours"])
-    said = [f"Here{circumstances(found)}: {settings['summary']}" if (settings := found.get("settings")) else UNKNOWN]
+    said = [f"Here{circumstances(found)}: {found.get('settings', {}).get('summary', UNKNOWN)}"]
     theirs = recipe.scales["paper"].models_of(True)
     if theirs and found.get("models"):
         said.append(f"Models: {', '.join(theirs)} in the paper; {', '.join(found['models'])} here.")
@@ -132,7 +134,7 @@ def here(recipe: Recipe) -> str:
     return " ".join(said)
 
 
-UNKNOWN = "With what it was made is not on record."
+UNKNOWN = "with what it was made is not on record."
 
 
 def rows_of(recipe: Recipe) -> list[list[str]]:
