@@ -44,6 +44,11 @@ def latest(name: str) -> dict[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
+def dirty(found: Mapping[str, Any] | None) -> bool:
+    """Whether a result was made from a tree with changes: nobody can make it again."""
+    return found is not None and str(found["versions"]["commit"]).endswith(DIRTY)
+
+
 def last_verdicts(recipe: Recipe) -> list[Verdict] | None:
     """What the committed result says of each claim; None where it was not run yet."""
     found = latest(recipe.name)
@@ -69,7 +74,7 @@ def take(out: Path) -> list[str]:
         source = out / paper / item / "here" / f"{item}.json"
         if source.is_file():
             found = json.loads(source.read_text(encoding="utf-8"))
-            if str(found["versions"]["commit"]).endswith(DIRTY):
+            if dirty(found):
                 raise InlayError(
                     f"{source} was made from a tree with changes (commit {found['versions']['commit']}): make it "
                     "again from a clean clone. Nothing of what comes after it was taken."
@@ -129,7 +134,7 @@ def here(recipe: Recipe) -> str:
         said.append(f"Values a cell: {' to '.join(map(str, numbers))}.")
     said += [*found.get("notes", ()), *(note for note in results.notes if not note.startswith(kept.READ))]
     said += [f"Failed: {which}: {why}." for which, why in results.failures.items()]
-    if str(found["versions"]["commit"]).endswith(DIRTY):
+    if dirty(found):
         said.append("It was made from a tree with changes, and is to be made again.")
     return " ".join(said)
 
@@ -192,6 +197,8 @@ def main() -> int:
             return 2
     if args.write:
         write_text(PAGE, page())
+    if args.check and (names := [name for name in catalogue.recipes() if dirty(latest(name))]):
+        print(f"made from a tree with changes, to be made again: {', '.join(names)}", file=sys.stderr)
     if args.check and page() != PAGE.read_text(encoding="utf-8"):
         print("docs/fidelity.md is not up to date: python -m inlay.reproduce.document --write", file=sys.stderr)
         return 1

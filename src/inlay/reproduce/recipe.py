@@ -12,14 +12,17 @@ How to add a recipe
    wherever the two are the same thing. It composes what there is and computes nothing of its own: `bench.spec(...)`
    fills in where models and data lie; `bench.runs(specs, seeds)` and `bench.values(specs, seeds, measure)` make runs,
    or find them again; `bench.once(name, settings, work)` keeps what is not a run (theory, counts) from being repeated;
-   `results.from_finding(finding)` takes what a function of `inlay lab` gave.
-4. Three scales. `paper`: the exact settings, models and data by their names on the hub and in the catalogue. `here`:
-   what runs on two cores (or says that it wants a GPU) in a stated time, 5 to 10 minutes at most. `smoke`: a second or
-   so, without a network: models and data are named as at `paper`, and stand-ins are made for them (standins.py). The
-   settings of a scale are plain data handed to `run`; its `models` and `data` are looked for before anything starts.
+   `results.from_finding(finding)` takes what a function of `inlay lab` gave. Of what varies from seed to seed give
+   lists, also of one (`Results.of`, `Cell.of_seeds`): a plain number is exact, and decides without an interval.
+4. Three scales. `paper`: the paper's settings as far as it prints them, and in the summary what is ours; models and
+   data by their names on the hub and in the catalogue. `here`: what runs on two cores (or says that it wants a GPU) in
+   a stated time, 5 to 10 minutes at most. `smoke`: a second or so, without a network: models and data are named as at
+   `paper`, and stand-ins are made for them (standins.py). The settings of a scale are plain data handed to `run`; its
+   `models` and `data` are looked for before anything starts.
 5. Claims are sentences with a predicate over `Results` (predicates.py has the usual ones; a function of your own is as
    good). The same predicate is put to the printed numbers and to ours. Where what it needs is not in a table it says
-   "not tested", and why. A predicate must be one that can fail.
+   "not tested", and why. A predicate must be one that can fail. A claim about what the paper does not print has
+   `printed=False`. What a reader must know beside the numbers (stand-ins for data, what ± means) goes into `notes`.
 6. `inlay reproduce <paper>/<item> --scale smoke` runs it; tests/reproduce runs every recipe at `smoke`.
 """
 
