@@ -279,23 +279,38 @@ def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Wor
                 yield work(name, line, task, best, seed)
 
 
-def best_rate(
-    entries: Iterable[Entry], group: str, line: Line, seeds: int = len(CHOOSING_SEEDS), *, partly: bool = False
-) -> float | None:
+def best_rate(entries: Iterable[Entry], group: str, line: Line, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
     """The rate with the best mean accuracy on what was held out; of equals the smallest. None: not all are known.
 
+    Tasks differ by far more than rates do: means are of the same tasks and seeds at every rate, or there is no choice.
     A line that starts in another way than WARP has WARP's rate. A run that came to no end counts as none right.
     """
+    scored = held_out_scores(entries, group, line, seeds)
+    if any(None in scores for scores in scored.values()):
+        return None
+    return min(scored, key=lambda rate: (-fmean(score or 0.0 for score in scored[rate]), rate))
+
+
+def held_out_scores(entries: Iterable[Entry], group: str, line: Line, seeds: int) -> dict[float, list[float | None]]:
+    """By rate the accuracy of each task and seed that choose, in one order; None: not run."""
     home = GROUPS[group].rates_of
     name = line.name if line in GROUPS[home].lines else line.method
-    mine = [e for e in entries if e["group"] == home and e["line"] == name and e["seed"] in CHOOSING_SEEDS[:seeds]]
-    by_rate: dict[float, list[float]] = {}
-    for entry in mine:
-        by_rate.setdefault(entry["rate"], []).append(entry.get("validation", {}).get("accuracy", 0.0))
-    complete = len(mine) >= len(RATES[line.method]) * len(CHOOSING) * seeds
-    if not by_rate or not (complete or partly):
-        return None
-    return min(by_rate, key=lambda rate: (-fmean(by_rate[rate]), rate))
+    found = {
+        (entry["rate"], entry["task"], entry["seed"]): entry.get("validation", {}).get("accuracy", 0.0)
+        for entry in entries
+        if (entry["group"], entry["line"]) == (home, name)
+    }
+    pairs = list(itertools.product(CHOOSING, CHOOSING_SEEDS[:seeds]))
+    return {rate: [found.get((rate, *pair)) for pair in pairs] for rate in RATES[line.method]}
+
+
+def choice(runs: Iterable[Entry], group: str, line: Line) -> tuple[float, int] | None:
+    """The rate that `run` chooses, and by how many seeds: by all of those that choose, or else by the first alone."""
+    runs = list(runs)
+    for seeds in range(len(CHOOSING_SEEDS), 0, -1):
+        if (rate := best_rate(runs, group, line, seeds)) is not None:
+            return rate, seeds
+    return None
 
 
 def run(args: argparse.Namespace) -> None:
@@ -314,8 +329,8 @@ def run(args: argparse.Namespace) -> None:
 
 def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
     """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
-    choices = (best_rate(runs, group, line, seeds) for seeds in range(len(CHOOSING_SEEDS), 0, -1))
-    rate = next((found for found in choices if found is not None), None)
+    chosen = choice(runs, group, line)
+    rate = None if chosen is None else chosen[0]
     return {
         r["seed"]: r
         for r in sorted(runs, key=lambda r: r["seed"])
@@ -470,31 +485,28 @@ def initialisation_table(runs: Sequence[Entry]) -> list[str]:
 
 
 def rates_table(runs: Sequence[Entry]) -> list[str]:
-    """What was held out, by rate: the mean over the two tasks and seeds that choose; the choice is bold."""
+    """What was held out, by rate: the mean over the two tasks and the seeds that choose; the choice is bold.
+
+    A line of which runs are missing has made no choice, and shows no means: they would be of unlike runs.
+    """
     homes = [name for name, group in GROUPS.items() if group.rates_of == name]
-    lines = head("model and line", *(f"rate {i + 1}" for i in range(len(PROMPTS))))
+    lines = head("model and line", *(f"rate {i + 1}" for i in range(len(PROMPTS))), "seeds")
     for home in homes:
         for line in GROUPS[home].lines:
-            best = best_rate(runs, home, line, partly=True)
+            if not any((entry["group"], entry["line"]) == (home, line.name) for entry in runs):
+                continue
+            best, seeds = choice(runs, home, line) or (None, 0)
             cells = []
-            for rate in RATES[line.method]:
-                scored = [
-                    100 * e["validation"]["accuracy"]
-                    for e in runs
-                    if (e["group"], e["line"], e["rate"]) == (home, line.name, rate)
-                    and e["seed"] in CHOOSING_SEEDS
-                    and "validation" in e
-                ]
-                text = f"{rate:g}: {fmean(scored):.1f}" if scored else f"{rate:g}: -"
-                cells.append(f"**{text}**" if rate == best else text)
-            if best is not None:
-                lines.append(row(f"{GROUPS[home].model}, {line.name}", *cells))
+            for rate, scores in held_out_scores(runs, home, line, seeds).items():
+                mean = f"{100 * fmean(score or 0.0 for score in scores):.1f}" if scores else "-"
+                cells.append(f"**{rate:g}: {mean}**" if rate == best else f"{rate:g}: {mean}")
+            lines.append(row(f"{GROUPS[home].model}, {line.name}", *cells, str(seeds or "-")))
     return lines
 
 
 def write(args: argparse.Namespace) -> None:
     """Put the tables into the page, between its marks; the words around them are people's."""
-    runs = [entry for entry in json.loads(Path(args.results).read_text())["runs"] if "error" not in entry]
+    runs = json.loads(Path(args.results).read_text())["runs"]
     tables = [name for name, group in GROUPS.items() if group.tasks == TASKS]
     parts = {name: results_table(runs, name) for name in tables}
     parts |= {f"{name} differences": difference_table(runs, name) for name in tables}
@@ -514,7 +526,7 @@ def draw(args: argparse.Namespace) -> None:
     from inlay.report.charts_prompts import learning_curves
 
     kept = json.loads(Path(args.results).read_text())
-    runs = [entry for entry in kept["runs"] if "error" not in entry]
+    runs = kept["runs"]
     subjects = {"sst2": ("sst2",), "wnut17-spans": ("wnut17-spans",), "mean of six tasks": TASKS}
     panels = {
         title: {

@@ -1,0 +1,74 @@
+"""The tables of scripts/infoprompt_table.py choose a rate from like runs only, and as its `run` does."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    if not SCRIPTS.is_dir():
+        pytest.skip("no checkout: the scripts of the tables are not installed")
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import infoprompt_table
+
+    return infoprompt_table
+
+
+def chosen_from(script: Any, line: str = "infoprompt") -> list[dict[str, Any]]:
+    """SST-2 near 70, SemEval near 15; the middle rate is a little better on both."""
+    return [
+        {
+            "group": "mlm-64",
+            "line": line,
+            "task": task,
+            "rate": rate,
+            "seed": seed,
+            "validation": {"accuracy": (0.7 if task == "sst2" else 0.15) + (0.02 if rate == 0.1 else 0.0)},
+        }
+        for rate, task, seed in itertools.product(script.PROMPTS, script.CHOOSING, script.CHOOSING_SEEDS)
+    ]
+
+
+def test_a_rate_that_lacks_a_run_is_not_chosen_and_shows_no_mean(script: Any) -> None:
+    runs, line = chosen_from(script), script.LINES[0]
+    assert script.choice(runs, "mlm-64", line) == (0.1, 2)
+    missing = [r for r in runs if (r["rate"], r["task"]) != (1.0, "semeval2010")]
+    assert script.choice(missing, "mlm-64", line) is None
+    told = script.rates_table(missing)[-1]
+    assert "**" not in told
+    assert "1: -" in told
+    one = [r for r in runs if (r["rate"], r["task"], r["seed"]) != (1.0, "semeval2010", 101)]
+    assert script.choice(one, "mlm-64", line) == (0.1, 1), "by the first seed, which all rates have"
+    shown = script.rates_table(one)[-1]
+    assert "| 1: 42.5 |" in shown, "the mean of both tasks, not of what there is"
+    assert "**0.1: 44.5**" in shown
+
+
+def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) -> None:
+    """A run that failed counts as none right, in the tables as in `run`; its line does not vanish."""
+    runs = chosen_from(script)
+    for run in runs:
+        if (run["rate"], run["task"], run["seed"]) == (0.1, "sst2", 100):
+            del run["validation"]
+            run["error"] = "out of memory"
+    tested = {"test": {"accuracy": 0.8}, "metric": "accuracy", "trained": 10, "steps": 240, "curve": [], "losses": []}
+    named = {"group": "mlm-64", "line": "infoprompt"}
+    args = argparse.Namespace(models_dir="", data_dir="", steps=None, choosing_seeds=2, seeds=1, groups=["mlm-64"])
+    known = {tuple(run[name] for name in script.NAMES): run for run in runs}
+    (rate,) = {w.rate for w in script.wanted(known, args) if w.line == "infoprompt" and not w.chooses}
+    assert rate == 0.01
+    runs += [named | {"task": task, "rate": rate, "seed": 0} | tested for task in script.TASKS]
+    results, page = tmp_path / "runs.json", tmp_path / "page.md"
+    results.write_text(json.dumps({"runs": runs}))
+    page.write_text((SCRIPTS.parent / "docs" / "infoprompt-measured.md").read_text())
+    script.write(argparse.Namespace(results=str(results), page=str(page)))
+    assert "| infoprompt | 10 | 0.01 | 80.0" in page.read_text()
