@@ -153,6 +153,51 @@ def test_one_task_is_merged_and_taken_out(family: str) -> None:
     assert torch.equal(logits(model, batch, "sst2"), other)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("task", ["rte", "sst2"])
+def test_a_merged_task_is_run_whichever_way_it_is_named(task: str, checkpointing: bool) -> None:
+    """With as many labels as it has, and with layers that are recomputed."""
+    model, batch = tasks()
+    labels, other = torch.tensor([0, 1, 1]), "sst2" if task == "rte" else "rte"
+    model.set_adapter(task)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+    wanted = model(**batch, labels=labels)
+    model.merge_adapter(adapter_names=[task])
+    for names in (None, [task] * 3):
+        found = model(**batch, labels=labels, adapter_names=names)
+        torch.testing.assert_close(found.logits, wanted.logits, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(found.loss, wanted.loss)
+    for names in ([task, other, task], [other] * 3, ["__base__"] * 3):
+        with pytest.raises(InlayError, match=f"{task} is merged.*unmerge"):
+            model(**batch, adapter_names=names)
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("gpt2", ("transformer.wte", "lm_head")),
+        ("opt", ("model.decoder.embed_tokens", "lm_head")),
+        ("llama", None),  # the zoo's is not tied
+    ],
+)
+def test_a_weight_that_two_modules_hold_is_not_merged(family: str, names: tuple[str, str] | None) -> None:
+    model, batch = tiny(family, "causal-lm")
+    place = "wte" if family == "gpt2" else "embed_tokens"
+    config = inlay.MultiLoraConfig(target_modules=[place], task_type="CAUSAL_LM")
+    model = get_peft_model(model.double(), config, adapter_name="e2e").eval()
+    stir(model)
+    batch.pop("labels")
+    wanted = logits(model, batch)
+    if names is None:
+        model.merge_adapter()
+    else:
+        for merge in (model.merge_adapter, model.merge_and_unload):
+            with pytest.raises(InlayError, match=f"{names[0]}.*{names[1]}.*export"):
+                merge()
+    torch.testing.assert_close(logits(model, batch), wanted, atol=1e-10, rtol=1e-10)
+
+
 def test_a_task_with_its_own_labels_becomes_a_plain_model() -> None:
     model, batch = tasks()
     model.set_adapter("sst2")

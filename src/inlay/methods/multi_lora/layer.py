@@ -184,9 +184,11 @@ class MultiLoraLayer(HookedLayer):
                 output = self._add(args[0], output, Rows([name]))
             return output
         if self.merged_adapters:
+            if [*rows.tasks] == self.merged_adapters:  # the rows of what is merged, and of nothing else
+                return output
             raise InlayError(
                 f"{', '.join(self.merged_adapters)} is merged into the base model, where it acts on every row: unmerge "
-                "it before tasks are mixed."
+                "it before rows of other tasks are run."
             )
         return self._add(args[0], output, rows)
 

@@ -259,11 +259,42 @@ class MultiLoraModel(InlayTuner):
             return True
         return not torch.compiler.is_compiling() and self.routing.recomputing
 
-    def _unload_and_optionally_merge(self, *args: Any, **kwargs: Any) -> nn.Module:
+    # ---- merging
+
+    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
+        """Put tasks into the base model's weights; `unmerge_adapter` takes them out."""
+        self._refuse_tied(adapter_names)
+        super().merge_adapter(adapter_names, safe_merge)
+
+    def _refuse_tied(self, names: list[str] | None) -> None:
+        """An error where a weight to be merged into is another module's too, which no task adapts there."""
+        names = list(names or self.active_adapters)
+        holders: dict[nn.Parameter, list[str]] = {}
+        for name, module in self.model.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    holders.setdefault(parameter, []).append(plain_name(name))
+        for layer in self.routing.layers.values():
+            own = holders.get(layer.host.weight, [])
+            if len(own) > 1 and any(name in layer.pieces for name in names):
+                raise InlayError(
+                    f"{' and '.join(own)} are one weight in this model: merged into the one, a task would act in the "
+                    "other too. Run it unmerged, or export it as a LoRA (inlay export --to lora), which is exact."
+                )
+
+    def _unload_and_optionally_merge(
+        self,
+        merge: bool = True,
+        progressbar: bool = False,
+        safe_merge: bool = False,
+        adapter_names: list[str] | None = None,
+    ) -> nn.Module:
+        if merge:
+            self._refuse_tied(adapter_names)
         routing = self.routing
         active = self.active_adapters[0] if self.active_adapters else None
         labels = self.peft_config[active].num_labels if active in self.tasks else None
-        found = super()._unload_and_optionally_merge(*args, **kwargs)
+        found = super()._unload_and_optionally_merge(merge, progressbar, safe_merge, adapter_names)
         if labels is not None and routing.heads and labels != base_labels(self.model):
             # The task's head is the model's own now, and computes its loss by these.
             self.model.config.num_labels = self.model.num_labels = labels
