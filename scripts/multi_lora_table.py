@@ -206,6 +206,8 @@ def measure(work: Work) -> dict[str, Any]:
                 split: {f"{next(iter(tasks))}/{metric}": value for metric, value in own.items()}
                 for split, own in outcome.metrics.items()
             }
+    trained = {name: p.numel() for name, p in outcome.model.named_parameters() if p.requires_grad}
+    shared = outcome.portrait["parameters"].get("shared", 0) * (not line.trained_a)
     scores: dict[str, dict[str, Any]] = {}
     for task, name in names.items():
         metric = tasks[name].selection_metric
@@ -214,10 +216,8 @@ def measure(work: Work) -> dict[str, Any]:
         scores[task] = {"metric": metric} | {split: metrics[split][f"{name}/{metric}"] for split in metrics}
         if loaded[name][1] is not None:
             if line.joint:
-                outcome.model.set_adapter(name, inference_mode=True)
+                outcome.model.set_adapter(name, inference_mode=True)  # from here on nothing counts as trained
             scores[task]["bleu"] = bleu(outcome.model, *loaded[name], backbone.processor, spec)
-    trained = {name: p.numel() for name, p in outcome.model.named_parameters() if p.requires_grad}
-    shared = outcome.portrait["parameters"].get("shared", 0) * (not line.trained_a)
     return {
         "scores": scores,
         "numbers": shared + sum(n for name, n in trained.items() if not heads.intersection(name.split("."))),
