@@ -14,7 +14,7 @@ from inlay.reproduce import catalogue, kept
 from inlay.reproduce.bench import Bench
 from inlay.reproduce.experiments import Shape, judged
 from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
-from inlay.reproduce.results import Results, Stated
+from inlay.reproduce.results import Cell, Results, Stated
 
 # Panels, rows and columns of what is printed.
 PRINTED = {
@@ -255,6 +255,35 @@ def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest
     assert not read().cells
 
 
+def test_what_nobody_has_learnt_decides_nothing() -> None:
+    from inlay.reproduce.ntk_attention import tables
+
+    values = {"NTK-Attention": (70.0, 48.0), "LoRA, r' = 8": (65.0, 54.0), tables.p.COMMONER: (50.0, 55.0)}
+    values |= {f"P-Tuning V2, m = {m}": (60.0 + m / 10, 50.0 - m / 10) for m in (1, 16, 100)}
+    table = Results.of(
+        {
+            ("", row, column): value
+            for row, both in values.items()
+            for column, value in zip(("CB", "Copa"), both, strict=True)
+        }
+    )
+    verdict = tables.ntk_above("LoRA, r' = 8", ["CB", "Copa"])(table)
+    assert (verdict.judgement, "class: Copa" in verdict.measured) == (HOLDS, True)
+    assert tables.ntk_above("LoRA, r' = 8", ["Copa"])(table).judgement == UNTESTED
+    assert tables.improves(table).judgement == HOLDS
+    shorter = {**table.cells, ("", "P-Tuning V2, m = 16", "CB"): Cell((60.0,))}
+    assert tables.improves(Results(shorter)).judgement == FAILS
+
+
+def test_the_commoner_classes_are_those_of_the_data(shared: Path, tmp_path: Path) -> None:
+    from inlay.reproduce.ntk_attention import tables
+
+    small = {column: task for column, task in tables.GLUE.items() if column in ("CB", "Copa", "RTE")}
+    found = tables.p.commoner(Bench(tmp_path, str(shared / "data")), {"": ""}, small)
+    for column in small:
+        assert found.get(tables.p.COMMONER, column).mean == pytest.approx(tables.CHANCE[column])  # type: ignore[union-attr]
+
+
 def test_information_at_the_end_of_its_bound_tells_nothing() -> None:
     from inlay.reproduce.infoprompt import figures as f
 
@@ -296,7 +325,7 @@ def asked(name: str, tmp_path: Path, **changed: Any) -> dict[tuple[str, str, str
     return bench.specs  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("item", "small"), [("table-1", {"shape": "OPT-125M"}), ("table-3", {"shapes": ()})])
+@pytest.mark.parametrize(("item", "small"), [("table-2", {}), ("table-3", {"shapes": ()})])
 def test_ntk_attention_is_the_printed_one_at_paper(item: str, small: dict[str, Any], tmp_path: Path) -> None:
     specs = asked(f"ntk-attention/{item}", tmp_path, **small)
     ours = [spec for spec in specs.values() if spec.method == "ntk-attention"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,45 @@ def kept_cells(
     }
     read = kept.whole(found, cells, NTK, {row: 1 for row, line in lines.items() if line == found.script.UNTRAINED})
     return replace(read, notes=(*read.notes, *(notes if read.cells else ())))
+
+
+COMMONER = "the commoner class"  # the row of what is right without looking
+
+
+def commoner(bench: Bench, models: Mapping[str, str], tasks: Mapping[str, str]) -> Results:
+    """The share of each task's commonest class in its test part, in per cent: a method below it has learnt nothing."""
+    from inlay import tasks as loading
+
+    cells: dict[Key, float] = {}
+    for column, name in tasks.items():
+        labels = Counter(loading.load(bench.spec("", "full", task=name)).test["label"])
+        for panel in models:
+            cells[panel, COMMONER, column] = 100 * max(labels.values()) / labels.total()
+    return Results.of(cells)
+
+
+def where_learnt(rows: Sequence[str], columns: Sequence[str], make: Callable[[list[str]], Test]) -> Test:
+    """A predicate over those columns where one of the rows, at least, is above the commoner class.
+
+    Where none is, which of them is highest is chance. A table that does not have that class is taken as it is.
+    """
+
+    def test(results: Results) -> Verdict:
+        def learnt(column: str) -> bool:
+            level = results.get(COMMONER, column)
+            cells = [results.get(row, column) for row in rows]
+            return level is None or any(cell is not None and cell.mean > level.mean for cell in cells)
+
+        there = [column for column in columns if all(results.get(row, column) is not None for row in rows)]
+        left = [column for column in there if learnt(column)]
+        out = ", ".join(column for column in there if column not in left)
+        if there and not left:
+            return Verdict.untested(f"none is above the commoner class: {out}")
+        verdict = make(left)(results)
+        told = f"; left out, as none is above the commoner class: {out}" if out else ""
+        return replace(verdict, measured=verdict.measured + told)
+
+    return test
 
 
 def averages(results: Results) -> Verdict:
