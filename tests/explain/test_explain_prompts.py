@@ -14,6 +14,7 @@ from inlay import InlayError, Spec, tune
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
+from inlay.workflow import explain_prompts
 from inlay.workflow.explain_landscape import landscape, roughness
 from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, information
 
@@ -49,10 +50,20 @@ def test_a_bound_at_its_end_is_said_to_tell_nothing(least: float, full: bool) ->
     assert ("tells no difference" in found.sentence) == full
 
 
-def test_sources_are_compared_on_the_same_texts(review_spec: Spec, tmp_path: Path) -> None:
+def test_sources_are_compared_on_the_same_texts(
+    review_spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [
-        tune(review_spec.with_(method=method), tmp_path / "runs", progress=False) for method in ("infoprompt", "warp")
+        tune(review_spec.with_(method=method, settings=own), tmp_path / "runs", progress=False)
+        for method, own in (("infoprompt", {"num_negatives": 6}), ("warp", {}))
     ]
+    looked, seen = explain_prompts.observe, []
+
+    def noted(model: Any, task: Any, backbone: Any, split: str, examples: int, run: Any) -> Any:
+        seen.append((split, task.split(split)["body"], run.id))
+        return looked(model, task, backbone, split, examples, run)
+
+    monkeypatch.setattr(explain_prompts, "observe", noted)
     found = information(
         runs[0].spec,
         [run.id for run in runs],
@@ -64,12 +75,47 @@ def test_sources_are_compared_on_the_same_texts(review_spec: Spec, tmp_path: Pat
     )
     assert [source.name for source in found.sources] == ["infoprompt", "warp", "'w1 w2'", "random"]
     assert len({len(source.values) for source in found.sources}) == 1
+    assert seen == seen[:2] * 4, "the first run's texts, drawn by its seed"
+    assert found.negatives == 6, "the first run's K, for all of them"
+    assert all(value <= found.most + 1e-6 for source in found.sources for value in source.values)
     assert "infoprompt" in found.sentence
     charts_explain.write(found, tmp_path / "picture")
     assert {path.suffix for path in (tmp_path / "picture").iterdir()} == {".png", ".svg", ".csv", ".json"}
     other = tune(review_spec, tmp_path / "runs", progress=False)
     with pytest.raises(InlayError, match="no prompts in the text"):
         information(other.spec, [other.id], store=tmp_path / "runs", progress=False)
+
+
+def test_runs_that_cannot_be_compared_are_refused(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:
+    spec = review_spec.with_(method="warp", max_steps=1)
+    few = reviews.with_name("few.csv")
+    few.write_text("".join(reviews.read_text().splitlines(keepends=True)[:40]))
+    others = {
+        "other validation or test texts": spec.with_(data=str(few)),
+        "seed 1; that one .*seed 0": spec.with_(seed=1),
+        "reads Z elsewhere, at the first": spec.with_(settings={"state": "first"}),
+    }
+    first = tune(spec, tmp_path / "runs", progress=False)
+    for words, other in others.items():
+        second = tune(other, tmp_path / "runs", progress=False)
+        with pytest.raises(InlayError, match=words):
+            information(first.spec, [first.id, second.id], store=tmp_path / "runs", progress=False)
+    with pytest.raises(InlayError, match="at least 2"):
+        information(first.spec, [first.id], negatives=1, store=tmp_path / "runs", progress=False)
+
+
+def test_sources_of_one_method_have_names_of_their_own(review_spec: Spec, tmp_path: Path) -> None:
+    spec = review_spec.with_(method="warp", max_steps=1)
+    rates = [tune(spec.with_(learning_rate=rate), tmp_path / "runs", progress=False) for rate in (0.1, 0.2)]
+    runs = [*rates, tune(spec.with_(settings={"initial": "uniform"}), tmp_path / "runs", progress=False)]
+    found = information(spec, [run.id for run in runs], examples=8, steps=1, store=tmp_path / "runs", progress=False)
+    assert [source.name for source in found.sources] == [
+        f"warp (defaults, {rates[0].id})",
+        f"warp (defaults, {rates[1].id})",
+        "warp (initial=uniform, seed 0)",
+        "random",
+    ]
+    assert len(found.details()["means"]) == 4
 
 
 def test_the_landscape_has_surfaces_and_the_path_that_training_takes(review_spec: Spec, tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ def information(
     ] = None,
     examples: Annotated[int, typer.Option(min=8, help="Texts to fit the critic to, and as many to measure on.")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Updates of the critic.")] = 300,
+    negatives: Annotated[
+        int | None,
+        typer.Option(min=2, help="K of the bound, the same for all. Default: num_negatives of the first run."),
+    ] = None,
     store: Store = Path("runs"),
     out: Folder = Path("explain"),
     quiet: o.Quiet = False,
@@ -35,8 +39,9 @@ def information(
     """How much information prompts carry about the state they lead to, given the text (InfoPrompt, figure 1).
 
     For each source of prompts (finished runs, phrases, random words) a critic is fitted to validation texts with
-    the prompts frozen, and the bound on I(P; Z | X) drawn as a distribution over test texts. The runs should be of one
-    task and model; phrases and random words stand in the first run's template.
+    the prompts frozen, and the bound on I(P; Z | X) drawn as a distribution over test texts. All runs must be of one
+    model, task, data and seed: they see the same texts and have the same K. Phrases and random words stand in the
+    first run's template, a token a place: cut, or begun again, where they have more or fewer than it has places.
 
     \b
     inlay explain information --runs mrpc-...-infoprompt-s0-...,mrpc-...-warp-s0-... --words "it is equivalent to"
@@ -48,7 +53,13 @@ def information(
     names = [name for given in runs for name in names_in(given)]
     spec = explain_prompts.prompted(Runs(store).get(names[0])).spec
     work = partial(
-        explain_prompts.information, runs=names, words=words or (), examples=examples, steps=steps, store=store
+        explain_prompts.information,
+        runs=names,
+        words=words or (),
+        examples=examples,
+        steps=steps,
+        negatives=negatives,
+        store=store,
     )
     carry_out("information", work, spec, out, quiet)
 

@@ -23,7 +23,9 @@ from inlay.workflow.tune import DEFAULT_OUT, Say
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inlay.methods.infoprompt.config import InfoPromptConfig
     from inlay.methods.infoprompt.layer import InfoPromptLayer
+    from inlay.tasks.task import Task
 
 RANDOM = "random"
 SPLITS = ("validation", "test")
@@ -91,6 +93,7 @@ def information(
     words: Sequence[str] = (),
     examples: int = 256,
     steps: int = 300,
+    negatives: int | None = None,
     store: Path | str = DEFAULT_OUT,
     progress: bool = True,
     say: Say | None = None,
@@ -98,18 +101,23 @@ def information(
     """The bound on I(P; Z | X) of the prompts of finished runs, of words, and of random words.
 
     For each source a critic is fitted to `examples` validation texts with the prompts frozen, `steps` updates long, and
-    the bound measured on as many test texts. The texts and the template are those of the first run, `spec`'s.
+    the bound measured on as many test texts. All sources have the texts of the first run, `spec`'s, drawn by its seed,
+    and the same K, `negatives`: the first run's, unless it is given. Runs of another model or with other texts, and
+    those that read Z elsewhere, are refused. Words stand in the first run's template.
     """
-    found = [prompted(Store(store).get(name)) for name in runs]
+    found = list({run.id: run for run in (prompted(Store(store).get(name)) for name in runs)}.values())
+    settings = [_settings(run) for run in found]
+    task = _common_task(found, settings)
+    negatives = settings[0].num_negatives if negatives is None else negatives
+    if negatives < 2:
+        raise InlayError(f"negatives={negatives}: K counts the positive and its negatives, give at least 2.")
     sources: list[Source] = []
     jobs: list[tuple[str, Run | None, str | None]] = [(_label(run, found), run, None) for run in found]
     jobs += [(f"'{phrase}'", None, phrase) for phrase in words] + [(RANDOM, None, None)]
-    negatives = 0
     with Bar(len(jobs), "information", "source", show=progress, lines=True) as bar:
         for name, run, phrase in jobs:
             bar.begin(name)
-            layer, splits = _states(found[0], run, phrase, examples)
-            negatives = next(iter(layer.inlay_infoprompt_pieces.values())).site.it.config.num_negatives
+            layer, splits = _states(found[0], settings[0], task, run, phrase, examples)
             values = fitted_bounds(layer, splits["validation"], splits["test"], steps, negatives)
             sources.append(Source(name, tuple(values), None if run is None else run.id))
             bar.advance()
@@ -134,49 +142,81 @@ def _has_prompts(method: registry.Method) -> bool:
 
 def _label(run: Run, all_runs: Sequence[Run]) -> str:
     """The method, with what tells its run from the others of that method."""
-    if sum(other.spec.method == run.spec.method for other in all_runs) == 1:
+    alike = [other for other in all_runs if other.spec.method == run.spec.method]
+    if len(alike) == 1:
         return run.spec.method
-    settings = ", ".join(f"{key}={value}" for key, value in sorted(run.spec.settings.items()))
-    return f"{run.spec.method} ({settings or 'defaults'}, seed {run.spec.seed})"
+    told = [", ".join(f"{key}={value}" for key, value in sorted(one.spec.settings.items())) for one in alike]
+    mine = told[alike.index(run)] or "defaults"
+    same = told.count(told[alike.index(run)]) > 1
+    return f"{run.spec.method} ({mine}, {run.id})" if same else f"{run.spec.method} ({mine}, seed {run.spec.seed})"
 
 
-def _loaded(run: Run) -> tuple[Any, Any, Any]:
-    """The run's backbone, its task and the schema with its template."""
-    from inlay import backbones, tasks
-    from inlay.tasks import TaskSchema
+def _settings(run: Run) -> InfoPromptConfig:
+    """The settings that a run's adapter was trained with, what the model said among them."""
+    from inlay.methods.infoprompt.config import InfoPromptConfig
 
-    task = tasks.load(run.spec)
-    task.schema = TaskSchema.from_json(run.record["task"]["schema"])
-    backbone = backbones.load(
-        run.spec.model,
-        kind=task.kind,
-        num_labels=task.num_labels,
-        label_names=task.label_names,
-        revision=run.spec.revision,
-        seed=run.spec.seed,
-    )
-    return backbone, task, task.schema
+    return InfoPromptConfig.from_pretrained(str(run.adapter))
+
+
+def _common_task(runs: Sequence[Run], settings: Sequence[InfoPromptConfig]) -> Task:
+    """The first run's task, where all runs are of one model, of the same texts, and read Z in the same place."""
+    from inlay import tasks
+
+    first, state = runs[0], settings[0].state
+    task = tasks.load(first.spec)
+    for run, own in zip(runs[1:], settings[1:], strict=True):
+        what = ""
+        if run.record["backbone"]["fingerprint"] != first.record["backbone"]["fingerprint"]:
+            what = f"is of another model, {run.spec.model}; that one has {first.spec.model}"
+        elif own.state != state:
+            what = f"reads Z elsewhere, at the {own.state}; that one at the {state}"
+        elif run.record["task"]["digest"] != first.record["task"]["digest"]:
+            other = tasks.load(run.spec)
+            if other.fields != task.fields or any(
+                task.split(split).to_dict() != other.split(split).to_dict() for split in SPLITS
+            ):
+                what = f"has other validation or test texts: {_texts(run)}; that one {_texts(first)}"
+        if what:
+            raise InlayError(
+                f"The run {run.id} cannot be compared with {first.id}: it {what}. Give runs of one model, task, data "
+                "and seed."
+            )
+    return task
+
+
+def _texts(run: Run) -> str:
+    return f"task {run.record['task']['schema']['name']}, seed {run.spec.seed}"
 
 
 def _states(
-    first: Run, run: Run | None, phrase: str | None, examples: int
+    first: Run, settings: InfoPromptConfig, task: Task, run: Run | None, phrase: str | None, examples: int
 ) -> tuple[InfoPromptLayer, dict[str, tuple[Tensor, ...]]]:
     """P, Z and Z' of validation and test texts: of a run's prompts, of a phrase's words, or of random ones."""
     import torch
 
+    from inlay import backbones
     from inlay.methods import attach
     from inlay.methods.infoprompt.config import InfoPromptConfig
+    from inlay.tasks import TaskSchema
 
-    backbone, task, schema = _loaded(run or first)
+    spec, schema = (run or first).spec, TaskSchema.from_json((run or first).record["task"]["schema"])
+    backbone = backbones.load(
+        spec.model,
+        kind=task.kind,
+        num_labels=task.num_labels,
+        label_names=task.label_names,
+        revision=spec.revision,
+        seed=spec.seed,
+    )
     if run is not None:
         method = registry.get(run.spec.method)
         model = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
     else:
         torch.manual_seed(first.spec.seed)
         given: dict[str, Any] = {"encoder": "static", "beta": 0.0, "gamma": 0.0, "template": schema.prompt_template}
-        given |= {"num_prompt_tokens": schema.prompt_tokens or 4}
+        given |= {"num_prompt_tokens": settings.num_prompt_tokens, "state": settings.state, "phi": settings.phi}
         given |= {"initial_words": phrase} if phrase else {}
-        given, task.schema, _ = InfoPromptConfig.for_task(given, schema, backbone.processor, backbone.model)
+        given, schema, _ = InfoPromptConfig.for_task(given, schema, backbone.processor, backbone.model)
         model = attach.attach(
             backbone.model,
             "warp",
@@ -184,7 +224,8 @@ def _states(
             newly_initialised=backbone.newly_initialised,
             task_kind=task.kind,
         )
-    return layer_of(model), {name: observe(model, task, backbone, name, examples, run or first) for name in SPLITS}
+    own = replace(task, schema=schema, notes=[])
+    return layer_of(model), {name: observe(model, own, backbone, name, examples, first) for name in SPLITS}
 
 
 def layer_of(model: Any) -> InfoPromptLayer:
@@ -195,7 +236,7 @@ def layer_of(model: Any) -> InfoPromptLayer:
 
 
 def observe(model: Any, task: Any, backbone: Any, split: str, examples: int, run: Run) -> tuple[Tensor, ...]:
-    """P, Z and Z' of texts that the run's seed draws from a split, in single precision."""
+    """P, Z and Z' of texts that the run's seed draws from a split of the task, in single precision."""
     import torch
     from torch.utils.data import Subset
 
