@@ -144,6 +144,34 @@ def test_what_is_cancelled_does_not_reach_the_model(batcher: Batcher, echo: Echo
     assert batcher.metrics.cancelled.total == 1
 
 
+def test_what_is_cancelled_gives_up_its_place(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    given_up = batcher.submit([request(i) for i in range(1, 11)])
+    for each in given_up[:9]:
+        assert each.cancel()
+        assert each.cancel()  # once more makes no more room
+    assert batcher.waiting == 1
+    rest = batcher.submit([request(i) for i in range(11, 20)])
+    with pytest.raises(Refusal, match="full"):
+        batcher.submit([request(20)])
+    echo.go.set()
+    assert [each.result(PATIENCE)["number"] for each in (given_up[9], *rest)] == list(range(10, 20))
+    assert echo.batches == [[0], [10, 11, 12, 13], [14, 15, 16, 17], [18, 19]]  # full, though nine had stood before
+    assert batcher.metrics.cancelled.total == 9
+    assert batcher.waiting == 0
+
+
+def test_a_first_row_that_is_cancelled_while_its_batch_fills(echo: Echo) -> None:
+    echo.go.set()
+    batcher = Batcher(echo, max_batch=2, max_wait=0.2, max_queue=10)
+    (first,) = batcher.submit([request(1)])
+    assert first.cancel()
+    (second,) = batcher.submit([request(2)])
+    assert second.result(PATIENCE) == {"number": 2}
+    batcher.close()
+    assert echo.batches == [[2]]
+
+
 def test_rows_that_break_a_batch_are_found(batcher: Batcher, echo: Echo) -> None:
     first = held(batcher, echo)
     rest = batcher.submit([request(i) for i in (1, -2, 3, 4, -5)])

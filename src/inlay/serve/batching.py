@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from inlay.errors import InlayError
@@ -26,9 +27,9 @@ from inlay.workflow.answer import Request
 logger = logging.getLogger("inlay.serve")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A row that waits for its answer."""
+    """A row that waits for its answer; equal to itself alone."""
 
     request: Request
     answer: Future[dict[str, Any]] = field(default_factory=Future)
@@ -87,6 +88,8 @@ class Batcher:
             self._queue.extend(jobs)
             self._waiting += len(jobs)
             self._changed.notify()
+        for job in jobs:
+            job.answer.add_done_callback(partial(self._give_up, job))
         return [job.answer for job in jobs]
 
     def change(self, action: Callable[[], Any]) -> Future[Any]:
@@ -105,6 +108,18 @@ class Batcher:
             self._stopping = True
             self._changed.notify()
         self._thread.join()
+
+    def _give_up(self, job: Job, answer: Future[dict[str, Any]]) -> None:
+        """A row that is cancelled before a batch has taken it leaves the queue at once: there is room for another."""
+        if not answer.cancelled():
+            return
+        with self._changed:
+            if job not in self._queue:
+                return
+            self._queue.remove(job)
+            self._waiting -= 1
+            self.metrics.cancelled.add()
+            self._changed.notify()
 
     # ---- the thread
 
@@ -129,18 +144,19 @@ class Batcher:
     def _take(self) -> list[Job] | Change | None:
         """The next batch, or a change to the model; None at the end."""
         with self._changed:
-            while not self._queue:
-                if self._stopping:
-                    return None
-                self._changed.wait()
-            first = self._queue[0]
-            if isinstance(first, Change):
-                self._queue.popleft()
-                return first
-            leaves = first.came + self.max_wait
-            while not self._stopping and self._waiting < self.max_batch:
-                left = leaves - time.monotonic()
-                if left <= 0:
+            while True:
+                # Looked at anew whenever something has changed: who was first may have been cancelled.
+                if not self._queue:
+                    if self._stopping:
+                        return None
+                    self._changed.wait()
+                    continue
+                first = self._queue[0]
+                if isinstance(first, Change):
+                    self._queue.popleft()
+                    return first
+                left = first.came + self.max_wait - time.monotonic()
+                if self._stopping or self._waiting >= self.max_batch or left <= 0:
                     break
                 self._changed.wait(left)
             jobs: list[Job] = []
