@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import restore, save
-from inlay.methods.multi_lora.exchange import from_lora, to_lora
 from inlay.methods.multi_lora.model import rename_task
-from inlay.methods.saving import read
 from manytasks import stir
 from zoo import tiny
 
@@ -209,47 +207,6 @@ def test_a_task_with_its_own_labels_becomes_a_plain_model() -> None:
     torch.testing.assert_close(found.loss, wanted.loss)
     assert plain.config.num_labels == 2
     assert not hasattr(plain, "_inlay_multi_lora_routing")
-
-
-# ------------------------------------------------------------------------------------------------- plain LoRA and back
-
-
-@pytest.mark.parametrize(
-    ("family", "settings"),
-    [
-        ("bert", {"target_modules": ["query", "word_embeddings"], "rank_pattern": {"query": 3}}),
-        ("gpt2", {"target_modules": ["c_attn", "c_fc"], "alpha_pattern": {"c_fc": 5}}),
-        ("resnet", {}),
-    ],
-)
-def test_exported_as_lora_and_taken_back(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    model, batch = tasks(family, **settings)
-    save(model, "multi-lora", tmp_path / "ours", adapter_name="sst2")
-    (tmp_path / "lora").mkdir()
-    to_lora(*read("multi-lora", tmp_path / "ours", "sst2"), tmp_path / "lora")
-    base, _ = tiny(family)
-    base.num_labels = base.config.num_labels = 2
-    head = base.classifier if family != "gpt2" else base.score
-    last = head[-1] if isinstance(head, nn.Sequential) else head
-    new = nn.Linear(last.in_features, 2, bias=last.bias is not None)
-    if isinstance(head, nn.Sequential):
-        head[-1] = new
-    else:
-        setattr(base, "classifier" if family != "gpt2" else "score", new)
-    lora = PeftModel.from_pretrained(base.double(), str(tmp_path / "lora")).eval()
-    wanted = logits(model, batch, "sst2")
-    torch.testing.assert_close(lora(**batch).logits.detach(), wanted, atol=1e-10, rtol=1e-10)
-    from_lora(model, tmp_path / "lora", "again")
-    torch.testing.assert_close(logits(model, batch, "again"), wanted, atol=1e-12, rtol=1e-12)
-
-
-def test_a_lora_with_its_own_a_is_no_task(tmp_path: Path) -> None:
-    model, _ = tasks()
-    lora = get_peft_model(tiny("bert")[0], LoraConfig(r=8, target_modules=["query", "value"]))
-    lora.save_pretrained(tmp_path)
-    with pytest.raises(InlayError, match="not the one that the tasks of this model share"):
-        from_lora(model, tmp_path, "other")
-    assert model.base_model.tasks == ["rte", "sst2"]
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

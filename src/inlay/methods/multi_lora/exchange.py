@@ -15,12 +15,13 @@ import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.multi_lora.config import MultiLoraConfig
+from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
-from inlay.methods.plain import WRAPPED
+from inlay.methods.plain import WRAPPED, base_of, plain_modules
 
 OURS = ".inlay_multi_lora_b.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -103,26 +104,26 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
     tuner = model.base_model
     layers = tuner.routing.layers
     if config is None:
-        config = next(iter(tuner.peft_config[name] for name in tuner.tasks))
+        if not tuner.tasks:
+            raise InlayError("The model has no task that says how its A's are drawn: give from_lora a config.")
+        config = tuner.peft_config[tuner.tasks[0]]
     found, alphas = {}, {}
-    for key in [key for key in tensors if ".lora_" in key]:
-        name, _, what = key.removeprefix(WRAPPED).partition(".lora_")
+    for name, (a, b) in _pairs(tensors, folder).items():
         if name not in layers:
             raise InlayError(f"{folder} adapts {name}, which the tasks of this model do not: their A is not drawn.")
-        if what.startswith(("B", "embedding_B")):
-            found[name] = _factor(layers[name], tensors[key], name, folder)
-            rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
-            alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
-            alphas[name] = alpha / rank * found[name].shape[1]
-        else:
-            a = tensors[key].T if what.startswith("embedding") else tensors[key]
-            own = layers[name].inlay_multi_lora_a
-            if a.shape != own.shape or not torch.equal(a.to(own.device, own.dtype), own):
-                raise InlayError(
-                    f"The A of {name} in {folder} is not the one that the tasks of this model share (seed "
-                    f"{config.seed}): a LoRA that was trained with its own A cannot be a task of this model."
-                )
-    heads = {key: value for key, value in tensors.items() if ".lora_" not in key}
+        own = layers[name].inlay_multi_lora_a
+        if a.shape != own.shape or not torch.equal(a.to(own.device, own.dtype), own):
+            raise InlayError(
+                f"The A of {name} in {folder} is not the one that the tasks of this model share (seed "
+                f"{config.seed}): a LoRA that was trained with its own A cannot be a task of this model."
+            )
+        found[name] = _factor(layers[name], b, name, folder)
+        rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
+        alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
+        alphas[name] = alpha / rank * found[name].shape[1]
+    if not found:
+        raise InlayError(f"{folder} holds no A and no B of a LoRA: there is nothing to take.")
+    heads = {key.removeprefix(WRAPPED): value for key, value in tensors.items() if ".lora_" not in key}
     own = MultiLoraConfig(
         r=config.r,
         rank_pattern=dict(config.rank_pattern),
@@ -139,26 +140,65 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
         task_type=config.task_type,
     )
     model.add_adapter(task, own)
-    _fill(model, task, found, heads, folder)
+    try:
+        _fill(model, task, found, heads, folder)
+    except Exception:
+        model.delete_adapter(task)
+        raise
+
+
+def _pairs(tensors: dict[str, Tensor], folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """The `A`, as ours is laid out, and the `B` of each module that a LoRA adapts."""
+    sides: dict[str, dict[str, Tensor]] = {"A": {}, "B": {}}
+    for key in (key for key in tensors if ".lora_" in key):
+        name, _, what = key.removeprefix(WRAPPED).partition(".lora_")
+        if what in ("embedding_A", "embedding_B"):
+            sides[what[-1]][name] = tensors[key].T if what == "embedding_A" else tensors[key]
+        elif what in ("A.weight", "B.weight"):
+            sides[what[0]][name] = tensors[key]
+        else:
+            raise InlayError(f"{folder} holds {key}, which is no part of LoRA's equation: it cannot be taken.")
+    for side, other in (("A", "B"), ("B", "A")):
+        lacking = sorted(sides[other].keys() - sides[side].keys())
+        if lacking:
+            raise InlayError(f"{folder} holds no {side} of {lacking[0]}, and a {other}: it is not a whole LoRA.")
+    return {name: (sides["A"][name], sides["B"][name]) for name in sides["A"]}
 
 
 @torch.no_grad()
 def _fill(model: Any, task: str, factors: dict[str, Tensor], heads: dict[str, Tensor], folder: Path) -> None:
-    for name, factor in factors.items():
-        model.base_model.routing.layers[name].inlay_multi_lora_b[task].weight.copy_(factor)
-    for key, value in heads.items():
-        name = key.removeprefix(WRAPPED)
-        place = next((p for p in model.base_model.routing.heads if name.startswith(f"{p}.")), None)
-        if place is None:
+    """Copy a LoRA's `B`s and heads into a task that was made for them; all of them fit, or none is copied."""
+    routing = model.base_model.routing
+    places = {
+        f"{place}.{name}": parameter
+        for place, head in routing.heads.items()
+        if task in head.modules_to_save
+        for name, parameter in head.modules_to_save[task].state_dict(keep_vars=True).items()
+    }
+    for name, value in heads.items():
+        if name not in places:
             raise InlayError(f"{folder} holds {name}, for which the model has no place: another architecture?")
-        head = model.base_model.routing.heads[place].modules_to_save[task]
-        head.get_parameter(name.removeprefix(f"{place}.")).copy_(value)
+        if value.shape != places[name].shape:
+            raise InlayError(
+                f"{name} is {tuple(value.shape)} in {folder}, and {tuple(places[name].shape)} in this model: another "
+                "architecture?"
+            )
+    lacking = sorted(places.keys() - heads.keys())
+    if lacking:
+        raise InlayError(f"{folder} holds no {lacking[0]}, which is of the task's own head: it is not whole.")
+    for name, factor in factors.items():
+        routing.layers[name].inlay_multi_lora_b[task].weight.copy_(factor)
+    for name, value in heads.items():
+        places[name].copy_(value)
 
 
 def _factor(layer: Any, b: Tensor, name: str, folder: Path) -> Tensor:
     """Our `B` of a LoRA's: the adapted parts of the output; what lies outside of them must be zero."""
     flat = b.flatten(1)  # (m, s r), also of a convolution
     parts = layer.parts
+    wanted = layer.width_out, layer.place()["shape"][1 if isinstance(layer.host, nn.Embedding) else 0]
+    if flat.shape != wanted:
+        raise InlayError(f"The B of {name} in {folder} is {tuple(flat.shape)}, and must be {wanted} in this model.")
     rank = flat.shape[1] // len(parts)
     rest = flat.clone()
     found = []
@@ -172,9 +212,10 @@ def _factor(layer: Any, b: Tensor, name: str, folder: Path) -> Tensor:
 
 
 def _outputs(model: Any, heads: dict[str, Tensor]) -> int | None:
-    """How many outputs the head of a LoRA has, where its last layer is a new one."""
-    last = [value for key, value in heads.items() if key.endswith(".weight") and value.ndim == 2]
-    return len(last[-1]) if last and hasattr(model.config, "num_labels") else None
+    """How many outputs the head of a LoRA has, by the layer that gives the base model's own."""
+    base = base_of(model)
+    name = output_layer({name: module for name, module in plain_modules(base) if f"{name}.weight" in heads}, base)
+    return None if name is None else len(heads[f"{name}.weight"])
 
 
 def _most(values: Any) -> Any:

@@ -8,7 +8,7 @@ repeated, and what comes of it dropped: a row that is not a number stays with it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -164,11 +164,10 @@ def resize(heads: Sequence[TaskHead], model: nn.Module, name: str, num_labels: i
         return
     for wrapper in reversed(heads):
         head = wrapper.modules_to_save[name]
-        found = [(place, module) for place, module in head.named_modules() if _is_output(module, has)]
-        if not found:
+        place = output_layer(dict(head.named_modules()), base)
+        if place is None:
             continue
-        place, old = found[-1]
-        new = _output_layer(base, old, num_labels, seed_of(seed, "head", num_labels))
+        new = _new_layer(base, head.get_submodule(place), num_labels, seed_of(seed, "head", num_labels))
         if place:
             parent, _, last = place.rpartition(".")
             setattr(head.get_submodule(parent), last, new)
@@ -181,11 +180,18 @@ def resize(heads: Sequence[TaskHead], model: nn.Module, name: str, num_labels: i
     )
 
 
-def _is_output(module: nn.Module, outputs: int | None) -> bool:
-    return isinstance(module, nn.Linear) and module.out_features == outputs
+def output_layer(modules: Mapping[str, nn.Module], base: nn.Module) -> str | None:
+    """The name, among modules of a head, of the layer that gives its outputs: the last with as many as the base has
+    labels. A layer of features before it may come later in the alphabet."""
+    labels = getattr(getattr(base, "config", None), "num_labels", None)
+    found = [
+        name for name, module in modules.items() if isinstance(module, nn.Linear) and module.out_features == labels
+    ]
+    return found[-1] if found else None
 
 
-def _output_layer(base: nn.Module, old: nn.Linear, outputs: int, seed: int) -> nn.Linear:
+def _new_layer(base: nn.Module, old: nn.Module, outputs: int, seed: int) -> nn.Linear:
+    assert isinstance(old, nn.Linear)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         new = nn.Linear(old.in_features, outputs, bias=old.bias is not None)
