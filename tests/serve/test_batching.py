@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -183,6 +185,45 @@ def test_rows_that_break_a_batch_are_found(batcher: Batcher, echo: Echo) -> None
         else:
             assert isinstance(each.exception(PATIENCE), Refusal)
     assert batcher.metrics.failed.total == 2
+
+
+class Large:
+    """What a pass of the model holds."""
+
+
+class Short(Echo):
+    """Runs out of memory with more than one row; takes note of how much earlier passes still hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.passes: list[weakref.ref[Large]] = []
+        self.held: list[tuple[int, int]] = []
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        gc.collect()
+        self.held.append((len(requests), sum(each() is not None for each in self.passes)))
+        large = Large()
+        self.passes.append(weakref.ref(large))
+        if len(requests) > 1:
+            raise MemoryError
+        if requests[0].row["number"] == 3:
+            raise Refusal(404, "not here")
+        return super().answer(requests)
+
+
+def test_halves_run_when_the_pass_that_failed_has_let_go() -> None:
+    short = Short()
+    batcher = Batcher(short, max_batch=8, max_wait=PATIENCE, max_queue=10)
+    found = batcher.submit([request(i) for i in range(8)])
+    refusal = found[3].exception(PATIENCE)
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == 404
+    assert refusal.__traceback__ is None
+    assert [each.result(PATIENCE)["number"] for each in found if each is not found[3]] == [0, 1, 2, 4, 5, 6, 7]
+    batcher.close()
+    assert [rows for rows, _ in short.held] == [8, 4, 2, 1, 1, 2, 1, 1, 4, 2, 1, 1, 2, 1, 1]
+    assert not any(held for _, held in short.held)
 
 
 def test_at_the_end_what_waits_is_answered_and_no_more_is_taken(batcher: Batcher, echo: Echo) -> None:

@@ -189,26 +189,35 @@ class Batcher:
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Answer a batch. One that fails is halved until the rows that spoil it stand alone: they harm no other."""
-        try:
-            answers = self.hosted.answer([job.request for job in jobs])
-        except Exception as error:
-            if len(jobs) == 1:
-                self._fail(jobs[0], error)
-                return
+        answers = self._tried(jobs)
+        if answers is None:
             middle = len(jobs) // 2
             self._answer(jobs[:middle])
             self._answer(jobs[middle:])
             return
         for job, answer in zip(jobs, answers, strict=True):
-            if any(isinstance(value, float) and not math.isfinite(value) for value in answer.values()):
+            if isinstance(answer, Refusal):
+                self._fail(job, answer)
+            elif any(isinstance(value, float) and not math.isfinite(value) for value in answer.values()):
                 self._fail(job, Refusal(500, f"The task {job.request.task!r} answers with what is not a number."))
             else:
                 self.metrics.rows.add(job.request.task)
                 job.answer.set_result(answer)
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _tried(self, jobs: Sequence[Job]) -> Sequence[dict[str, Any] | Refusal] | None:
+        """What a pass says of its rows; None where several failed together.
+
+        Halves are tried only after this has returned: the error holds the frames of its pass, and so its memory, which
+        may be just what was lacking.
+        """
+        try:
+            return self.hosted.answer([job.request for job in jobs])
+        except Exception as error:
+            return [_told(error)] if len(jobs) == 1 else None
+
+    def _fail(self, job: Job, refusal: Refusal) -> None:
         self.metrics.failed.add()
-        job.answer.set_exception(_told(error))
+        job.answer.set_exception(refusal)
 
 
 def _settle(future: Future[Any], action: Callable[[], Any]) -> None:
@@ -228,7 +237,7 @@ def _told(error: Exception) -> Refusal:
     An exception is raised anew in another thread: it must not carry the frames of this one, and the tensors in them.
     """
     if isinstance(error, Refusal):
-        return error
+        return Refusal(error.status, str(error), error.headers)
     if isinstance(error, InlayError):
         return Refusal(400, str(error))
     logger.error("a request could not be answered", exc_info=error)
