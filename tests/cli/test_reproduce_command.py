@@ -66,7 +66,7 @@ def test_a_scale_that_there_is_not_is_told_once(typed) -> None:
 
 
 def test_notes_are_shown(typed, tmp_path: Path) -> None:
-    """What a recipe discloses, and what was read and not run."""
+    """What a recipe discloses, and the models behind both columns."""
     name = "multi-lora/table-1"
     status, _, errors = typed("reproduce", name, "--scale", "smoke", "--out", str(tmp_path))
     assert status == 0
@@ -109,3 +109,10 @@ def test_mistakes_are_told_in_a_line(typed) -> None:
     status, _, errors = typed("reproduce", "activation-prompts/tabel-2")
     assert status == 2
     assert "Did you mean 'activation-prompts/table-2'" in errors
+
+
+def test_what_was_read_and_not_run_is_told(typed, tmp_path: Path) -> None:
+    status, _, errors = typed("reproduce", "activation-prompts/table-3", "--out", str(tmp_path))
+    assert status == 0
+    assert "Read, not run (--fresh runs it): benchmarks/results/vision_table.json" in errors
+    assert "here: resnet50_v1, vit_tiny_patch16_224)" in errors

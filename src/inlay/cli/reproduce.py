@@ -124,8 +124,10 @@ def listed() -> None:
 
 def tell(outcome: Outcome) -> None:
     """The paper's numbers beside ours, what one must know of them, then every claim on both."""
+    from inlay.reproduce import kept
+
     for note in outcome.read:
-        show.say(f"Read, not run (--fresh runs it): {note}")
+        show.say(f"Read, not run (--fresh runs it): {note.removeprefix(kept.READ).lstrip()}")
     head, rows = outcome.beside()
     if rows:
         show.say(outcome.heading)

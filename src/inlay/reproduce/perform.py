@@ -92,7 +92,7 @@ class Outcome:
         parts = [
             f"# {self.recipe.name}: {self.recipe.title}",
             f"Scale `{self.scale}`: {scale.summary} Stated time: {scale.time}; taken: {self.seconds:.0f} s.",
-            *(f"Read, not run: {note}" for note in self.read),
+            *(f"Read, not run: {note.removeprefix(kept.READ).lstrip()}" for note in self.read),
             *self.notes,
             self.heading,
             grid(*self.beside()),
