@@ -402,9 +402,44 @@ def test_options_as_released() -> None:
     model.train()(**batch).loss.backward()
     assert list(layer_of(model).loss_parts) == ["task", "representation", "kl"]
     assert pieces_of(model).critic.mean.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
-    model.eval()
+
+
+def test_a_model_that_is_trained_on_samples_predicts_from_their_mean() -> None:
+    """Z itself, which the class vectors never saw, is another vector: f_mu is trained."""
+    model, batch = made("bert", predict_from_sample=True)
+    pieces, layer = pieces_of(model), layer_of(model)
+    assert pieces.critic is not None
     with torch.no_grad():
-        assert torch.equal(model(**batch).logits, model(**batch).logits), "no sample in evaluation"
+        pieces.critic.mean.matrix.weight.add_(torch.randn_like(pieces.critic.mean.matrix.weight))
+        with layer.observing() as seen:
+            logits = model(**batch).logits
+        mean = seen.z[0] @ pieces.critic.mean.matrix().T + pieces.critic.mean.bias()
+        torch.testing.assert_close(logits, mean @ pieces.theta().T)
+        assert not torch.allclose(logits, seen.z[0] @ pieces.theta().T, atol=1e-2)
+        sampled = torch.stack([frozen(model)(**batch).logits for _ in range(400)])
+    assert float(sampled.std(0).min()) > 0
+    error = sampled.std(0) / 400**0.5
+    assert float(((sampled.mean(0) - logits).abs() / error).max()) < 5, "the mean of what it is trained on"
+    with pytest.raises(InlayError, match="a class for every token"):
+        made("bert", "token-classification", predict_from_sample=True)
+
+
+def test_prompts_that_are_detached_hear_nothing_of_the_representation_loss_itself() -> None:
+    """It reaches them by way of Z alone; here Z is detached too."""
+    grown = []
+    for detach in (False, True):
+        model, batch = made("bert", encoder="static", detach_prompts=detach, gamma=0.0, beta=1.0)
+        pieces = pieces_of(model)
+
+        def cut(module: Any, args: Any, output: Any) -> None:
+            output.last_hidden_state = output.last_hidden_state.detach()
+
+        layer_of(model).host.register_forward_hook(cut, prepend=True)
+        frozen(model)(**batch).loss.backward()
+        grad = pieces.prompts.weight.grad
+        grown.append(0.0 if grad is None else float(grad.abs().sum()))
+    assert grown[0] > 0
+    assert grown[1] == 0
 
 
 def test_the_model_s_own_head_is_neither_trained_nor_saved(tmp_path: Any) -> None:

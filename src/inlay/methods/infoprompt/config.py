@@ -98,7 +98,10 @@ class InfoPromptConfig(InlayConfig):
         default=False, metadata={"help": "As released: the representation loss does not reach P itself."}
     )
     predict_from_sample: bool = field(
-        default=False, metadata={"help": "As released: in training, classes are predicted from the sample of Z."}
+        default=False,
+        metadata={
+            "help": "As released: classes are predicted from the sample of Z, in evaluation from its mean f_mu(Z)."
+        },
     )
     kl_weight: float = field(default=0.0, metadata={"help": "As released (0.1): the weight of a KL to N(0, I)."})
     units: bool = field(

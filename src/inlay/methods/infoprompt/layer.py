@@ -238,11 +238,12 @@ class InfoPromptLayer(ChildLayer):
             self._observed.prompts.append(now.prompts.detach())
             self._observed.z.append(z.detach())
             self._observed.without.append(now.without.to(z.dtype))
-        spread = None
-        if self.training and now.pieces.critic is not None:
+        spread, critic = None, now.pieces.critic
+        if self.training and critic is not None:
             spread = self._spread(now, z)
-            if site.config.predict_from_sample:
-                seen = information.sample(*spread.z)
+        if site.config.predict_from_sample and critic is not None:
+            # What the class vectors were trained to read: samples have f_mu(Z) as their mean, not Z.
+            seen = critic.mean(z) if spread is None else information.sample(*spread.z)
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits

@@ -139,6 +139,11 @@ def _check(config: InfoPromptConfig, base: Any) -> None:
         token = getattr(config, name)
         if token is not None and not 0 <= token < rows:
             raise InlayError(f"{name}={token} is no token of {type(base).__name__}, which has {rows}: 0 to {rows - 1}.")
+    if config.predict_from_sample and type(base).__name__.endswith(CLASSIFIERS[1]):
+        raise InlayError(
+            f"predict_from_sample=True: {type(base).__name__} has a class for every token, and the sample is of one "
+            "state a text. Leave it out."
+        )
     if config.label_ids is not None and len(config.label_ids) != base.config.num_labels:
         raise InlayError(
             f"There are {len(config.label_ids)} label words and {base.config.num_labels} classes: give a word a class."
