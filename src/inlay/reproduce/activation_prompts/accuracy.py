@@ -174,8 +174,9 @@ TABLE_3 = Recipe(
             },
         ),
         "here": Scale(
-            "A ViT-tiny/16 and a ResNet-50 of ImageNet from --models-dir, 1,000 pictures of four sets, 20 epochs, 3 "
-            "seeds. In a checkout the runs behind docs/visual-methods.md are read, whose rates were chosen as well.",
+            "A ViT-tiny/16 and a ResNet-50 of ImageNet from --models-dir, 1,000 pictures of four sets, 20 epochs. In a "
+            "checkout the runs behind docs/visual-methods.md are read, whose rates were chosen as well; else 3 seeds, "
+            "each method's own rate.",
             "20 min on one GPU, half a day on two cores; a second where they are read",
             tuple(p.SMALL.values()),
             tuple(p.SMALL_SETS.values()),

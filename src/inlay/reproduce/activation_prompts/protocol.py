@@ -203,14 +203,16 @@ def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results |
     table = kept.table("vision_table", " --models-dir <folder> --data-dir <folder>")
     if table is None:
         return None
-    cells: dict[Key, list[float]] = {}
+    named, cells = list(rows), {}
     for panel, model in models.items():
-        for row in rows:
+        for row in (each for each in named if fits(each, panel)):
             for column, task in SMALL_SETS.items():
-                found = table.script.chosen(table.runs, model, WAYS[row].method, task)
-                if found and row in KEPT_ROWS:
-                    cells[panel, row, column] = [100 * run["test"] for run in found]
-    return Results.of(cells, notes=(table.note,)).with_average(columns=list(SMALL_SETS))
+                runs = table.script.chosen(table.runs, model, WAYS[row].method, task) if row in KEPT_ROWS else []
+                cells[panel, row, column] = {
+                    run["seed"]: kept.Measured(100 * run["test"], run.get("steps")) for run in runs
+                }
+    read = kept.whole(table, cells, "AP" if "AP" in named else named[0])
+    return read.with_average(columns=list(SMALL_SETS)) if read.cells else None
 
 
 def accuracy(run: Run) -> float:
