@@ -112,19 +112,22 @@ def test_states_are_read_where_they_should_be() -> None:
     assert read(states, real, "mask", torch.tensor([2, 1])).flatten().tolist() == [2, 5]
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
 def test_a_given_vector_at_a_place_is_what_the_token_there_would_be(family: str) -> None:
     """Static prompts that are the embeddings of tokens: the model computes what it does with those tokens in the text.
 
-    Position ids, token types and attention masks therefore follow the inserted tokens, in every architecture.
+    Position ids, token types and attention masks therefore follow the inserted tokens, in every architecture; and
+    words start as large as they are in the text, also where a model scales its embeddings.
     """
-    words = [11, 12, 13, 14]
-    model, batch = made(
-        family, encoder="static", initial="words", initial_ids=words, beta=0.0, gamma=0.0, mask_token_id=MASK
-    )
-    batch = masked(batch)
+    causal = family in DECODERS
+    words = {"initial": "words", "initial_ids": [11, 12, 13, 14]}
+    model, batch = made(family, encoder="static", beta=0.0, gamma=0.0, mask_token_id=None if causal else MASK, **words)
+    batch = batch if causal else masked(batch)
     texts = [row[:length].tolist() for row, length in zip(batch["input_ids"], ROW_LENGTHS, strict=True)]
-    with_words = [[row[0], 11, 12, row[1], 13, *row[2:-1], 14, row[-1]] for row in texts]
+    if causal:
+        with_words = [[row[0], 11, 12, *row[1:], 13, 14] for row in texts]
+    else:
+        with_words = [[row[0], 11, 12, row[1], 13, *row[2:-1], 14, row[-1]] for row in texts]
     wide = torch.full((3, max(map(len, with_words))), PAD)
     for i, row in enumerate(with_words):
         wide[i, : len(row)] = torch.tensor(row)
@@ -135,7 +138,7 @@ def test_a_given_vector_at_a_place_is_what_the_token_there_would_be(family: str)
         with model.disable_adapter():
             states = encoder(input_ids=wide, attention_mask=(wide != PAD).long())[0]
     theta = pieces_of(model).theta()
-    at = [row.index(MASK) for row in with_words]
+    at = [len(row) - 1 if causal else row.index(MASK) for row in with_words]
     torch.testing.assert_close(found, states[range(3), at] @ theta.T, atol=1e-5, rtol=1e-5)
     assert base.config.num_labels == found.shape[1]
 
@@ -229,7 +232,7 @@ def test_prompts_are_what_the_equation_says() -> None:
     torch.testing.assert_close(idpg(phi, 3), wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "electra", "llama"])
+@pytest.mark.parametrize("family", ["bert", "electra", "llama", "gemma"])
 @pytest.mark.parametrize("factor", [0.1, 1.0, 30.0])
 def test_prompts_start_as_large_as_words_and_scores_of_size_one(family: str, factor: float) -> None:
     torch.manual_seed(0)
@@ -242,7 +245,7 @@ def test_prompts_start_as_large_as_words_and_scores_of_size_one(family: str, fac
     seen, (pieces, layer) = Seen(model), (pieces_of(model), layer_of(model))
     with layer.observing() as noted, torch.no_grad():
         model(**masked(batch))
-        spread = float(pieces.site.it.table.std())
+        spread = float(pieces.site.it.embeddings(torch.arange(VOCABULARY)).std())  # as they come out
         assert 0.3 * spread < float(seen.prompts[-1].square().mean().sqrt()) < 3 * spread
         assert pieces.critic is not None
         mean, _ = pieces.critic(noted.z[0])

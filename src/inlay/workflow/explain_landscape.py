@@ -124,6 +124,7 @@ class _Walk:
         from transformers import TrainerCallback
 
         from inlay import backbones, tasks
+        from inlay.methods.infoprompt.pieces import embedded
         from inlay.training import fit
 
         task = tasks.load(spec)
@@ -134,7 +135,8 @@ class _Walk:
         self.points: list[tuple[float, float]] = []
         self.losses: list[float] = []
         self.batch: dict[str, Any] = {}
-        table = backbone.model.get_input_embeddings().weight.detach().float().cpu()
+        words = backbone.model.get_input_embeddings()
+        table = embedded(words, range(len(words.weight))).float().cpu()
         self.centre = table.mean(0)
         _, spread, axes = torch.linalg.svd(table - self.centre, full_matrices=False)
         self.axes, self.deviations = axes[:2], spread[:2] / len(table) ** 0.5

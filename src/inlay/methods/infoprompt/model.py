@@ -14,7 +14,7 @@ from inlay.errors import InlayError
 from inlay.methods.capabilities import alternatives
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.layer import InfoPromptLayer
-from inlay.methods.infoprompt.pieces import Site
+from inlay.methods.infoprompt.pieces import Site, embedded
 from inlay.methods.infoprompt.slots import read
 from inlay.methods.plain import base_of, plain_name
 from inlay.methods.tuner import InlayTuner
@@ -81,7 +81,8 @@ class InfoPromptModel(InlayTuner):
         States are looked at on a few texts of words from all over the vocabulary: the last norm's scales, from which
         one might guess, can be three times as large as what comes out. A model without values says 1.
         """
-        host, table = anatomy(self.model).backbone.module, base_of(self.model).get_input_embeddings().weight
+        host, embeddings = anatomy(self.model).backbone.module, base_of(self.model).get_input_embeddings()
+        table = embeddings.weight
         if table.is_meta:
             return [1.0, 1.0, 1.0]
         ids = torch.arange(TEXTS * WORDS, device=table.device) * (len(table) // (TEXTS * WORDS)) % len(table)
@@ -96,7 +97,8 @@ class InfoPromptModel(InlayTuner):
             for module, mode in modes:
                 module.training = mode
         found = (read(states, everywhere.bool(), how, masks) for how in (config.phi, config.state) if how)
-        sizes = [float(table.float().std()), *(float(each.square().mean().sqrt()) for each in found)]
+        scale = embedded(embeddings, ids).float().norm() / table[ids].float().norm()  # 1, but for Gemma's kind
+        sizes = [float(table.float().std() * scale), *(float(each.square().mean().sqrt()) for each in found)]
         return [size if math.isfinite(size) and size > 0 else 1.0 for size in sizes]
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +34,14 @@ class Site:
 
     @property
     def table(self) -> Tensor:
-        """The word embeddings, V x D."""
+        """The word embeddings, V x D, as they are kept: some models scale them on the way in."""
         return self.embeddings.weight
 
     @property
     def sizes(self) -> tuple[float, float, float]:
         """Of an entry of the word embeddings, of `Phi(X)` and of Z."""
-        embedded, phi, state = self.config.sizes or (1.0, 1.0, 1.0)
-        return embedded, phi, state
+        word, phi, state = self.config.sizes or (1.0, 1.0, 1.0)
+        return word, phi, state
 
     def trained(self, weight: Tensor, times: float = 1.0) -> Trained:
         """A parameter that starts so, where the embeddings are; in its unit, unless plain numbers are asked for."""
@@ -90,14 +91,14 @@ class PromptEncoder(nn.Module):
         self.nonlinear = (config.activation or ("gelu" if shared else "none")) == "gelu"
         tokens, width, size = config.num_prompt_tokens, config.bottleneck, site.table.shape[1]
         sets = 1 if shared else tokens
-        embedded, phi, _ = site.sizes
+        word, phi, _ = site.sizes
         down = torch.randn(sets, width, site.hidden_size, device="cpu") / (phi * math.sqrt(site.hidden_size))
-        up = torch.randn(tokens, size, width, device="cpu") * embedded / math.sqrt(width)
+        up = torch.randn(tokens, size, width, device="cpu") * word / math.sqrt(width)
         self.down = site.trained(down, site.hidden_size * phi)
-        self.up = site.trained(up, width / embedded)
+        self.up = site.trained(up, width / word)
         self.down_bias = site.trained(torch.zeros(sets, width, device="cpu")) if shared else None
         zeros = torch.zeros(tokens, size, device="cpu")
-        self.up_bias = site.trained(zeros, 1 / embedded) if shared else None
+        self.up_bias = site.trained(zeros, 1 / word) if shared else None
 
     def forward(self, phi: Tensor, rows: int) -> Tensor:
         down, up = self.down(), self.up()
@@ -153,14 +154,14 @@ class Pieces(nn.Module):
         self.site = _Hidden(site)
         self.cache = PhiCache()
         config = site.config
-        embedded, _, state = site.sizes
-        unit = embedded if config.units else 1.0
+        word, _, state = site.sizes
+        unit = word if config.units else 1.0
         static = config.encoder == "static"
         self.prompts = StaticPrompts(initial_prompts(site), 1 / unit) if static else PromptEncoder(site)
         self.theta = site.trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = site.trained(eye, site.hidden_size) if config.gamma else None
-        self.critic = RepresentationCritic(site, embedded, state) if config.beta else None
+        self.critic = RepresentationCritic(site, word, state) if config.beta else None
         padding = {config.pad_token_id, getattr(site.root.config, "pad_token_id", None)}
         self.filler = next(token for token in range(3) if token not in padding)  # its embedding is never read
         self._special = torch.tensor(config.special_token_ids or [], dtype=torch.long, device="cpu")
@@ -189,6 +190,12 @@ def like(table: Tensor, weight: Tensor) -> Tensor:
     return weight.to(table.device, torch.promote_types(table.dtype, torch.float32))
 
 
+@torch.no_grad()
+def embedded(embeddings: nn.Module, ids: Sequence[int] | Tensor) -> Tensor:
+    """Tokens as they come out of the word embeddings, where prompts go in: Gemma's are sqrt(D) times its table."""
+    return embeddings(torch.as_tensor(ids, device=embeddings.weight.device))
+
+
 def initial_prompts(site: Site) -> Tensor:
     """How static prompts start: words that are given, words drawn at random, or random numbers of the same size."""
     config, table = site.config, site.table
@@ -201,11 +208,14 @@ def initial_prompts(site: Site) -> Tensor:
         ids = [given[i % len(given)] for i in range(count)]
     else:
         ids = torch.randint(table.shape[0], (count,), device="cpu").tolist()
-    return like(table, table.detach()[ids].clone())
+    return like(table, embedded(site.embeddings, ids))
 
 
 def initial_theta(site: Site) -> Tensor:
-    """Class vectors: the embeddings of the classes' words, where these are as long as states; else small numbers."""
+    """Class vectors: the embeddings of the classes' words, where these are as long as states; else small numbers.
+
+    As they are kept, not as they go in: so a language model's head reads its states.
+    """
     words, table = site.config.label_ids, site.table
     if words is None or table.is_meta or table.shape[1] != site.hidden_size:
         return like(table, torch.randn(site.labels, site.hidden_size, device="cpu") * SMALL)
