@@ -191,6 +191,41 @@ def test_parameters_that_stand_in_for_a_call() -> None:
     assert torch.equal(found[:2], before[:2])
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_parameter_replaced_at_any_one_layer_is_heeded(grad: bool) -> None:
+    """For good, or for one call: whichever layer and task it is."""
+    model = several()
+    check(model, NAMES)
+    x = rows_of(NAMES)
+    names = [name for name, _ in model.named_parameters() if ".t1." in name or ".t2." in name]
+    for number, name in enumerate(names):
+        stranger = torch.randn_like(model.get_parameter(name)).requires_grad_(grad)
+        with torch.set_grad_enabled(grad):
+            found = torch.func.functional_call(model, {name: stranger}, (x,), {"adapter_names": NAMES})
+        if grad:
+            assert torch.autograd.grad(found.sum(), stranger)[0].any(), name
+        check(model, NAMES)  # and the call left nothing behind
+        if number % 5 == 0:
+            place, _, last = name.rpartition(".")
+            setattr(model.get_submodule(place), last, nn.Parameter(stranger.detach()))
+            check(model, NAMES)
+            torch.testing.assert_close(found.detach(), model(x, adapter_names=NAMES))
+        else:
+            assert not torch.allclose(found, model(x, adapter_names=NAMES)), name
+
+
+def test_a_parameter_of_the_same_memory_has_the_gradient() -> None:
+    model = several()
+    check(model, NAMES)
+    layer = layers(model)[3]
+    old = layer.inlay_multi_lora_b["t1"].weight
+    layer.inlay_multi_lora_b["t1"].weight = new = nn.Parameter(old.data)
+    model(rows_of(NAMES), adapter_names=NAMES).sum().backward()
+    assert old.grad is None
+    assert new.grad is not None
+    assert new.grad.any()
+
+
 def test_an_output_that_does_not_lie_in_order() -> None:
     """A host may give a view of something else: then there is nothing to write over."""
     model = several()

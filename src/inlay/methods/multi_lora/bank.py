@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,32 +23,39 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.rows import Rows
 
 LAYERS = 16  # of a bank: what is fetched at once takes memory for each row
+WEIGHT = itemgetter("weight")
 NOBODY = 0  # the slot of rows without a task: always zero
 
 
 class Place(NamedTuple):
     """Where a task is in a bank: what was seen when it was looked for, by which `stands` knows that it still is there.
 
-    A parameter's memory may be changed by anybody, and is looked at in every pass. A task comes and goes at all its
-    layers at once, and so do parameters that stand in for it: of these one is looked at, another for every task.
+    A parameter, or its memory, may be changed by anybody at any layer, and each is looked at in every pass. The module
+    that holds it comes and goes with its task, at all layers at once: of these one is looked at.
     """
 
     slot: int
     layer: Any
     piece: Any
-    weight: Tensor
     numbers: list[int]  # of the layers that it adapts
-    weights: list[Tensor]
+    holders: list[dict[str, Any]]  # of the parameters there
     pointers: list[int]
     scales: tuple[float, ...]
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters, or what stands in for one while a function is called."""
+        return [*map(WEIGHT, self.holders)]
+
     def stands(self, task: str) -> bool:
         """Whether all of it is as it was."""
-        return (
-            self.layer.pieces.get(task) is self.piece
-            and self.piece._parameters.get("weight") is self.weight
-            and [*map(Tensor.data_ptr, self.weights)] == self.pointers
-        )
+        try:
+            return (
+                self.layer.pieces.get(task) is self.piece
+                and [*map(Tensor.data_ptr, map(WEIGHT, self.holders))] == self.pointers
+            )
+        except (KeyError, RuntimeError, TypeError):  # a parameter is gone, or is one that has no memory
+            return False
 
 
 class Bank:
@@ -147,7 +155,8 @@ class Bank:
         shown = slot % len(there)
         number = there[shown]
         scales = tuple((pieces[number] if piece is None else piece).scale for piece in pieces)
-        return Place(slot, self.layers[number], pieces[number], weights[shown], there, weights, pointers, scales)
+        holders = [pieces[number]._parameters for number in there]
+        return Place(slot, self.layers[number], pieces[number], there, holders, pointers, scales)
 
     # ---- taking in
 
@@ -208,19 +217,19 @@ class _Fetch(torch.autograd.Function):
         ctx: Any, bank: Bank, places: Sequence[Place | None], rows: Rows, dtype: torch.dtype, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         found, alpha = bank._by_row(places, rows, dtype)
-        ctx.given = places, rows.slots(found.device), bank._scale(places, rows)  # not the rows, which keep the result
+        # Not the rows, which keep the result.
+        ctx.given = places, rows.slots(found.device), bank._scale(places, rows), weights[0].dtype
         ctx.set_materialize_grads(False)  # a layer that took no part has none
         return (found if alpha == 1 else found.mul_(alpha)).unbind()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        places, slots, scale = ctx.given
+        places, slots, scale, dtype = ctx.given
         there = [number for number, gradient in enumerate(gradients) if gradient is not None]
         by_task: dict[int, Sequence[Tensor]] = {}
         if there:
-            weight = next(place.weights[0] for place in places if place is not None)
-            by_row = torch.stack([gradients[number] for number in there]).to(weight.dtype)
+            by_row = torch.stack([gradients[number] for number in there]).to(dtype)
             sums = by_row.new_zeros(len(there), len(places), *by_row.shape[2:])
             sums.index_add_(1, slots, by_row)
             own = scale
