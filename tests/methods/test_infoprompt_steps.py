@@ -238,12 +238,34 @@ def test_what_is_put_into_the_encoder_later_is_noticed() -> None:
     assert computed() == 12
     encoder.eval()
     layer_of(model).train()
-    assert computed() == 12, "as before: what was kept is still true"
+    assert computed() == 15, "what it was in the meantime is not known"
     inject_adapter_in_model(LoraConfig(target_modules=["query"]), encoder, adapter_name="low")
-    assert [computed(), len(copy.deepcopy(model).state_dict())] == [12, len(model.state_dict())]
+    assert [computed(), len(copy.deepcopy(model).state_dict())] == [15, len(model.state_dict())]
     with torch.inference_mode():
         other, batch = made()
         assert other(**batch).loss.isfinite()
+
+
+def test_nothing_is_left_of_before_an_adapter_was_merged() -> None:
+    """PEFT merges by `weight.data +=`, which changes neither a version nor a place in memory."""
+    from peft import LoraConfig, LoraModel
+
+    model, batch = made()
+    encoder, cache = layer_of(model).host, pieces_of(model).cache
+    with torch.no_grad():
+        before = model(**batch).logits
+        low = LoraModel(encoder, LoraConfig(target_modules=["query"], init_lora_weights=False), "low")
+        model(**batch)
+        assert len(cache) == 0
+        low.merge_and_unload()
+        encoder.eval()
+        for parameter in encoder.encoder.parameters():
+            parameter.requires_grad_(False)
+        after = model(**batch).logits
+        assert len(cache) == 3
+        layer_of(model).clear_cache()
+        assert torch.equal(model(**batch).logits, after)
+    assert not torch.allclose(after, before)
 
 
 def test_adapters_have_caches_of_their_own() -> None:

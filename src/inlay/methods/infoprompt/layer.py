@@ -121,6 +121,11 @@ class InfoPromptLayer(ChildLayer):
         finally:
             self._observed = None
 
+    def clear_cache(self) -> None:
+        """Forget every text's Phi(X): needed after writes to the encoder that nobody can see, as those by `.data`."""
+        for pieces in self.inlay_infoprompt_pieces.values():
+            pieces.cache.clear()
+
     # ---- before the model runs
 
     def make_room(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,6 +194,7 @@ class InfoPromptLayer(ChildLayer):
 
         now = circumstances(self.host, self)
         if now is None:
+            pieces.cache.clear()  # what comes after may have been changed in ways that cannot be seen
             return compute(batch)
         if site.config.cache:
             return pieces.cache.get(batch, real, compute, now)

@@ -1,8 +1,12 @@
 """`Phi(X)` of InfoPrompt (Wu et al. 2023, section 4.2), computed once a text for as long as it cannot change.
 
 `Phi(X)` needs no gradient and comes from the frozen encoder alone. It is kept by the text's unpadded tokens, and only
-while the encoder is in eval mode, has nothing of its own to train and no other adapter in it. What is kept is thrown
-away as soon as a weight, its device, its precision or autocast changes.
+while the encoder is in eval mode, has nothing of its own to train and no other adapter in it: a pass where it has not
+throws everything away. So does a change of a weight, of its device or precision, or of autocast.
+
+A weight's change is known by its version and its place in memory, which take no time to look at. Not seen are writes
+through `.data`, which move neither (an adapter that is put in, merged and taken out again between two passes writes
+so), changed buffers and hooks of others: after these call `clear_cache()` of the layer.
 
 It lies in one table where the model is. A GPU is waited for once a batch, for the tokens by which rows are found.
 
@@ -45,10 +49,14 @@ class PhiCache:
     def __len__(self) -> int:
         return len(self._row_of)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._row_of, self._table, self._circumstances = {}, None, None
+
     def get(self, batch: Batch, real: Tensor, compute: Callable[[Batch], Tensor], circumstances: Hashable) -> Tensor:
         """A vector or several a row, those that are known from memory, the others by `compute`."""
         if circumstances != self._circumstances:
-            self._row_of, self._table = {}, None
+            self.clear()
             self._circumstances = circumstances
         names = keys(batch, real)
         missing: dict[bytes, int] = {}
