@@ -138,6 +138,21 @@ def test_renamed_and_deleted() -> None:
     assert torch.equal(logits(model, batch, "sst2"), wanted[1])
 
 
+@pytest.mark.parametrize("name", ["a.b", "", "keys", "training", "query", "weight", "__base__", "modules_to_save"])
+def test_a_name_that_no_task_can_have(name: str) -> None:
+    model, batch = tasks()
+    before, wanted = set(model.state_dict()), logits(model, batch, "rte")
+    for refused in (lambda: rename_task(model, "rte", name), lambda: model.add_adapter(name, inlay.MultiLoraConfig())):
+        with pytest.raises(InlayError, match=f"{name!r} will not do"):
+            refused()
+        assert model.base_model.tasks == ["rte", "sst2"]
+        assert set(model.state_dict()) == before
+        assert torch.equal(logits(model, batch, "rte"), wanted)
+        assert torch.equal(logits(model, batch), wanted)
+    with pytest.raises(InlayError, match=f"{name!r} will not do"):
+        get_peft_model(tiny("bert")[0], inlay.MultiLoraConfig(), adapter_name=name)
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
 def test_one_task_is_merged_and_taken_out(family: str) -> None:
     model, batch = tasks(family)

@@ -26,10 +26,10 @@ from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
 from inlay.methods.multi_lora.hooks import ModelHooks, base_labels
 from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
-from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
+from inlay.methods.multi_lora.rows import BASE, ROUTING, Routing, Rows
 from inlay.methods.multi_lora.shared import checksum_of
 from inlay.methods.peft_native import defaults
-from inlay.methods.plain import plain_name
+from inlay.methods.plain import INNER, plain_name, plain_parameters
 from inlay.methods.tuner import InlayTuner
 
 
@@ -104,6 +104,7 @@ class MultiLoraModel(InlayTuner):
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
+        self._check_name(adapter_name)
         try:
             if not self._add_task(adapter_name):
                 super().inject_adapter(model, adapter_name, *args, **kwargs)
@@ -114,6 +115,19 @@ class MultiLoraModel(InlayTuner):
         except Exception:
             self._forget(adapter_name)
             raise
+
+    def _check_name(self, name: str) -> None:
+        """An error for a name that no task can have: PEFT tells adapters apart by parts of parameters' names."""
+        routing = self.routing
+        if routing.taken is None:
+            parts = {part for parameter in plain_parameters(self.model) for part in parameter.split(".")}
+            own = {self.child, *MultiLoraLayer.adapter_layer_names, "modules_to_save", *INNER, BASE}
+            routing.taken = frozenset(parts | own | set(dir(nn.ModuleDict())))
+        if name in routing.taken or not name.isidentifier():
+            raise InlayError(
+                f"adapter_name={name!r} will not do: take a word of letters, digits and underscores that names no part "
+                "of the model."
+            )
 
     def _prepare_adapter_config(self, peft_config: MultiLoraConfig, model_config: dict[str, Any]) -> MultiLoraConfig:
         if peft_config.resolved:
@@ -217,6 +231,7 @@ class MultiLoraModel(InlayTuner):
             raise unknown("task", old, self.tasks)
         if new in self.peft_config:
             raise InlayError(f"There is a task called {new!r} already.")
+        self._check_name(new)
         configs = {new if name == old else name: config for name, config in self.peft_config.items()}
         self.peft_config.clear()
         self.peft_config.update(configs)

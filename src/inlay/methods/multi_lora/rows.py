@@ -112,6 +112,7 @@ class Routing:
         self.fused: set[str] | None = None  # projections of queries, keys and values together; None: not looked up
         self.looked_up: set[str] = set()  # names among modules_to_save that were looked for in the model
         self.selections: dict[str, dict[str, Any]] = {}  # what a config's words were found to mean in this model
+        self.taken: frozenset[str] | None = None  # names that no task can have; None: not looked up
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
         self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
 
