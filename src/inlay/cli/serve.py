@@ -59,7 +59,7 @@ def command(
         max_batch=max_batch,
         max_wait=max_wait / 1e3,
         max_queue=max_queue,
-        max_body=int(max_body * 2**20),
+        max_body=max_body * 2**20,
         timeout=timeout,
         add_from=add_from,
     )

@@ -8,14 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.tasks import kinds
-from inlay.workflow.answer import TASK, Request
+from inlay.workflow.answer import TASK, Request, unsayable
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -75,13 +74,8 @@ def _check_picture(picture: bytes) -> None:
 
 
 def _check_echo(given: Mapping[str, Any]) -> None:
-    """A request's own fields come back with its answer: they must be what JSON and UTF-8 can say."""
-    try:
-        json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        raise Refusal(400, "The request holds half a character (a lone surrogate) or a number that is none.") from None
-    except RecursionError:
-        raise Refusal(400, "The request holds lists within lists too many times over.") from None
+    if (wrong := unsayable(given)) is not None:
+        raise Refusal(400, f"The request holds {wrong}.")
 
 
 def _named(given: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +26,14 @@ class Settings:
     max_batch: int = 64
     max_wait: float = 0.005
     max_queue: int = 1024
-    max_body: int = 4 << 20
+    max_body: float = 4 << 20
     timeout: float = 30.0
     add_from: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_queue", "max_body"):
-            if getattr(self, name) < 1:
-                raise InlayError(f"{name}={getattr(self, name)!r}: give a whole number from 1.")
+            if not 1 <= getattr(self, name) < math.inf:
+                raise InlayError(f"{name}={getattr(self, name)!r}: give a number from 1.")
         if not 0 <= self.max_wait <= 60:
             raise InlayError(f"max_wait={self.max_wait!r} is a time to wait for more rows: 0 to 60 seconds.")
         if not 0 < self.timeout <= 3600:

@@ -41,7 +41,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
     hosted = batcher.hosted
     root = settings.add_from or _home(hosted.folder)
     app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gate, token=settings.token, max_body=settings.max_body, metrics=batcher.metrics)
+    app.add_middleware(Gate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
 
     @app.exception_handler(Refusal)
     async def on_refusal(request: Request, error: Refusal) -> JSONResponse:

@@ -6,7 +6,7 @@ The folder is what `inlay tune --tasks` leaves: an adapter for each task, and `t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,12 +91,8 @@ class Tasks:
 
     def request(self, given: Any, number: int = 1, source: str = "requests") -> Request:
         """A request as its task reads it; an error that names the request where it cannot be read."""
-        if not isinstance(given, Mapping):
-            raise InlayError(f"{source}, line {number}: give an object with a {TASK!r} and the task's fields.")
-        task = given.get(TASK)
-        if task not in self.schemas:
-            raise unknown(f"task in {source}, line {number}", str(task), self.schemas)
-        return Request(str(task), dict(given), self.schemas[str(task)].row(given, source, number))
+        task = task_of(given, self.schemas, number, source)
+        return Request(task, dict(given), self.schemas[task].row(given, source, number))
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         """An answer to each request, in order: its own fields and what its task says of it."""
@@ -198,14 +194,37 @@ def answer(
     given = list(_read(Path(requests)))
     if not given:
         raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
-    asked = [each.get(TASK) for _, each in given if isinstance(each, Mapping)]
-    known = facts_of(located(Path(adapter)))["tasks"]
-    wanted = [name for name in known if name in asked] or None
+    source, known = Path(requests).name, facts_of(located(Path(adapter)))["tasks"]
+    asked = {task_of(each, known, number, source) for number, each in given}
+    wanted = [name for name in known if name in asked]
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
-    answers = tasks.answer([tasks.request(each, number, Path(requests).name) for number, each in given])
+    answers = tasks.answer([tasks.request(each, number, source) for number, each in given])
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
+
+
+def task_of(given: Any, known: Iterable[str], number: int, source: str) -> str:
+    """The task that a request names; an error where it is none of the known ones, or could not be sent back."""
+    if not isinstance(given, Mapping):
+        raise InlayError(f"{source}, line {number}: give an object with a {TASK!r} and the task's fields.")
+    task = given.get(TASK)
+    if not isinstance(task, str) or task not in known:
+        raise unknown(f"task in {source}, line {number}", str(task), known)
+    if (wrong := unsayable(given)) is not None:
+        raise InlayError(f"{source}, line {number} holds {wrong}.")
+    return task
+
+
+def unsayable(given: Mapping[str, Any]) -> str | None:
+    """What JSON in UTF-8 cannot say: a request's own fields come back with its answer. None where all is well."""
+    try:
+        json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return "half a character (a lone surrogate) or a number that is none"
+    except RecursionError:
+        return "lists within lists too many times over"
+    return None
 
 
 def _spec(facts: Mapping[str, Any], task: str) -> Any:
@@ -217,14 +236,15 @@ def _spec(facts: Mapping[str, Any], task: str) -> Any:
 
 def _read(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InlayError(f"Cannot read {path}: {error}. Give a file of JSON lines.") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not `splitlines`: it also cuts at characters that may stand in a string of JSON as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InlayError(f"{path.name}, line {number} is not JSON: {error}.") from None
 
 

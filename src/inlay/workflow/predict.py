@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +89,15 @@ def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
 
 
 def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """A row's own fields (a picture by its path) and the answer to it; a field that an answer's name would hide keeps
-    its name, and the answer's becomes `predicted_<name>`."""
-    shown = {key: value for key, value in row.items() if isinstance(value, str | int | float | list)}
+    """A row's own fields (but the bytes of a picture) and the answer to it; a field that an answer's name would hide
+    keeps its name, and the answer's becomes `predicted_<name>`."""
+    shown = {key: value for key, value in row.items() if not _holds_bytes(value)}
     return shown | {f"predicted_{key}" if key in shown else key: value for key, value in answer.items()}
+
+
+def _holds_bytes(value: Any) -> bool:
+    """Whether this is a picture as tables hold them: its file's bytes, or a mapping with them."""
+    return isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes))
 
 
 def check_writable(path: Path) -> None:
