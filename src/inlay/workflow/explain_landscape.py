@@ -22,12 +22,14 @@ from inlay.workflow.tune import Say
 
 @dataclass(frozen=True)
 class Path2D:
-    """Where the mean prompt stood after each step, in the plane of the two components, and the losses there."""
+    """Where the mean prompt stood after each step, in the plane of the two components, and the losses there; the
+    representation loss by the critic as it then was."""
 
     name: str
     steps: tuple[int, ...]
     points: tuple[tuple[float, float], ...]
     task: tuple[float, ...]
+    representation: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,10 @@ def landscape(
         first, *_ = walks.values()
         points = [point for walk in walks.values() for point in walk.points]
         x, y, values = _surface(first, points, grid, reach, bar)
-    paths = [Path2D(name, tuple(walk.at), tuple(walk.points), tuple(walk.losses)) for name, walk in walks.items()]
+    paths = [
+        Path2D(name, tuple(walk.at), tuple(walk.points), tuple(walk.losses), tuple(walk.representation))
+        for name, walk in walks.items()
+    ]
     return Landscape(spec, x, y, values, paths, examples, first.shares)
 
 
@@ -134,6 +139,7 @@ class _Walk:
         self.at: list[int] = []
         self.points: list[tuple[float, float]] = []
         self.losses: list[float] = []
+        self.representation: list[float] = []
         self.batch: dict[str, Any] = {}
         words = backbone.model.get_input_embeddings()
         table = embedded(words, range(len(words.weight))).float().cpu()
@@ -178,6 +184,8 @@ class _Walk:
         self.at.append(step)
         self.points.append((float(prompt @ self.axes[0]), float(prompt @ self.axes[1])))
         self.losses.append(float(found["task"]))
+        if "representation" in found:
+            self.representation.append(float(found["representation"]))
 
     def losses_at(self, instead: Any) -> dict[str, Any]:
         """The task's loss and the representation loss with a given prompt; training and its random state go on as
