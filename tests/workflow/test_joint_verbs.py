@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,22 @@ def test_a_task_is_exported_without_the_model(run: Run, folder: Path, tmp_path: 
         export(run.adapter, "cb", tmp_path / "lora")
     with pytest.raises(InlayError, match="form"):
         export(run.adapter, "cb", tmp_path / "other", to="gguf")
+
+
+def test_where_an_export_goes_unless_it_is_said(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0o027)
+    try:
+        found = CliRunner().invoke(app, ["export", "--adapter", str(run.adapter), "--task", "cola", "--to", "lora"])
+    finally:
+        os.umask(before)
+    assert found.exit_code == 0, found.output
+    files = list((tmp_path / "cola-lora").iterdir())
+    assert {file.name for file in files} >= {"adapter_config.json", "adapter_model.safetensors"}
+    # Others may read the weights who may read the rest: safetensors writes them for their owner alone.
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o640}
+    with pytest.raises(InlayError, match="there already"):
+        export(run.adapter, "cola")
 
 
 def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
             fill(temporary)
+            _let_others_read(temporary)
             sync_tree(temporary)
             if path.exists():
                 # A folder cannot be replaced in one step: the old one is put aside, and back if the new one does not
@@ -139,6 +140,16 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_folder(path.parent)
+
+
+def _let_others_read(folder: Path) -> None:
+    """safetensors writes files for their owner alone: they get the mode that any new file has here."""
+    probe = folder / f"{TEMPORARY}mode"
+    probe.touch()
+    usual = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(usual)
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -12,8 +12,8 @@ FORMS = ("lora",)
 METHOD = "multi-lora"
 
 
-def export(adapter: Path | str, task: str, output: Path | str, *, to: str = "lora") -> Path:
-    """Write one task of an adapter folder as a plain LoRA adapter of PEFT's into the new folder `output`.
+def export(adapter: Path | str, task: str, output: Path | str | None = None, *, to: str = "lora") -> Path:
+    """Write one task of an adapter folder as a plain LoRA adapter of PEFT's; the new folder, by default <task>-lora.
 
     `adapter` is the folder of a run of several tasks, its `adapter` folder, or one that `save` wrote. No model is
     loaded: a task remembers what its shared factor is drawn from.
@@ -23,7 +23,7 @@ def export(adapter: Path | str, task: str, output: Path | str, *, to: str = "lor
     from inlay.methods.multi_lora.exchange import to_lora
     from inlay.methods.saving import read
 
-    folder, target = Path(adapter), Path(output)
+    folder, target = Path(adapter), Path(f"{task}-{to}" if output is None else output)
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
     names = sorted(place.name for place in folder.glob("*") if (place / "adapter_config.json").is_file())
     if names and task not in names:
