@@ -15,7 +15,9 @@ from torch import Tensor, nn
 import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import restore, save
+from inlay.methods.multi_lora.exchange import to_lora
 from inlay.methods.multi_lora.model import rename_task
+from inlay.methods.saving import read
 from manytasks import stir
 from zoo import tiny
 
@@ -276,6 +278,25 @@ def test_another_a_on_loading_is_an_error(edit: dict[str, Any], tmp_path: Path) 
         PeftModel.from_pretrained(tiny("bert")[0], str(tmp_path / "rte"))
     with pytest.raises(InlayError, match=r"A.s|seed"):  # and the model that was there goes on
         model.load_adapter(str(tmp_path / "rte"), adapter_name="second")
+    assert model.base_model.tasks == ["rte", "sst2"]
+    logits(model, batch, "sst2")
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_a_saved_task_without_a_checksum_is_not_loaded(seed: int, tmp_path: Path) -> None:
+    """As PEFT alone has saved it, with no hashes beside it: nothing would say that the `A`s are the same."""
+    model, batch = tasks(dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "rte" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checksum": None, "seed": seed}))
+    for load in (
+        lambda: PeftModel.from_pretrained(tiny("bert")[0], str(tmp_path / "rte"), adapter_name="rte"),
+        lambda: restore(tiny("bert")[0], "multi-lora", tmp_path, adapter_name="rte"),
+        lambda: model.load_adapter(str(tmp_path / "rte"), adapter_name="second"),
+        lambda: to_lora(*read("multi-lora", tmp_path, "rte"), tmp_path),
+    ):
+        with pytest.raises(InlayError, match=r"checksum|seed 5"):
+            load()
     assert model.base_model.tasks == ["rte", "sst2"]
     logits(model, batch, "sst2")
 

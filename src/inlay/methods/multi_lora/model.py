@@ -105,12 +105,13 @@ class MultiLoraModel(InlayTuner):
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
         self._check_name(adapter_name)
+        loaded = self.peft_config[adapter_name].resolved
         try:
             if not self._add_task(adapter_name):
                 super().inject_adapter(model, adapter_name, *args, **kwargs)
                 self._take_note(model, self.peft_config[adapter_name])
             config = self.peft_config[adapter_name]
-            self._check_shared(adapter_name, config)
+            self._check_shared(adapter_name, config, loaded)
             resize(self._heads(config), self.model, adapter_name, config.num_labels, config.seed)
         except Exception:
             self._forget(adapter_name)
@@ -154,7 +155,7 @@ class MultiLoraModel(InlayTuner):
         settings = {target: self.settings_at(config, target) for target in targets}
         for target, each in settings.items():
             routing.layers[target].check(name, each)
-        self._check_shared(name, config)
+        self._check_shared(name, config, self.peft_config[name].resolved)
         for target, each in settings.items():
             routing.layers[target].update_layer(name, each)
         for head in self._heads(config):
@@ -180,13 +181,19 @@ class MultiLoraModel(InlayTuner):
         endings = tuple(config.modules_to_save or ())
         return [head for name, head in self.routing.heads.items() if name.endswith(endings)]
 
-    def _check_shared(self, name: str, config: MultiLoraConfig) -> None:
-        """Write down which `A`s a task goes with, or see that they are those which it was trained with."""
+    def _check_shared(self, name: str, config: MultiLoraConfig, loaded: bool) -> None:
+        """Write down which `A`s a task goes with; of one that was saved, see that they are those it was trained with."""
         layers = {target: self.routing.layers[target] for target in config.target_modules or ()}
         config.places = {target: layer.place() for target, layer in layers.items()}
         if not all(layer.digest for layer in layers.values()):  # on the meta device nothing is drawn
             return
         checksum = checksum_of((target, layer.digest) for target, layer in layers.items())
+        if loaded and config.checksum is None:
+            raise InlayError(
+                f"Task {name!r} comes with settings that were saved, and without the checksum of its A's: they were "
+                "edited, and nothing says that seed "
+                f"{config.seed} gives the A's that it was trained with. Use the files as they were saved."
+            )
         if config.checksum is not None and config.checksum != checksum:
             raise InlayError(
                 f"Task {name!r} was trained with other A's than seed {config.seed} gives here (checksum "
