@@ -108,6 +108,10 @@ def test_a_verdict_is_clear_only_where_every_interval_leaves_the_limit_out() -> 
     assert above("a", "b", columns=["x"])(table).clear is True
     assert above("a", "b", by=2.0)(table).kind == FAILS  # x is surely below 2, whatever y is
     assert within("a", "b", 5.0)(table).kind == OPEN
+    tight = within("a", "b", 0.5)(table)  # the largest gap is y's, which is open; x settles it
+    assert tight.kind == FAILS
+    assert "largest +3 ± 16 (y); decided by +1 ± 0.25 (x)" in tight.measured
+    assert tight.interval == pytest.approx((0.7516, 1.2484), abs=1e-3)
     assert within("a", "b", 0.5, columns=["x"])(table).kind == FAILS
     assert best_in("a", ("a", "b"), 1.0)(table).kind == OPEN
     assert best_in("a", ("a", "b"), 0.5)(table).kind == HOLDS  # x alone is enough

@@ -59,7 +59,11 @@ def clear(parts: Sequence[Part]) -> bool | None:
 
 
 def every(told: str, parts: Sequence[Part], interval: tuple[float, float] | None = None) -> Verdict:
-    """The verdict on "all pass"; `interval` is that of the number which decides."""
+    """The verdict on "all pass"; `interval` is that of the number which decides by the means. Where that one is open
+    and another settles that not all pass, the other is told as well, and its interval is the verdict's."""
+    sure = [part.number for part in parts if part.settled and not part.passes and part.number.interval is not None]
+    if sure and interval not in [number.interval for number in sure]:
+        told, interval = f"{told}; decided by {sure[0]}", sure[0].interval
     loose = sum(not part.settled for part in parts)
     more = f"; {loose} of {len(parts)} not told apart" if len(parts) > 1 and loose else ""
     return Verdict(HOLDS if all(part.passes for part in parts) else FAILS, told + more, interval, clear(parts))
