@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import inlay
+from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
+from inlay.methods.infoprompt import layer
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.phi import PhiCache, encoded, keys
 from inlay.methods.infoprompt.pieces import Pieces
@@ -122,6 +124,62 @@ def test_a_step_of_known_texts_waits_once_more_than_with_prompts_alone() -> None
             model(**batch).loss.backward()
         seen.append(waits.seen)
     assert seen[1] - seen[0] == Counter({"cpu": 1, "numpy": 1})
+
+
+WARP = {"encoder": "static", "beta": 0.0, "gamma": 0.0}
+ROW = "Row 1 of the batch has no mask token"
+ON_DEVICE = "every row needs 0 places for prompts .negative ids. and the mask token"
+
+
+def without_mask(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    ids = batch["input_ids"].clone()
+    ids[1, 1] = MASK - 1
+    return batch | {"input_ids": ids}
+
+
+@pytest.mark.parametrize("method", [WARP, {}, {"cache": False}])
+def test_a_missing_mask_is_not_silent_where_looking_makes_the_host_wait(
+    method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: in the first pass, in evaluation, and in training, where known texts make nobody wait for it."""
+    monkeypatch.setattr(layer, "waits", lambda device: True)
+    model, batch = made(**method)
+    with pytest.raises(InlayError, match=ROW):
+        model(**without_mask(batch))
+    model(**batch)
+    by_device = method.get("cache", True) is False or method is WARP
+    for _ in range(2):  # nor when it comes again
+        with pytest.raises(RuntimeError if by_device else InlayError, match=ON_DEVICE if by_device else ROW):
+            model(**without_mask(batch))
+    with Waits() as waits:
+        model(**batch)
+    assert waits.seen["nonzero"] == 0, "by which `check` looks"
+    with pytest.raises(InlayError, match=ROW):
+        model.eval()(**without_mask(batch))
+
+
+@pytest.mark.parametrize("method", [WARP, {}])
+def test_a_missing_place_is_not_silent_where_looking_makes_the_host_wait(
+    method: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "waits", lambda device: True)
+    model, batch = made(placeholders=True, num_prompt_tokens=1, **method)
+    ids = torch.cat([batch["input_ids"][:, :2], torch.full((3, 1), -1), batch["input_ids"][:, 2:]], dim=1)
+    right = {"input_ids": ids, "labels": batch["labels"]}
+    ids = ids.clone()
+    ids[2, 2] = 7
+    model(**right)
+    with pytest.raises((InlayError, RuntimeError), match="places for prompts"):
+        model(**right | {"input_ids": ids})
+
+
+@pytest.mark.parametrize("method", [WARP, {}])
+def test_a_missing_mask_is_not_silent_in_what_is_compiled(method: dict[str, Any]) -> None:
+    model, batch = made(**method)
+    compiled = torch.compile(model, backend="eager")
+    compiled(**batch)
+    with pytest.raises((InlayError, RuntimeError), match=f"{ROW}|{ON_DEVICE}"):
+        compiled(**without_mask(batch))
 
 
 # ------------------------------------------------------------------------------------------------- the cache

@@ -140,20 +140,24 @@ class InfoPromptLayer(ChildLayer):
         site = pieces.site.it
         kwargs = dict(zip(self._arguments, args, strict=False)) | kwargs
         batch = _texts(kwargs, root)
-        _check_places(site, batch["input_ids"])
+        given = None if self._looked_at(pieces, batch["input_ids"]) else batch["input_ids"]
         count = site.config.num_prompt_tokens
         slots = None
         if site.config.placeholders:
             slots = Slots.of(batch["input_ids"] < 0, count)
             batch = {name: slots.without(value) for name, value in batch.items()}
         real, masks = _real(site, batch), _masks(site, batch)
-        _check_masks(site, batch["input_ids"], masks)
         if slots is None:
             where = usual_places(real, masks if site.state == "mask" else None, count, causal=site.causal)
             slots = Slots.inserted(where, real.shape[1])
         observed = self._observed
         informed = site.config.informed or observed is not None
-        context = self._context(pieces, batch, real) if informed else None
+        if informed:
+            context = self._context(pieces, batch, real, given)
+        else:
+            context = None
+            if given is not None:
+                assert_right(site, given)
         with exactly(real.device):
             prompts = pieces.prompts(None if context is None else context[:, 0].to(pieces.dtype), len(real))
         if observed is not None and observed.instead is not None:
@@ -172,6 +176,21 @@ class InfoPromptLayer(ChildLayer):
         )
         return (), kwargs | _roomy(batch, slots, pieces.filler) | {"return_dict": True}
 
+    def _looked_at(self, pieces: Pieces, ids: Tensor) -> bool:
+        """Whether the rows' masks and places were looked at here.
+
+        On a CPU always. To look at them on another device makes the host wait: there in evaluation, and in the first
+        pass of all. In training texts that are not in the cache are looked at when they are encoded; without a cache,
+        and in what is compiled, the device asserts by itself that they are right.
+        """
+        if torch.compiler.is_compiling():
+            return False
+        if waits(ids.device) and self.training and pieces.looked:
+            return False
+        check(pieces.site.it, ids)
+        pieces.looked = True
+        return True
+
     def _usable(self, pieces: Pieces, slots: Slots, ids: Tensor, real: Tensor) -> Tensor | None:
         """The slots of tokens that the head loss may draw: real ones that are not special. None: it draws none."""
         if not self.training or pieces.w1 is None:
@@ -182,8 +201,10 @@ class InfoPromptLayer(ChildLayer):
     # ---- Phi(X)
 
     @torch.compiler.disable
-    def _context(self, pieces: Pieces, batch: Batch, real: Tensor) -> Tensor:
+    def _context(self, pieces: Pieces, batch: Batch, real: Tensor, given: Tensor | None) -> Tensor:
         """`Phi(X)`, of which prompts are made, and `Z'`, as Z is read but without prompts: B x 2 x H.
+
+        `given` are the ids as they came, where nobody has looked at them yet.
 
         Never compiled: what is kept is looked up in a dictionary, and on a CPU must be the same every time.
         """
@@ -192,12 +213,19 @@ class InfoPromptLayer(ChildLayer):
         def compute(rows: Batch) -> Tensor:
             return self._encoded(site, rows)
 
+        def compute_new(rows: Batch) -> Tensor:
+            if given is not None:
+                check(site, given)
+            return self._encoded(site, rows)
+
         now = circumstances(self.host, self)
+        if now is not None and site.config.cache:
+            return pieces.cache.get(batch, real, compute_new, now)
+        if given is not None:
+            assert_right(site, given)
         if now is None:
             pieces.cache.clear()  # what comes after may have been changed in ways that cannot be seen
             return compute(batch)
-        if site.config.cache:
-            return pieces.cache.get(batch, real, compute, now)
         return encoded(batch, real, range(len(real)), compute)
 
     @torch.no_grad()
@@ -351,34 +379,53 @@ def _real(site: Site, batch: Batch) -> Tensor:
     return torch.ones_like(batch["input_ids"], dtype=torch.bool)
 
 
+def _reads_masks(site: Site) -> bool:
+    return "mask" in (site.state, site.phi) and site.config.mask_token_id is not None
+
+
 def _masks(site: Site, batch: Batch) -> Tensor | None:
     """Each text's mask, where a state is read there."""
-    if "mask" not in (site.state, site.phi) or site.config.mask_token_id is None:
+    if not _reads_masks(site):
         return None
     return first_of(batch["input_ids"] == site.config.mask_token_id)
 
 
-def _check_places(site: Site, ids: Tensor) -> None:
-    """Looked at on a CPU alone: elsewhere it would make the device wait."""
-    if torch.compiler.is_compiling() or ids.device.type != "cpu":
-        return
+def waits(device: torch.device) -> bool:
+    """Whether to look at what a tensor holds makes the host wait for its device."""
+    return device.type != "cpu"
+
+
+def _wrong(site: Site, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Which rows (B) have a wrong number of places for prompts, and which have no mask where a state is read there."""
     wanted = site.config.num_prompt_tokens if site.config.placeholders else 0
-    wrong = ((ids < 0).sum(1) != wanted).nonzero()
-    if len(wrong):
-        row = int(wrong[0])
-        hint = "encode texts with inlay.tasks.prompts" if wanted else "or set placeholders=True"
+    places = (ids < 0).sum(1) != wanted
+    if not _reads_masks(site):
+        return places, None
+    return places, (ids != site.config.mask_token_id).all(1)
+
+
+def check(site: Site, ids: Tensor) -> None:
+    """Refuse rows that lack a mask or a place, and those with too many places."""
+    places, masks = (None if found is None else found.nonzero() for found in _wrong(site, ids))
+    assert places is not None
+    if len(places):
+        row, placed = int(places[0]), site.config.placeholders
+        hint = "encode texts with inlay.tasks.prompts" if placed else "or set placeholders=True"
         raise InlayError(
             f"Row {row} of the batch has {int((ids[row] < 0).sum())} places for prompts (negative ids) and should have "
-            f"{wanted}: {hint}."
+            f"{site.config.num_prompt_tokens if placed else 0}: {hint}."
         )
-
-
-def _check_masks(site: Site, ids: Tensor, masks: Tensor | None) -> None:
-    if masks is None or torch.compiler.is_compiling() or ids.device.type != "cpu":
-        return
-    lacking = (ids != site.config.mask_token_id).all(1).nonzero()
-    if len(lacking):
+    if masks is not None and len(masks):
         raise InlayError(
-            f"Row {int(lacking[0])} of the batch has no mask token ({site.config.mask_token_id}), and Z is read there. "
+            f"Row {int(masks[0])} of the batch has no mask token ({site.config.mask_token_id}), and Z is read there. "
             "Put {mask} into the template, or read another state: mean, first or last."
         )
+
+
+def assert_right(site: Site, ids: Tensor) -> None:
+    """The same without waiting: the device ends what it does, with this message, when it comes to a wrong row."""
+    places, masks = _wrong(site, ids)
+    right = ~(places if masks is None else places | masks).any()
+    wanted = site.config.num_prompt_tokens if site.config.placeholders else 0
+    needed = "" if masks is None else f" and the mask token {site.config.mask_token_id}"
+    torch._assert_async(right, f"InfoPrompt: every row needs {wanted} places for prompts (negative ids){needed}")

@@ -153,6 +153,7 @@ class Pieces(nn.Module):
         super().__init__()
         self.site = _Hidden(site)
         self.cache = PhiCache()
+        self.looked = False  # whether the host has looked at a batch's ids, on a device that it waits for
         config = site.config
         word, _, state = site.sizes
         unit = word if config.units else 1.0
