@@ -477,6 +477,15 @@ def test_tokens_are_classified_with_prompts_among_them() -> None:
     assert typed(**batch).logits.shape == out.logits.shape
 
 
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("family", ["bert", "llama", "gpt2"])
+def test_every_prompt_acts_on_the_classes_of_tokens(family: str, count: int) -> None:
+    """In a decoder no token sees what comes after it."""
+    model, batch = made(family, "token-classification", num_prompt_tokens=count, encoder="static", beta=0.0, gamma=0.0)
+    model.train()(**batch).loss.backward()
+    assert (pieces_of(model).prompts.weight.grad.abs().sum(1) > 0).all()
+
+
 # ------------------------------------------------------------------------------------------------------- Phi(X)
 
 

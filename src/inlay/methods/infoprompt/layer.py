@@ -148,7 +148,8 @@ class InfoPromptLayer(ChildLayer):
             batch = {name: slots.without(value) for name, value in batch.items()}
         real, masks = _real(site, batch), _masks(site, batch)
         if slots is None:
-            where = usual_places(real, masks if site.state == "mask" else None, count, causal=site.causal)
+            seen = masks if site.state == "mask" else None
+            where = usual_places(real, seen, count, causal=site.causal, per_token=site.per_token)
             slots = Slots.inserted(where, real.shape[1])
         observed = self._observed
         informed = site.config.informed or observed is not None

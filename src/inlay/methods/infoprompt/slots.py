@@ -84,16 +84,17 @@ def last_of(marked: Tensor) -> Tensor:
     return marked.shape[1] - 1 - first_of(marked.flip(1))
 
 
-def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool) -> Tensor:
+def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool, per_token: bool = False) -> Tensor:
     """Before which tokens `count` prompts go (B x count) in texts without places of their own.
 
     With a mask: before it, after the first token, after the mask, before the last token. Without: before the last token
-    and after the first. In a causal model the end is the mask's place: there, and after the first token. More prompts
-    go round these places again.
+    and after the first. In a causal model the end is the mask's place: there, and after the first token; where it has a
+    class for every token, after the first alone, as no token sees what comes after it. More prompts go round these
+    places again.
     """
     begin, last = first_of(real) + 1, last_of(real)
     if causal:
-        places = [last + 1, begin]
+        places = [begin] if per_token else [last + 1, begin]
     elif masks is None:
         places = [torch.maximum(last, begin).minimum(last + 1), begin]
     else:
