@@ -1,4 +1,4 @@
-"""Multi-LoRA's passes: names that live until the backward pass, whatever recomputes a layer."""
+"""Multi-LoRA's passes: names that live until the backward pass, whatever recomputes a layer; beams; threads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from peft import get_peft_model
 from torch import Tensor, nn
 
+import inlay
 from inlay.errors import InlayError
-from manytasks import gradients, inputs, several
+from manytasks import gradients, inputs, several, stir
+from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 
@@ -98,3 +101,25 @@ def test_another_task_chosen_before_the_recomputation_is_an_error() -> None:
     model.set_adapter("sst2")
     with pytest.raises(InlayError, match="there were rte, and now sst2"):
         loss.backward()
+
+
+# ---------------------------------------------------------------------------------------------------------- beams
+
+
+@pytest.mark.parametrize("task_type", ["CAUSAL_LM", None])
+def test_beams_are_for_generating_and_not_for_a_forward_pass(task_type: str | None) -> None:
+    """Many checkpoints ask for several beams in their settings: names that do not match the rows are no beams."""
+    model, _ = tiny("gpt2", "causal-lm")
+    model.generation_config.num_beams = 3
+    model = get_peft_model(model, inlay.MultiLoraConfig(task_type=task_type), adapter_name="e2e").eval()
+    model.add_adapter("dart", inlay.MultiLoraConfig(task_type=task_type))
+    stir(model)
+    ids = torch.randint(5, 20, (6, 4), generator=torch.Generator().manual_seed(0))
+    for call in (model, model.generate):
+        with pytest.raises(InlayError, match="2 names, and the batch has 6 rows"):
+            call(input_ids=ids, adapter_names=["e2e", "dart"])
+    how = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(input_ids=ids[:2], attention_mask=torch.ones(2, 4), adapter_names=["e2e", "dart"], **how)
+    for i, name in enumerate(["e2e", "dart"]):
+        model.set_adapter(name)
+        assert torch.equal(found[[i]], model.generate(input_ids=ids[[i]], attention_mask=torch.ones(1, 4), **how))

@@ -16,7 +16,7 @@ from inlay.errors import InlayError
 from inlay.methods.multi_lora.losses import is_value, joint_loss, row_losses, shifted, task_sums
 from inlay.methods.multi_lora.rows import BASE, Routing, Rows
 
-INPUTS = ("input_ids", "inputs_embeds", "pixel_values", "decoder_input_ids")
+INPUTS = ("input_ids", "inputs", "inputs_embeds", "pixel_values", "input_features", "decoder_input_ids")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ENCODER_DECODER = ("ForConditionalGeneration",)
 
@@ -36,7 +36,7 @@ class ModelHooks:
         rows = self.routing.rows
         if rows is None:
             return None
-        _check_rows(model, args, kwargs, rows)
+        check_rows(args, kwargs, rows)
         if kwargs.get("labels") is None or not (rows.mixed or self._resized(model, rows)):
             return None
         rows.labels = kwargs["labels"]
@@ -83,10 +83,13 @@ def base_labels(model: nn.Module) -> int | None:
     return getattr(getattr(model, "config", None), "num_labels", None)
 
 
-def _check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> None:
+def check_rows(args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> bool:
+    """An error where a call's rows are not as many as the names; whether they could be counted."""
     given = next((kwargs[name] for name in INPUTS if kwargs.get(name) is not None), args[0] if args else None)
-    if not isinstance(given, Tensor) or rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
-        return
+    if not isinstance(given, Tensor):
+        return False
+    if rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
+        return True
     raise InlayError(
         f"adapter_names has {rows.count} names, and the batch has {len(given)} rows: give one name for each row."
     )

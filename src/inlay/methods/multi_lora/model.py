@@ -24,7 +24,7 @@ from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_in, width_out
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
-from inlay.methods.multi_lora.hooks import ModelHooks, base_labels
+from inlay.methods.multi_lora.hooks import ModelHooks, base_labels, check_rows
 from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
 from inlay.methods.multi_lora.rows import BASE, ROUTING, Routing, Rows
 from inlay.methods.multi_lora.shared import checksum_of
@@ -182,7 +182,7 @@ class MultiLoraModel(InlayTuner):
         return [head for name, head in self.routing.heads.items() if name.endswith(endings)]
 
     def _check_shared(self, name: str, config: MultiLoraConfig, loaded: bool) -> None:
-        """Write down which `A`s a task goes with; of one that was saved, see that they are those it was trained with."""
+        """Write down which `A`s a task goes with; see that those of a saved one are what it was trained with."""
         layers = {target: self.routing.layers[target] for target in config.target_modules or ()}
         config.places = {target: layer.place() for target, layer in layers.items()}
         if not all(layer.digest for layer in layers.values()):  # on the meta device nothing is drawn
@@ -263,7 +263,8 @@ class MultiLoraModel(InlayTuner):
         routing, names = self.routing, kwargs.get("adapter_names")
         if names is not None:
             rows = Rows.of(names, self.tasks)
-            rows.copies = _copies(self.model, kwargs)
+            if check_rows(args, kwargs, rows):  # as `generate` is called: it repeats them itself
+                rows.copies = _copies(self.model, kwargs)
         elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):
             rows = Rows(self.active_adapters)
         else:
