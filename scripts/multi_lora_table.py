@@ -470,7 +470,9 @@ def cost_table(places: Mapping[str, Path]) -> list[str]:
     lines = ["| | | goal | measured |", "| --- | --- | ---: | ---: |"]
     for machine, path in places.items():
         goals = json.loads(path.read_text())["goals"] if path.is_file() else []
-        lines += [f"| {machine} | {goal['name']} | {goal['bound']:g} | {goal['value']:.2f} |" for goal in goals]
+        for goal in goals:
+            bound = "-" if goal["bound"] is None else f"{goal['bound']:g}"
+            lines.append(f"| {machine} | {goal['name']} | {bound} | {goal['value']:.2f} |")
     return lines
 
 
