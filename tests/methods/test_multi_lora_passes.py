@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,3 +127,53 @@ def test_beams_are_for_generating_and_not_for_a_forward_pass(task_type: str | No
     for i, name in enumerate(["e2e", "dart"]):
         model.set_adapter(name)
         assert torch.equal(found[[i]], model.generate(input_ids=ids[[i]], attention_mask=torch.ones(1, 4), **how))
+
+
+# --------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns many times in a pass."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def at_once(actions: list[Callable[[], Any]], times: int) -> list[list[Any]]:
+    """What each action gives, every time, all of them running at once."""
+    with ThreadPoolExecutor(len(actions)) as pool:
+        started = [pool.submit(lambda act=act: [act() for _ in range(times)]) for act in actions]
+        return [each.result() for each in started]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
+    model, batch = several("bert")
+    if checkpointing:
+        model.train()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        model.gradient_checkpointing_enable()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    functions = [m._gradient_checkpointing_func for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+
+    def run(names: list[str] | None) -> list[Tensor]:
+        logits = model(**inputs(batch), adapter_names=names).logits
+        found = torch.autograd.grad(logits[:, :1].sum(), [*trained.values()], allow_unused=True)
+        return [logits.detach(), *(each for each in found if each is not None)]
+
+    all_names = [["rte", "sst2", "rte"], None, ["sst2", "rte", "stsb"], ["stsb"] * 3]
+    wanted = [run(names) for names in all_names]
+    model.add_adapter("new", inlay.MultiLoraConfig(r=3))  # and the banks are made anew
+    for each, found in zip(wanted, at_once([partial(run, names) for names in all_names], 8), strict=True):
+        for again in found:
+            assert len(again) == len(each)
+            for mine, its in zip(again, each, strict=True):
+                torch.testing.assert_close(mine, its)
+    assert functions == [
+        m._gradient_checkpointing_func for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")
+    ]

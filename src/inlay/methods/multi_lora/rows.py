@@ -1,14 +1,15 @@
 """Which rows of a batch belong to which task, and how the layers learn of it.
 
 One `Routing` belongs to a base model. During a forward pass it holds that pass's `Rows`, or nothing where all rows
-belong to the active adapter. A layer that is recomputed in the backward pass, by gradient checkpointing, finds the rows
-of the forward pass that it belongs to: each call of the model's checkpointing function carries its own. Whatever else
-recomputes layers does not, and would take the active adapter for all rows: `refuse_lost_rows` knows, of a backward
-pass, which tasks the forward passes in it had.
+belong to the active adapter; a thread sees its own passes alone. A layer that is recomputed in the backward pass, by
+gradient checkpointing, finds the rows of the forward pass that it belongs to: each call of the model's checkpointing
+function carries its own. Whatever else recomputes layers does not, and would take the active adapter for all rows:
+`refuse_lost_rows` knows, of a backward pass, which tasks the forward passes in it had.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.products import Factors
 
 BASE = "__base__"  # PEFT's name for "no adapter"
+LOCK = threading.RLock()  # for what passes share: where the `B`s lie, and what layers are recomputed by
 BACKWARD_PASSES = 16  # that may be under way at once: of one within another, and of several threads
 ROUTING = "_inlay_multi_lora_routing"
 
@@ -84,14 +86,16 @@ class Rows:
         and backward.
         """
         if layer.bank is None:
-            put_together(layer.routing.layers.values())
+            with LOCK:
+                put_together(layer.routing.layers.values())
         bank, number = layer.bank or (None, 0)
         if bank is None:
             return None
         key = bank.shape, dtype, tracked
         before = self._fetched.get(key)
         if before is None or before[0] is not bank:
-            before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
+            with LOCK:
+                before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
         return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -101,11 +105,23 @@ class Rows:
         return self._kept[key, device]
 
 
+class _Pass(threading.local):
+    """The rows of the forward pass that a thread is in."""
+
+    rows: Rows | None = None
+
+    def __reduce__(self) -> tuple[type[_Pass], tuple[()]]:
+        """A copy of a model is in no pass."""
+        return _Pass, ()
+
+
 class Routing:
     """What the layers, the heads and the tuner of one base model share."""
 
     def __init__(self) -> None:
-        self.rows: Rows | None = None
+        self._pass = _Pass()
+        self._remembering = 0  # passes whose checkpointed layers remember their rows
+        self._functions: list[tuple[nn.Module, Any]] = []  # what those layers were recomputed by
         self.layers: dict[str, MultiLoraLayer] = {}  # by the plain name of their host
         self.heads: dict[str, TaskHead] = {}  # by their plain name
         self.handles: list[Any] = []  # of the hooks on the base model
@@ -126,29 +142,45 @@ class Routing:
             setattr(model, ROUTING, found)
         return found
 
+    @property
+    def rows(self) -> Rows | None:
+        """Those of the forward pass that this thread is in."""
+        return self._pass.rows
+
     @contextmanager
     def forward(self, rows: Rows | None) -> Iterator[None]:
         """One forward pass, of these rows."""
-        before = self.rows
-        self.rows = rows
+        own = self._pass
+        before, own.rows = own.rows, rows
         try:
             yield
         finally:
-            self.rows = before
+            own.rows = before
 
     @contextmanager
     def remembering(self, rows: Rows | None) -> Iterator[None]:
         """One forward pass whose checkpointed layers will find its rows again when they are recomputed."""
-        layers = [module for module in self.checkpointed if module.gradient_checkpointing]
-        functions = [module._gradient_checkpointing_func for module in layers]
-        for module, function in zip(layers, functions, strict=True):
-            module._gradient_checkpointing_func = self._carrying(function)
+        if not self.recomputing:
+            with self.forward(rows):
+                yield
+            return
+        with LOCK:
+            if not self._remembering:
+                layers = [module for module in self.checkpointed if module.gradient_checkpointing]
+                self._functions = [(module, module._gradient_checkpointing_func) for module in layers]
+                for module, function in self._functions:
+                    module._gradient_checkpointing_func = self._carrying(function)
+            self._remembering += 1
         try:
             with self.forward(rows):
                 yield
         finally:
-            for module, function in zip(layers, functions, strict=True):
-                module._gradient_checkpointing_func = function
+            with LOCK:
+                self._remembering -= 1
+                if not self._remembering:
+                    for module, function in self._functions:
+                        module._gradient_checkpointing_func = function
+                    self._functions = []
 
     @property
     def recomputing(self) -> bool:
