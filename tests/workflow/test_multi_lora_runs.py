@@ -55,3 +55,29 @@ def test_numbers_are_those_of_the_formula_where_texts_are_written(
     tasks = len(found["scores"])
     assert tasks == (3 if task == "all" else 1)
     assert found["numbers"] == config.num_hidden_layers * (a + tasks * b)
+
+
+def test_a_rate_above_the_others_counts_when_it_is_tried_and_is_told_until_then(script: Any) -> None:
+    line = script.DECODER.line("multi-lora")
+    assert line.rates == (1e-3, 3e-3, 1e-2, 3e-2)
+
+    def entry(rate: float, perplexity: float) -> dict[str, Any]:
+        score = {"metric": "perplexity", "validation": perplexity, "test": perplexity, "bleu": 40.0}
+        named = {"group": "decoder", "line": "multi-lora", "task": "all", "rate": rate, "seed": 0}
+        return named | {"numbers": 414_720, "steps": 200, "scores": dict.fromkeys(script.DECODER.tasks, score)}
+
+    runs = [entry(1e-3, 9.0), entry(3e-3, 8.0)]
+    assert script.best_rate(runs, "decoder", line) is None
+    runs.append(entry(1e-2, 7.0))
+    assert script.best_rate(runs, "decoder", line) == 1e-2
+    assert script.best_rate(runs, "decoder", line, settled=True) is None  # no seeds before all has been tried
+    (row,) = script.results_table(runs, "decoder")[2:]
+    assert row.startswith("| multi-lora | 415k | 0.01 (0.03 not tried yet) | 40.0")
+    for perplexity, best in ((7.5, 1e-2), (6.5, 3e-2)):
+        tried = [*runs, entry(3e-2, perplexity)]
+        assert (
+            script.best_rate(tried, "decoder", line) == script.best_rate(tried, "decoder", line, settled=True) == best
+        )
+        assert "not tried" not in script.results_table(tried, "decoder")[2]
+    alike = script.QUESTIONS.line("A of seed 1")
+    assert script.rate_of([], "questions", alike) is None
