@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hosts import TEXTS
 
-from inlay.serve.batching import Batcher
+from inlay.serve.batching import FAILING, Batcher
 from inlay.serve.refusals import Refusal
 from inlay.workflow.answer import Request
 
@@ -100,16 +100,16 @@ def test_a_list_is_taken_whole_or_not_at_all(batcher: Batcher, echo: Echo) -> No
 
 def test_a_first_row_waits_for_others_but_not_for_ever(echo: Echo) -> None:
     echo.go.set()
-    batcher = Batcher(echo, max_batch=3, max_wait=0.3, max_queue=10)
+    patient = Batcher(echo, max_batch=3, max_wait=0.3, max_queue=10)
     begin = time.monotonic()
-    (alone,) = batcher.submit([request(0)])
-    alone.result(PATIENCE)
+    patient.submit([request(0)])[0].result(PATIENCE)
     assert time.monotonic() - begin >= 0.3
-    begin = time.monotonic()
-    for each in [*batcher.submit([request(1)]), *batcher.submit([request(2)]), *batcher.submit([request(3)])]:
+    patient.close()
+    # A full batch leaves at once: its rows would wait longer than anybody waits for them here.
+    stubborn = Batcher(echo, max_batch=3, max_wait=10 * PATIENCE, max_queue=10)
+    for each in [*stubborn.submit([request(1)]), *stubborn.submit([request(2)]), *stubborn.submit([request(3)])]:
         each.result(PATIENCE)
-    assert time.monotonic() - begin < 0.3  # a full batch leaves at once
-    batcher.close()
+    stubborn.close()
     assert echo.batches == [[0], [1, 2, 3]]
 
 
@@ -224,6 +224,25 @@ def test_halves_run_when_the_pass_that_failed_has_let_go() -> None:
     batcher.close()
     assert [rows for rows, _ in short.held] == [8, 4, 2, 1, 1, 2, 1, 1, 4, 2, 1, 1, 2, 1, 1]
     assert not any(held for _, held in short.held)
+
+
+def test_a_model_that_fails_whatever_it_is_asked_is_found_out(batcher: Batcher, echo: Echo) -> None:
+    echo.go.set()
+
+    def ask(*numbers: int) -> None:
+        for each in batcher.submit([request(i) for i in numbers]):
+            each.exception(PATIENCE)
+
+    for _ in range(FAILING - 1):
+        ask(-1)
+    ask(-1, 2)  # the half that is well shows that the model is
+    for _ in range(FAILING - 1):
+        ask(-1)
+    assert not batcher.failing
+    ask(-1)
+    assert batcher.failing
+    ask(1)
+    assert not batcher.failing
 
 
 def test_at_the_end_what_waits_is_answered_and_no_more_is_taken(batcher: Batcher, echo: Echo) -> None:

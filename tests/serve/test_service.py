@@ -16,6 +16,7 @@ import pytest
 from hosts import IMAGES, TEXTS, WRITTEN, call, in_base64, picture, rows, same, write
 
 from inlay import InlayError
+from inlay.serve.batching import FAILING
 from inlay.serve.hosting import ManyTasks, host
 from inlay.serve.running import serving
 from inlay.serve.settings import Settings
@@ -271,8 +272,14 @@ def test_a_row_that_breaks_a_batch_harms_no_other(folder: Path, offline: Tasks) 
                 assert same(each, expected)
         assert "RuntimeError" in said[8]["error"]
         assert "never seen" not in said[8]["error"]
-        assert call(address, "/predict", given[8])[0] == 500
-        assert call(address, "/health")[0] == 200
+        for _ in range(FAILING):
+            assert call(address, "/health")[0] == 200
+            assert call(address, "/predict", given[8])[0] == 500
+        status, said = call(address, "/health")
+        assert status == 503
+        assert said["status"] == "failing"
+        assert call(address, "/predict", given[0])[0] == 200
+        assert call(address, "/health")[1]["status"] == "ok"
 
 
 # ---- tasks that come and go

@@ -25,6 +25,7 @@ from inlay.serve.refusals import Refusal, full, stopping, unknown_task
 from inlay.workflow.answer import Request
 
 logger = logging.getLogger("inlay.serve")
+FAILING = 5  # batches one after another of which the model answered no row: it is the model, not the rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting = 0
         self._stopping = False
+        self._in_vain = 0
         self._thread = threading.Thread(target=self._run, name="inlay-model", daemon=True)
         self._thread.start()
 
@@ -75,6 +77,11 @@ class Batcher:
     def alive(self) -> bool:
         """Whether the thread runs and takes more."""
         return self._thread.is_alive() and not self._stopping
+
+    @property
+    def failing(self) -> bool:
+        """Whether the model broke down on every row of the last few batches, as it does when its device is gone."""
+        return self._in_vain >= FAILING
 
     def submit(self, requests: Sequence[Request]) -> list[Future[dict[str, Any]]]:
         """Queue rows, all of them or none; a `Refusal` where there is no room."""
@@ -183,19 +190,12 @@ class Batcher:
                 wanted.append(job)
         if not wanted:
             return
-        self._answer(wanted)
+        answers = self._answers(wanted)
+        broken = all(isinstance(each, Refusal) and each.status >= 500 for each in answers)
+        self._in_vain = self._in_vain + 1 if broken else 0
         self.metrics.batch_rows.observe(len(wanted))
         self.metrics.batch_seconds.observe(time.monotonic() - begin)
-
-    def _answer(self, jobs: Sequence[Job]) -> None:
-        """Answer a batch. One that fails is halved until the rows that spoil it stand alone: they harm no other."""
-        answers = self._tried(jobs)
-        if answers is None:
-            middle = len(jobs) // 2
-            self._answer(jobs[:middle])
-            self._answer(jobs[middle:])
-            return
-        for job, answer in zip(jobs, answers, strict=True):
+        for job, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, Refusal):
                 self._fail(job, answer)
             elif any(isinstance(value, float) and not math.isfinite(value) for value in answer.values()):
@@ -204,14 +204,22 @@ class Batcher:
                 self.metrics.rows.add(job.request.task)
                 job.answer.set_result(answer)
 
-    def _tried(self, jobs: Sequence[Job]) -> Sequence[dict[str, Any] | Refusal] | None:
+    def _answers(self, jobs: Sequence[Job]) -> list[dict[str, Any] | Refusal]:
+        """What is said of each row. A batch that fails is halved until the rows that spoil it stand alone."""
+        found = self._tried(jobs)
+        if found is not None:
+            return found
+        middle = len(jobs) // 2
+        return self._answers(jobs[:middle]) + self._answers(jobs[middle:])
+
+    def _tried(self, jobs: Sequence[Job]) -> list[dict[str, Any] | Refusal] | None:
         """What a pass says of its rows; None where several failed together.
 
         Halves are tried only after this has returned: the error holds the frames of its pass, and so its memory, which
         may be just what was lacking.
         """
         try:
-            return self.hosted.answer([job.request for job in jobs])
+            return [*self.hosted.answer([job.request for job in jobs])]
         except Exception as error:
             return [_told(error)] if len(jobs) == 1 else None
 

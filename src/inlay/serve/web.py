@@ -111,10 +111,10 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether requests are taken."""
-        alive = batcher.alive
-        state = {"status": "ok" if alive else "stopping", "tasks": len(hosted.schemas), "waiting": batcher.waiting}
-        return JSONResponse(state, 200 if alive else 503)
+        """Whether requests are taken, and the model answers."""
+        status = "stopping" if not batcher.alive else "failing" if batcher.failing else "ok"
+        state = {"status": status, "tasks": len(hosted.schemas), "waiting": batcher.waiting}
+        return JSONResponse(state, 200 if status == "ok" else 503)
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
