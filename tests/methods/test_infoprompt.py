@@ -18,7 +18,7 @@ from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.model import usual_state
 from inlay.methods.infoprompt.pieces import Pieces, Trained
-from inlay.methods.infoprompt.slots import Slots, read, usual_places
+from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
 from zoo import BOS, EOS, PAD, ROW_LENGTHS, VOCABULARY, tiny
 
 ENCODERS = ("bert", "roberta", "distilbert", "electra", "modernbert", "mpnet", "deberta-v2")
@@ -399,6 +399,29 @@ def test_no_label_and_no_padding_enter_the_information_losses(monkeypatch: pytes
     assert drawn[0].sum(1).tolist() == ordinary, "neither padding, special tokens nor prompts"
 
 
+def test_the_ends_of_a_text_are_no_negatives_where_nobody_named_the_special_tokens() -> None:
+    """BERT's config names neither [CLS] nor [SEP]."""
+    ids = torch.tensor([[5, 6, 9, 7, 8, PAD, PAD]])
+    slots = Slots.inserted(torch.tensor([[1]]), 7)
+    for given, wanted in ((None, [0, 0, 1, 1, 1, 0, 0, 0]), ([9], [1, 0, 1, 0, 1, 1, 0, 0])):
+        model, _ = made("bert", special_token_ids=given)
+        usable = layer_of(model).train()._usable(pieces_of(model), slots, ids, ids != PAD)
+        assert usable is not None
+        assert usable[0].int().tolist() == wanted
+    for length in (1, 2):  # nothing is left of those
+        assert not within(torch.ones(1, length).bool()).any()
+
+
+def test_a_tokenizer_says_which_tokens_are_special(text_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(text_model)
+    config = inlay.InfoPromptConfig.for_tokenizer(tokenizer, num_prompt_tokens=2)
+    assert config.num_prompt_tokens == 2
+    assert config.mask_token_id == tokenizer.mask_token_id
+    assert config.special_token_ids == sorted(tokenizer.all_special_ids)
+
+
 def test_options_as_released() -> None:
     model, batch = made("bert", detach_prompts=True, predict_from_sample=True, kl_weight=0.1, gamma=0.0)
     torch.manual_seed(0)
@@ -606,6 +629,22 @@ def test_bad_input_is_refused_in_words() -> None:
         model(inputs_embeds=torch.zeros(1, 3, 16))
     with pytest.raises(InlayError, match="B x L"):
         model(input_ids=batch["input_ids"], attention_mask=torch.ones(3, 1, 9, 9))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "opt"])
+def test_a_text_that_leaves_no_room_for_prompts_is_refused_in_words(family: str) -> None:
+    model, _ = made(family)
+    longest = pieces_of(model).site.it.longest
+    assert longest is not None
+    ids = torch.full((1, longest - 4), 7)
+    assert model(input_ids=ids).logits.isfinite().all()
+    with pytest.raises(InlayError, match=f"{longest - 3} tokens and 4 prompts .* max_length={longest - 4}"):
+        model(input_ids=torch.full((1, longest - 3), 7))
+
+
+def test_where_positions_are_computed_there_is_no_longest_text() -> None:
+    for family in ("llama", "gemma", "modernbert"):
+        assert pieces_of(made(family)[0]).site.it.longest is None
 
 
 def test_what_does_not_fit_is_refused() -> None:

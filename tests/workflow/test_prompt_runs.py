@@ -73,6 +73,40 @@ def test_a_user_s_template_and_words(review_spec: Spec, tmp_path: Path) -> None:
             tune(review_spec.with_(method="warp", **wrong), tmp_path / "runs", progress=False)
 
 
+def test_classes_whose_names_the_tokenizer_does_not_know(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:
+    """Their vectors start from random numbers; only words that were given are refused."""
+    other = tmp_path / "other.csv"
+    lines = reviews.read_text().splitlines()
+    names = {"1": "gut", "2": "naja", "3": "arg"}
+    rows = [",".join((*row.split(",")[:2], names[row.split(",")[2]])) for row in lines[1:]]
+    other.write_text("\n".join([lines[0], *rows]) + "\n")
+    said: list[str] = []
+    spec = review_spec.with_(data=str(other), method="warp", max_steps=1)
+    run = tune(spec, tmp_path / "runs", progress=False, say=said.append)
+    assert json.loads((run.adapter / "adapter_config.json").read_text())["label_ids"] is None
+    assert any("does not know arg, gut, naja" in line for line in said)
+
+
+def test_an_adapter_of_tune_is_used_in_peft_by_one_function(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+
+    from inlay.tasks import prompts
+
+    run = tune(review_spec.with_(method="infoprompt"), tmp_path / "runs", progress=False)
+    answers = predict(run.folder, reviews)[:5]
+    backbone = backbones.load(review_spec.model, kind="classification", num_labels=3)
+    model = PeftModel.from_pretrained(backbone.model, str(run.adapter)).eval()
+    config = model.active_peft_config
+    with torch.no_grad():
+        batch = prompts.encode([{"body": answer["body"]} for answer in answers], backbone.processor, config)
+        found = model(**batch).logits.softmax(-1)
+    assert [str(i + 1) for i in found.argmax(1).tolist()] == [answer["label"] for answer in answers]
+    assert found.max(1).values.tolist() == pytest.approx([answer["score"] for answer in answers], abs=1e-4)
+    with pytest.raises(InlayError, match="Row 0 lacks body"):
+        prompts.encode([{"text": "w1"}], backbone.processor, config)
+
+
 def test_one_task_object_serves_methods_with_and_without_prompts(review_spec: Spec, tmp_path: Path) -> None:
     task = tasks.load(review_spec)
     plain = task.schema

@@ -9,10 +9,11 @@ order, and round again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.tasks import templates
 from inlay.tasks.templates import MARK, MASK, PROMPT, SEPARATOR, parts
 
 
@@ -46,6 +47,30 @@ def expand(template: str, count: int) -> str:
         stands_for = MARK * number if name == PROMPT else _braced(name)
         made.append((literal, stands_for, name == PROMPT and not number))
     return _joined(made)
+
+
+def encode(rows: Sequence[Mapping[str, Any]], tokenizer: Any, config: Any, max_length: int | None = None) -> Any:
+    """A batch of tensors from rows with the template's fields, for a model with prompts that `inlay tune` trained:
+
+        model = PeftModel.from_pretrained(model, folder)
+        model(**encode([{"sentence": "..."}], tokenizer, model.active_peft_config))
+
+    `config` is the adapter's, an `InfoPromptConfig`, and has the template. Spans, which need their marks, are read by
+    `inlay predict` alone.
+    """
+    from inlay.tasks import encode as encoding
+
+    if not config.template or not config.placeholders:
+        raise InlayError("This adapter has no template: give the model what the tokenizer makes of a text.")
+    wanted = templates.fields_of(config.template)
+    for number, row in enumerate(rows):
+        if lacking := [name for name in wanted if name not in row]:
+            raise InlayError(f"Row {number} lacks {', '.join(lacking)} of the template {config.template!r}.")
+    limit = max_length or min(encoding.length_limit(tokenizer) or encoding.DEFAULT_LENGTH, encoding.DEFAULT_LENGTH)
+    template = expand(config.template, config.num_prompt_tokens)
+    columns, _ = encoding.encode_texts(rows, template, PromptTokenizer(tokenizer), limit)
+    made = encoding.Encoded(columns)
+    return encoding.TextCollator(tokenizer)([made[i] for i in range(len(made))])
 
 
 def _braced(name: str | None) -> str | None:

@@ -75,7 +75,11 @@ class InfoPromptConfig(InlayConfig):
     mask_token_id: int | None = field(default=None, metadata={"help": "The tokenizer's mask token."})
     pad_token_id: int | None = field(default=None, metadata={"help": "Padding; None: as the model's config says."})
     special_token_ids: list[int] | None = field(
-        default=None, metadata={"help": "Tokens that are never negatives; None: those that the model's config names."}
+        default=None,
+        metadata={
+            "help": "Tokens that are never negatives, the tokenizer's all_special_ids; None: those that the model's "
+            "config names, and in an encoder each text's first and last token."
+        },
     )
     placeholders: bool = field(
         default=False,
@@ -158,6 +162,11 @@ class InfoPromptConfig(InlayConfig):
         return 0 if self.placeholders else self.num_prompt_tokens
 
     @classmethod
+    def for_tokenizer(cls, tokenizer: Any, **settings: Any) -> InfoPromptConfig:
+        """Settings with the mask, the padding and the special tokens of a tokenizer; what is given counts."""
+        return cls(**{**tokens_of(tokenizer), **settings})
+
+    @classmethod
     def for_task(
         cls, settings: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, model: Any
     ) -> tuple[dict[str, Any], TaskSchema, list[str]]:
@@ -165,3 +174,11 @@ class InfoPromptConfig(InlayConfig):
         from inlay.methods.infoprompt.task import for_task
 
         return for_task(settings, schema, tokenizer, model)
+
+
+def tokens_of(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "mask_token_id": getattr(tokenizer, "mask_token_id", None),
+        "pad_token_id": getattr(tokenizer, "pad_token_id", None),
+        "special_token_ids": sorted(set(tokenizer.all_special_ids)),
+    }

@@ -22,7 +22,7 @@ from transformers.utils import ModelOutput
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.phi import Batch, circumstances, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
-from inlay.methods.infoprompt.slots import Slots, first_of, read, usual_places
+from inlay.methods.infoprompt.slots import Slots, first_of, read, usual_places, within
 from inlay.methods.tuner import ChildLayer
 from inlay.training import information
 
@@ -151,6 +151,11 @@ class InfoPromptLayer(ChildLayer):
             seen = masks if site.state == "mask" else None
             where = usual_places(real, seen, count, causal=site.causal, per_token=site.per_token)
             slots = Slots.inserted(where, real.shape[1])
+        if site.longest is not None and slots.shape[1] > site.longest:
+            raise InlayError(
+                f"{real.shape[1]} tokens and {count} prompts are more than the {site.longest} positions of "
+                f"{type(root).__name__}: tokenise with truncation=True, max_length={site.longest - count}."
+            )
         observed = self._observed
         informed = site.config.informed or observed is not None
         if informed:
@@ -197,6 +202,8 @@ class InfoPromptLayer(ChildLayer):
         if not self.training or pieces.w1 is None:
             return None
         usable = real & (ids.unsqueeze(-1) != pieces.special(ids.device)).all(-1)
+        if pieces.ends_are_special:
+            usable = usable & within(real)
         return slots.spread(usable, False)
 
     # ---- Phi(X)
@@ -411,7 +418,7 @@ def check(site: Site, ids: Tensor) -> None:
     assert places is not None
     if len(places):
         row, placed = int(places[0]), site.config.placeholders
-        hint = "encode texts with inlay.tasks.prompts" if placed else "or set placeholders=True"
+        hint = "encode texts with inlay.tasks.prompts.encode" if placed else "or set placeholders=True"
         raise InlayError(
             f"Row {row} of the batch has {int((ids[row] < 0).sum())} places for prompts (negative ids) and should have "
             f"{site.config.num_prompt_tokens if placed else 0}: {hint}."

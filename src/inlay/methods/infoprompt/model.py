@@ -21,7 +21,6 @@ from inlay.methods.tuner import InlayTuner
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 TEXTS, WORDS = 8, 8  # on which the size of states is seen
-SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
 
 
 class InfoPromptModel(InlayTuner):
@@ -47,11 +46,6 @@ class InfoPromptModel(InlayTuner):
             peft_config.phi = "last" if causal else "first"
         if peft_config.pad_token_id is None:
             peft_config.pad_token_id = getattr(base.config, "pad_token_id", None)
-        if peft_config.special_token_ids is None:
-            named = (getattr(base.config, f"{name}_token_id", None) for name in SPECIAL)
-            peft_config.special_token_ids = sorted(
-                {token for token in (*named, peft_config.mask_token_id) if isinstance(token, int)}
-            )
         _check(peft_config, base)
         if peft_config.sizes is None:
             peft_config.sizes = self._sizes(peft_config)
@@ -72,6 +66,7 @@ class InfoPromptModel(InlayTuner):
             state=config.state,
             phi=config.phi,
             per_token=type(base).__name__.endswith(CLASSIFIERS[1]),
+            longest=_longest(parts.backbone.module, base.config),
         )
 
     @torch.no_grad()
@@ -133,6 +128,14 @@ def usual_state(config: Any, mask_token_id: int | None, *, causal: bool) -> str:
     origin = list(getattr(config, "architectures", None) or ())
     fills = any("MaskedLM" in name or name == "BertForPreTraining" for name in origin)
     return "mask" if mask_token_id is not None and (fills or not origin) else "mean"
+
+
+def _longest(encoder: nn.Module, config: Any) -> int | None:
+    """How many positions a model has a table for; None where they are computed."""
+    from inlay.tasks.encode import length_limit
+
+    tables = (name for name, module in encoder.named_modules() if isinstance(module, nn.Embedding))
+    return length_limit(None, config) if any("position" in name or name.endswith("wpe") for name in tables) else None
 
 
 def _check(config: InfoPromptConfig, base: Any) -> None:

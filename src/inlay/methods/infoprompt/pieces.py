@@ -14,6 +14,7 @@ from torch.nn.functional import gelu, linear
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.phi import PhiCache
 
+SPECIAL = ("pad", "bos", "eos", "cls", "sep", "unk", "mask")
 SMALL = 0.02  # the deviation of class vectors that no word starts
 FIRST_LOG_DEVIATION = -1.0  # of samples of Z, whose entries are of size 1
 
@@ -31,6 +32,7 @@ class Site:
     state: str
     phi: str
     per_token: bool  # whether every token has a class
+    longest: int | None = None  # how many positions the model has a table for
 
     @property
     def table(self) -> Tensor:
@@ -42,6 +44,11 @@ class Site:
         """Of an entry of the word embeddings, of `Phi(X)` and of Z."""
         word, phi, state = self.config.sizes or (1.0, 1.0, 1.0)
         return word, phi, state
+
+    def named_tokens(self) -> list[int]:
+        """The special tokens that the model's config names, and the mask."""
+        named = (getattr(self.root.config, f"{name}_token_id", None) for name in SPECIAL)
+        return sorted({token for token in (*named, self.config.mask_token_id) if isinstance(token, int)})
 
     def trained(self, weight: Tensor, times: float = 1.0) -> Trained:
         """A parameter that starts so, where the embeddings are; in its unit, unless plain numbers are asked for."""
@@ -165,7 +172,10 @@ class Pieces(nn.Module):
         self.critic = RepresentationCritic(site, word, state) if config.beta else None
         padding = {config.pad_token_id, getattr(site.root.config, "pad_token_id", None)}
         self.filler = next(token for token in range(3) if token not in padding)  # its embedding is never read
-        self._special = torch.tensor(config.special_token_ids or [], dtype=torch.long, device="cpu")
+        # Configs seldom name [CLS] and [SEP]: where nobody has, the ends of a text are left out as well.
+        self.ends_are_special = config.special_token_ids is None and not site.causal
+        special = site.named_tokens() if config.special_token_ids is None else config.special_token_ids
+        self._special = torch.tensor(special, dtype=torch.long, device="cpu")
 
     def special(self, device: torch.device) -> Tensor:
         """The tokens that are never negatives, on a device: brought there once, as that makes it wait."""

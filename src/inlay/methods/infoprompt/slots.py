@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ def first_of(marked: Tensor) -> Tensor:
 def last_of(marked: Tensor) -> Tensor:
     """The last place that is marked in each row (B) of B x L; L - 1 where none is."""
     return marked.shape[1] - 1 - first_of(marked.flip(1))
+
+
+def within(real: Tensor) -> Tensor:
+    """B x L: the real tokens less the first and the last of each row."""
+    inner = real[:, :-2] & real[:, 1:-1] & real[:, 2:]
+    return pad(inner, (1, real.shape[1] - 1 - inner.shape[1]))
 
 
 def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool, per_token: bool = False) -> Tensor:

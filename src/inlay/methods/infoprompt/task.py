@@ -8,6 +8,7 @@ from typing import Any
 
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
+from inlay.methods.infoprompt.config import tokens_of
 from inlay.methods.infoprompt.model import usual_state
 from inlay.tasks import kinds, prompts, templates
 from inlay.tasks.schema import TaskSchema
@@ -21,9 +22,7 @@ def for_task(
     if schema.modality != "text" or schema.writes_text:
         return given, schema, []  # refused when the method is attached, with a reason
     causal = anatomy(model).kind == "decoder"
-    given.setdefault("mask_token_id", getattr(tokenizer, "mask_token_id", None))
-    given.setdefault("pad_token_id", getattr(tokenizer, "pad_token_id", None))
-    given.setdefault("special_token_ids", sorted(set(tokenizer.all_special_ids)))
+    given = tokens_of(tokenizer) | given
     if given.get("initial_words"):
         given |= {"initial": "words", "initial_ids": _tokens(given["initial_words"], tokenizer, "initial_words")}
     notes: list[str] = []
@@ -38,7 +37,13 @@ def for_task(
     given |= {"template": schema.prompt_template, "placeholders": True}
     notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
     words = _label_words(given, schema)
-    if words is not None:
+    unknown = [] if words is None or given.get("label_words") else [w for w in words if not _ids(w, tokenizer)]
+    if unknown:
+        notes.append(
+            f"class vectors start from random numbers: the tokenizer does not know {', '.join(unknown)}; give "
+            "label_words that it knows"
+        )
+    elif words is not None:
         given["label_words"] = list(words)
         given["label_ids"] = [_tokens(word, tokenizer, "label_words") for word in words]
         several = [word for word, ids in zip(words, given["label_ids"], strict=True) if len(ids) > 1]
@@ -81,10 +86,15 @@ def _label_words(given: Mapping[str, Any], schema: TaskSchema) -> Sequence[str] 
 
 def _tokens(word: str, tokenizer: Any, setting: str) -> list[int]:
     """The tokens of a word as it stands within a text."""
-    ids = list(tokenizer(f" {word.strip()}", add_special_tokens=False, verbose=False)["input_ids"])
-    if not ids or set(ids) & {tokenizer.unk_token_id}:
+    if not (ids := _ids(word, tokenizer)):
         raise InlayError(f"{setting}: {word!r} is no word that the tokenizer knows. Take another.")
     return ids
+
+
+def _ids(word: str, tokenizer: Any) -> list[int]:
+    """Its tokens; none where the tokenizer does not know one of them."""
+    ids = list(tokenizer(f" {word.strip()}", add_special_tokens=False, verbose=False)["input_ids"])
+    return [] if set(ids) & {tokenizer.unk_token_id} else ids
 
 
 def _in_words(state: str) -> str:
