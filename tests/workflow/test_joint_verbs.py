@@ -153,6 +153,36 @@ def test_where_an_export_goes_unless_it_is_said(run: Run, tmp_path: Path, monkey
         export(run.adapter, "cola")
 
 
+def test_tasks_are_renamed_and_left_out_in_a_new_folder(run: Run, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    arguments = ["--adapter", str(run.folder), "--task", "stsb, cola=grammar", "--to", "tasks"]
+    found = CliRunner().invoke(app, ["export", *arguments, "--output", str(tmp_path / "mine")])
+    assert found.exit_code == 0, found.output
+    kept = Tasks(tmp_path / "mine")
+    assert list(kept.schemas) == ["stsb", "grammar"]
+    for name, old, fields in (
+        ("grammar", "cola", {"sentence": "w6 w7"}),
+        ("stsb", "stsb", {"sentence1": "w6", "sentence2": "w7"}),
+    ):
+        (mine,) = kept.answer([kept.request({"task": name, **fields})])
+        whole = Tasks(run.folder, only=[old])
+        (wanted,) = whole.answer([whole.request({"task": old, **fields})])
+        assert mine | {"task": old} == wanted
+    for names, says in (
+        ("cola,rte", "Unknown task 'rte'"),
+        ("cola=x,cb=x", "'x'"),
+        ("cola=a.b", "'a.b'"),
+        ("cola=query", "names no part"),
+        ("cola=../x", "cannot be"),
+        ("cola=default", "cannot be"),
+        ("", "Unknown task"),
+    ):
+        with pytest.raises(InlayError, match=says):
+            export(run.folder, names, tmp_path / "other", to="tasks")
+        assert not (tmp_path / "other").exists()
+    assert before == {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+
+
 def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "requests.jsonl").write_text('{"task": "cola", "sentence": "w6"}\n')
     done = CliRunner().invoke(app, ["predict", "--adapter", str(run.folder), str(tmp_path / "requests.jsonl")])
