@@ -15,7 +15,7 @@ from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
 from inlay.workflow import explain_prompts
-from inlay.workflow.explain_landscape import landscape, roughness
+from inlay.workflow.explain_landscape import gamma, landscape, roughness
 from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, information
 
 
@@ -130,6 +130,14 @@ def test_the_landscape_has_surfaces_and_the_path_that_training_takes(review_spec
     assert all(abs(x) <= found.x[-1] and abs(y) <= found.y[-1] for path in found.paths for x, y in path.points)
     charts_explain.write(found, tmp_path / "picture")
     assert (tmp_path / "picture" / "landscape.png").stat().st_size > 1000
+
+
+def test_a_method_without_a_head_loss_has_one_path_and_its_own_gamma(review_spec: Spec) -> None:
+    found = landscape(review_spec.with_(method="warp"), examples=4, steps=1, grid=3, progress=False)
+    assert [path.name for path in found.paths] == ["gamma = 0"]
+    assert list(found.values) == ["task"]
+    assert gamma(review_spec.with_(method="warp", settings={"gamma": 0.2})) == 0.2
+    assert gamma(review_spec.with_(method="infoprompt")) == 0.05
 
 
 def test_roughness_is_none_of_a_plane_and_grows_with_bends() -> None:

@@ -600,6 +600,21 @@ def test_z_is_read_where_it_fits_the_backbone() -> None:
     assert usual_state(Built, None, causal=True) == "last"
 
 
+def test_a_sentence_encoder_that_was_saved_as_a_masked_language_model_is_read_at_its_mean(tmp_path: Path) -> None:
+    class Loaded:
+        architectures = ("MPNetForMaskedLM",)
+        _name_or_path = str(tmp_path)
+
+    assert usual_state(Loaded, 5, causal=False) == "mask"
+    (tmp_path / "modules.json").write_text("[]")
+    assert usual_state(Loaded, 5, causal=False) == "mean"
+    Loaded._name_or_path = "sentence-transformers/all-mpnet-base-v2"
+    assert usual_state(Loaded, 5, causal=False) == "mean"
+    for name in ("", "roberta-base", "no/name/of a model"):
+        Loaded._name_or_path = name
+        assert usual_state(Loaded, 5, causal=False) == "mask"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

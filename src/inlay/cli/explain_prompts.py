@@ -65,7 +65,7 @@ def information(
 
 
 def landscape(
-    run: Annotated[str, typer.Option(help="A finished run of infoprompt: its name or folder.")],
+    run: Annotated[str, typer.Option(help="A finished run of infoprompt, warp or idpg: its name or folder.")],
     examples: Annotated[int, typer.Option(min=1, help="Training texts to average the losses over.")] = 20,
     steps: Annotated[int, typer.Option(min=1, help="How many steps of training to follow.")] = 500,
     grid: Annotated[int, typer.Option(min=3, help="Points along each side of the surface.")] = 21,
@@ -75,8 +75,8 @@ def landscape(
 ) -> None:
     """The losses over two principal components of the word embeddings, with the path taken (InfoPrompt, figure 2).
 
-    The run is trained again with one prompt token for its first steps, with and without the head loss, and watched.
-    The surfaces are those of the class vectors and the critic that it ends with.
+    The run is trained again with one prompt token for its first steps, with and (where it has one) without the head
+    loss, and watched. The surfaces are those of the class vectors and the critic that it ends with.
 
     \b
     inlay explain landscape --run mrpc-minilm-l6-mlm-infoprompt-s0-1a2b3c4d5e

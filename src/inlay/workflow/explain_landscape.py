@@ -94,11 +94,12 @@ def landscape(
 ) -> Landscape:
     """The losses over the plane of the two principal components of the word embeddings, and the first steps' paths.
 
-    Trained anew from the spec with one prompt token, as the paper does, once as it is and once without the head loss.
+    Trained anew from the spec with one prompt token, as the paper does, once as it is and, where it has a head loss
+    (WARP and IDPG have none), once without.
     The surfaces are those of the first one's class vectors and critic after the last step, averaged over `examples`
     training texts; `reach` is how far they go, in standard deviations of the embeddings along each component.
     """
-    variants = {f"gamma = {spec.settings.get('gamma', 0.05):g}": {}, "gamma = 0": {"gamma": 0.0}}
+    variants = {f"gamma = {gamma(spec):g}": {}, "gamma = 0": {"gamma": 0.0}}
     walks: dict[str, _Walk] = {}
     with Bar(len(variants) + grid, "landscape", "piece", show=progress) as bar:
         for name, changed in variants.items():
@@ -115,6 +116,13 @@ def landscape(
         for name, walk in walks.items()
     ]
     return Landscape(spec, x, y, values, paths, examples, first.shares)
+
+
+def gamma(spec: Spec) -> float:
+    """The weight of the head loss: the spec's, its method's, or the default."""
+    from inlay.methods.infoprompt.config import InfoPromptConfig
+
+    return float({**registry.get(spec.method).settings, **spec.settings}.get("gamma", InfoPromptConfig.gamma))
 
 
 class _Enough(Exception):
@@ -134,7 +142,13 @@ class _Walk:
 
         task = tasks.load(spec)
         backbone = backbones.load(
-            spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
+            spec.model,
+            kind=task.kind,
+            num_labels=task.num_labels,
+            label_names=task.label_names,
+            revision=spec.revision,
+            seed=spec.seed,
+            trust_remote_code=spec.trust_remote_code,
         )
         self.at: list[int] = []
         self.points: list[tuple[float, float]] = []

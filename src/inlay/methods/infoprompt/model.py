@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from inlay.methods.plain import base_of, plain_name
 from inlay.methods.tuner import InlayTuner
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+POOLING = "modules.json"  # by which sentence-transformers says how states become a sentence's vector
 TEXTS, WORDS = 8, 8  # on which the size of states is seen
 
 
@@ -120,14 +122,30 @@ def why_not(model: nn.Module) -> str | None:
 def usual_state(config: Any, mask_token_id: int | None, *, causal: bool) -> str:
     """Where Z is read by default.
 
-    At the mask, where the checkpoint was trained to fill masks. A sentence encoder, whose checkpoint has the body
-    alone, carries little there: the mean. A model that was not loaded says nothing: at the mask, if that is known.
+    At the mask, where the checkpoint was trained to fill masks. A sentence encoder carries little there: the mean. It
+    is known by its checkpoint, which has the body alone, or by what sentence-transformers puts beside it: many were
+    saved as the masked language models that they were made of. A model that was not loaded says nothing: at the mask,
+    if that is known.
     """
     if causal:
         return "last"
     origin = list(getattr(config, "architectures", None) or ())
     fills = any("MaskedLM" in name or name == "BertForPreTraining" for name in origin)
-    return "mask" if mask_token_id is not None and (fills or not origin) else "mean"
+    known = mask_token_id is not None and not encodes_sentences(getattr(config, "_name_or_path", "") or "")
+    return "mask" if known and (fills or not origin) else "mean"
+
+
+def encodes_sentences(name: str) -> bool:
+    """Whether a model's folder or repository is one of sentence-transformers."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if name.startswith("sentence-transformers/") or (Path(name) / POOLING).is_file():
+        return bool(name)
+    try:
+        return isinstance(try_to_load_from_cache(name, POOLING), str)
+    except HFValidationError:  # a path that is no name
+        return False
 
 
 def _longest(encoder: nn.Module, config: Any) -> int | None:
