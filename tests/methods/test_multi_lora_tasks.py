@@ -140,6 +140,26 @@ def test_renamed_and_deleted() -> None:
     assert torch.equal(logits(model, batch, "sst2"), wanted[1])
 
 
+def test_when_the_last_task_is_gone_another_a_can_be_drawn() -> None:
+    model, batch = tasks()
+    logits(model, batch, "rte")
+    for task in ("rte", "sst2"):
+        model.delete_adapter(task)
+    assert not model.base_model.tasks
+    assert model.base_model.counted_parameters() == {"shared": 0, "trained": 0}
+    model.add_adapter("cola", inlay.MultiLoraConfig(seed=3, r=2))
+    model.add_adapter("mrpc", inlay.MultiLoraConfig(seed=3, r=2, num_labels=2))
+    stir(model)
+    model.set_adapter("cola")
+    fresh, _ = tiny("bert")
+    fresh = get_peft_model(fresh.double(), inlay.MultiLoraConfig(seed=3, r=2), adapter_name="cola").eval()
+    fresh.load_state_dict({key: value for key, value in model.state_dict().items() if ".mrpc." not in key})
+    wanted = logits(fresh, batch)
+    torch.testing.assert_close(logits(model, batch), wanted)
+    mixed = model(**batch, adapter_names=["mrpc", "cola", "mrpc"]).logits
+    torch.testing.assert_close(mixed[1], wanted[1])
+
+
 @pytest.mark.parametrize("name", ["a.b", "", "keys", "training", "query", "weight", "__base__", "modules_to_save"])
 def test_a_name_that_no_task_can_have(name: str) -> None:
     model, batch = tasks()

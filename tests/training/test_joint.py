@@ -127,6 +127,13 @@ def test_tasks_that_cannot_be_mixed() -> None:
         check_together({"rte": part(1), "lm": toys.lm_task()})
 
 
+def test_tasks_share_no_settings_that_can_be_written_to() -> None:
+    model = attach_tasks(backbone(), three(), METHOD, {"r": 4})
+    lists = [config.modules_to_save for config in model.peft_config.values()]
+    assert all(len(set(each)) == len(each) for each in lists)
+    assert len(set(map(id, lists))) == 3
+
+
 # ------------------------------------------------------------------------------------------------------ the training
 
 

@@ -5,6 +5,7 @@ The single task's way (fitting.py) with the parts that differ: see joint.py for 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -225,7 +226,8 @@ def attach_tasks(backbone: Any, tasks: Mapping[str, Any], method: Method, settin
             )
             continue
         attach.check_adapter_name(model, name)
-        config = dataclasses.replace(model.peft_config[next(iter(tasks))], num_labels=task.num_labels)
+        config = copy.deepcopy(model.peft_config[next(iter(tasks))])  # PEFT adds to its lists
+        config.num_labels = task.num_labels
         model.add_adapter(name, config)
     return model
 

@@ -138,6 +138,11 @@ class MultiLoraLayer(HookedLayer):
         self.digest = digest_of(drawn)
         self.inlay_multi_lora_a = drawn.to(weight.device, dtype)
 
+    def let_go(self) -> None:
+        """Forget the `A`, which no task shares any more."""
+        self.shared, self.digest, self.bank = {}, "", None
+        self.inlay_multi_lora_a = None
+
     def place(self) -> dict[str, Any]:
         """What is needed to draw the layer's `A` again, and to know where a `B` belongs, without the model."""
         return {
@@ -330,7 +335,7 @@ def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
 
 def parameters_of(routing: Routing) -> dict[str, int]:
     """The counted parameters: `shared` are the `A`s, once for all tasks; `trained` the `B`s of all tasks."""
-    layers = routing.layers.values()
+    layers = [layer for layer in routing.layers.values() if layer.pieces]
     shared = sum(layer.inlay_multi_lora_a.numel() for layer in layers)
     trained = sum(math.prod(p.shape) for layer in layers for p in layer.inlay_multi_lora_b.parameters())
     return {"shared": shared, "trained": trained}

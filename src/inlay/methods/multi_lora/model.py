@@ -106,6 +106,8 @@ class MultiLoraModel(InlayTuner):
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
         self._check_name(adapter_name)
         loaded = self.peft_config[adapter_name].resolved
+        if not self.active_adapters:  # all others were deleted
+            self.active_adapter = adapter_name
         try:
             if not self._add_task(adapter_name):
                 super().inject_adapter(model, adapter_name, *args, **kwargs)
@@ -132,6 +134,8 @@ class MultiLoraModel(InlayTuner):
 
     def _prepare_adapter_config(self, peft_config: MultiLoraConfig, model_config: dict[str, Any]) -> MultiLoraConfig:
         if peft_config.resolved:
+            # PEFT adds its own names for a head to the list that it is given, every time.
+            peft_config.modules_to_save = list(dict.fromkeys(peft_config.modules_to_save or ())) or None
             return super()._prepare_adapter_config(peft_config, model_config)
         words = _words(peft_config)
         if words in self.routing.selections:
@@ -151,6 +155,8 @@ class MultiLoraModel(InlayTuner):
         config = self._prepare_adapter_config(config, {})
         targets, new = config.target_modules or (), set(config.modules_to_save or ())
         if not routing.layers.keys() >= set(targets) or not routing.looked_up >= new:
+            return False
+        if not all(routing.layers[target].pieces for target in targets):  # no A is left where no task is
             return False
         settings = {target: self.settings_at(config, target) for target in targets}
         for target, each in settings.items():
@@ -231,6 +237,13 @@ class MultiLoraModel(InlayTuner):
                 piece = layer.inlay_multi_lora_b[adapter_name]
                 if piece.weight.dtype in (torch.float16, torch.bfloat16):
                     piece.float()
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Take a task out; with the last of a layer its `A` goes too, and the next task may draw another."""
+        super().delete_adapter(adapter_name)
+        for layer in self.routing.layers.values():
+            if not layer.pieces:
+                layer.let_go()
 
     def rename_task(self, old: str, new: str) -> None:
         """Give a task another name."""
