@@ -283,14 +283,19 @@ def test_a_step_is_the_same_in_models_of_any_size(settings: dict[str, Any], fact
 
 
 @pytest.mark.parametrize("encoder", ["static", "per-token", "shared-bottleneck"])
-def test_plain_numbers_start_the_same_and_are_moved_by_the_rate(encoder: str) -> None:
+def test_plain_numbers_start_the_same_and_the_critics_of_them_plainly(encoder: str) -> None:
     (plain, _), (model, batch) = (
         made("bert", mask_token_id=MASK, encoder=encoder, units=units) for units in (False, True)
     )
-    for one, other in zip(pieces_of(plain).modules(), pieces_of(model).modules(), strict=True):
-        if isinstance(one, Trained) and isinstance(other, Trained):
-            assert one.times == 1
-            torch.testing.assert_close(one.weight, other.weight / other.times)
+    ours, theirs = pieces_of(plain), pieces_of(model)
+    for part in ("prompts", "theta", "w1"):
+        for one, other in zip(getattr(ours, part).modules(), getattr(theirs, part).modules(), strict=True):
+            if isinstance(one, Trained) and isinstance(other, Trained):
+                assert one.times == 1
+                torch.testing.assert_close(one.weight, other.weight / other.times)
+    assert ours.critic is not None
+    for matrix in (ours.critic.mean.matrix, ours.critic.w2):
+        assert torch.equal(matrix.weight, torch.eye(len(matrix.weight)))
     with torch.no_grad():
         torch.testing.assert_close(plain(**masked(batch)).logits, model(**masked(batch)).logits)
 
@@ -488,6 +493,9 @@ def test_regression_and_several_labels_have_their_losses() -> None:
     single = get_peft_model(single, inlay.InfoPromptConfig()).eval()
     out = single(**batch | {"labels": torch.tensor([0.5, 1.0, 2.0])})
     torch.testing.assert_close(out.loss, ((out.logits[:, 0] - torch.tensor([0.5, 1.0, 2.0])) ** 2).mean())
+    whole = single.train()(**batch | {"labels": torch.tensor([0, 1, 2])})
+    whole.loss.backward()
+    assert float(pieces_of(single).theta.weight.grad.abs().sum()) > 0, "labels that are whole numbers"
 
 
 def test_tokens_are_classified_with_prompts_among_them() -> None:

@@ -110,8 +110,18 @@ def test_a_mask_in_the_text_is_not_taken_for_the_template_s(tokenizer: Any) -> N
     assert ids(tokenizer, "{a} {soft_prompt} {mask}", 1, a="x [MASK] y") == [CLS, *letters("xy"), -1, MASK, SEP]
 
 
+def test_a_mark_in_the_text_is_no_place(tokenizer: Any) -> None:
+    text = f"x {templates.MARK} y"
+    assert ids(tokenizer, "{a} {soft_prompt} {mask}", 1, a=text) == [CLS, *letters("xy"), -1, MASK, SEP]
+
+
+def test_a_template_with_two_masks_is_refused() -> None:
+    with pytest.raises(InlayError, match=r"more than one \{mask\}"):
+        templates.check("{a} {mask} or {mask}", ["a"])
+
+
 def test_a_template_that_cannot_fit_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(InlayError, match="alone is longer than the 6 tokens"):
+    with pytest.raises(InlayError, match=r"'\{soft_prompt\} \{a\} \{mask\}' with 10 .* alone is longer than the 6"):
         ids(tokenizer, "{soft_prompt} {a} {mask}", 10, 6, a="a b c")
 
 

@@ -6,6 +6,7 @@ every time, and takes little memory. Cutting is never silent: `Encoded.cut` says
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -158,7 +159,8 @@ def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length
         if count := _most_that_fits(narrowed, most, template, tokenizer, max_length):
             return narrowed(count)
     if not _fits(of_words(0), template, tokenizer, max_length):
-        prompts, plain = template.count(templates.MARK), template.replace(templates.MARK, "").strip()
+        prompts = template.count(templates.MARK)
+        plain = re.sub(f"(?:{re.escape(templates.MARK)})+", f"{{{templates.PROMPT}}}", template)
         shown = repr(plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}...")
         raise InlayError(
             f"The template {shown}{f' with {prompts} prompt tokens' * bool(prompts)} alone is longer than the "

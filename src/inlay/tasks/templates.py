@@ -50,6 +50,8 @@ def check(template: str, fields: Sequence[str]) -> None:
             raise unknown(f"placeholder in the template {template!r}", name, allowed)
     if not set(names) & set(fields):
         raise InlayError(f"The template {template!r} uses none of the fields {', '.join(fields)}.")
+    if names.count(MASK) > 1:
+        raise InlayError(f"The template {template!r} has more than one {{mask}}: a text has one, where it is read.")
     if names.count(SEPARATOR) > 1:
         raise InlayError(f"The template {template!r} has more than one {{sep}}: a text has one or two segments.")
 
@@ -72,7 +74,8 @@ def is_kept_whole(template: str) -> bool:
 def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tuple[str, str | None]:
     """The row's text, and the second segment where the template has one.
 
-    Where the template has a mask it is the only one: those that a field's own text spells out are left out of it.
+    Where the template has a mask it is the only one: those that a field's own text spells out are left out of it, and
+    so are marks of prompts.
     """
     segments = [""]
     masked = mask is not None and uses_mask(template)
@@ -87,7 +90,7 @@ def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tu
         elif name == PROMPT:
             pass
         elif name is not None:
-            text = str(row[name])
+            text = str(row[name]).replace(MARK, "")
             segments[-1] += text.replace(mask or "", "") if masked else text
     if f"{{{PROMPT}}}" in template:
         segments = [segment.strip() for segment in segments]

@@ -111,7 +111,8 @@ class InfoPromptConfig(InlayConfig):
     units: bool = field(
         default=True,
         metadata={
-            "help": "Train each part in its own unit; False: plain numbers, for which the paper's rate is 0.001."
+            "help": "Train each part in its own unit; False: plain numbers, for which the paper's rate is 0.001; the "
+            "critics then start from the identity."
         },
     )
     sizes: list[float] | None = field(

@@ -340,7 +340,8 @@ class InfoPromptLayer(ChildLayer):
 def task_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
     """`L_pred`, as Transformers' own heads compute it: by the problem, or by the labels where it is not said."""
     if config.problem_type == "regression" or (config.problem_type is None and logits.shape[-1] == 1):
-        return mse_loss(logits.squeeze(-1).to(labels.dtype), labels.view(logits.shape[:-1]))
+        wanted = logits.squeeze(-1)
+        return mse_loss(wanted, labels.view(wanted.shape).to(logits.dtype))
     if config.problem_type == "multi_label_classification" or labels.is_floating_point():
         return binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     return cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -136,8 +136,8 @@ class RepresentationCritic(nn.Module):
     """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2).
 
     They start and learn in the units of prompts and states, so that scores are of size 1: `f_mu` divides by the size of
-    states, `W_2` by that of prompts. As they come these numbers are small; all scores are then alike, the loss stays at
-    log K, and what it says to the prompts is lost beside the task's.
+    states, `W_2` by that of prompts. As they come (`units=False`) these numbers are small; all scores are then alike,
+    the loss stays at log K, and what it says to the prompts is lost beside the task's.
     """
 
     def __init__(self, site: Site, prompt_unit: float, state_unit: float) -> None:
@@ -163,9 +163,10 @@ class Pieces(nn.Module):
         self.looked = False  # whether the host has looked at a batch's ids, on a device that it waits for
         config = site.config
         word, _, state = site.sizes
-        unit = word if config.units else 1.0
+        if not config.units:
+            word, state = 1.0, 1.0
         static = config.encoder == "static"
-        self.prompts = StaticPrompts(initial_prompts(site), 1 / unit) if static else PromptEncoder(site)
+        self.prompts = StaticPrompts(initial_prompts(site), 1 / word) if static else PromptEncoder(site)
         self.theta = site.trained(initial_theta(site), math.sqrt(site.hidden_size) * state)
         eye = torch.eye(site.table.shape[1], site.hidden_size, device="cpu")
         self.w1 = site.trained(eye, site.hidden_size) if config.gamma else None
