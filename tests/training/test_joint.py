@@ -226,6 +226,25 @@ def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
     assert all(math.isfinite(entry["loss"]) for entry in outcome.history if "loss" in entry)
 
 
+def test_a_class_that_a_task_does_not_have_is_an_error(tmp_path: Path) -> None:
+    tasks = three()
+    tasks["rte"].train[7]["labels"] = 4  # which `five` has
+    with pytest.raises(InlayError, match=r"the label 4.0, and its task 'rte' the classes 0 to 2"):
+        run(tmp_path, tasks)
+
+
+def test_a_value_that_is_not_known_counts_for_nothing(tmp_path: Path) -> None:
+    tasks = three()
+    for row in tasks["stsb"].train:
+        row["labels"] = -100.0
+    outcome = run(tmp_path, tasks)
+    fresh = attach_tasks(backbone(), tasks, METHOD, {"r": 4})
+    found = trained_parameters(outcome.model)
+    for name, parameter in trained_parameters(fresh).items():
+        if "inlay" in name:
+            assert torch.equal(found[name], parameter) == (".stsb." in name), name
+
+
 def test_when_every_task_fails_the_run_does(tmp_path: Path) -> None:
     tasks = {"one": values(1), "two": values(2)}
     for task in tasks.values():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.losses import NO_LABEL, row_losses, shifted, task_sums
+from inlay.methods.multi_lora.losses import NO_LABEL, check_labels, row_losses, shifted, task_sums
 from inlay.records.atomic import sync_file, writing
 from inlay.training import checkpoints as files
 from inlay.training.padding import ALONG, parts
@@ -121,6 +121,7 @@ class JointTrainer(InlayTrainer):
         self._sampler: Any = JointSampler(self.train_dataset.sizes, self.args.seed, temperature)
         self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
         self._task_losses: Tensor | None = None
+        self._outputs = {task: self.model.peft_config[task].num_labels for task in self.tasks}
         self._owned = self.owned({name: p for name, p in self.model.named_parameters() if p.requires_grad})
 
     def owned(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
@@ -148,9 +149,8 @@ class JointTrainer(InlayTrainer):
         for batch in found:
             labels = batch["labels"].cpu()
             counted = labels[:, 1:] if self._shifted else labels
-            items = torch.ones(len(labels), dtype=torch.long)
-            if not labels.is_floating_point():
-                items = counted.ne(NO_LABEL).view(len(labels), -1).sum(dim=1)
+            check_labels(labels, batch[NAMES], self._outputs)
+            items = counted.ne(NO_LABEL).view(len(labels), -1).sum(dim=1)
             self._totals.index_add_(0, torch.tensor([self.tasks.index(name) for name in batch[NAMES]]), items)
         return found, None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.losses import is_value, joint_loss, row_losses, shifted, task_sums
+from inlay.methods.multi_lora.losses import check_labels, is_value, joint_loss, row_losses, shifted, task_sums
 from inlay.methods.multi_lora.rows import BASE, Routing, Rows
 
 INPUTS = ("input_ids", "inputs", "inputs_embeds", "pixel_values", "input_features", "decoder_input_ids")
@@ -61,7 +61,9 @@ class ModelHooks:
         if _is(model, CAUSAL):
             logits, labels = shifted(logits, labels)
         elif not _is(model, ENCODER_DECODER):
-            values = is_value([self._labels(model, task) for task in rows.tasks])
+            outputs = {task: self._labels(model, task) for task in rows.tasks}
+            check_labels(labels, rows.names(len(labels)), outputs)
+            values = is_value([*outputs.values()])
         slots = rows.slots(logits.device)
         slots = torch.zeros(len(logits), dtype=torch.long, device=logits.device) if slots is None else slots
         regression = None

@@ -63,6 +63,10 @@ class Rows:
         place = {task: i for i, task in enumerate(tasks)}
         return cls(tasks, [place[name] for name in names])
 
+    def names(self, count: int) -> list[str]:
+        """The task of each of so many rows."""
+        return [self.tasks[0]] * count if self._places is None else [self.tasks[place] for place in self._places]
+
     def groups(self) -> list[list[int]]:
         """The rows of each task, as many for every one: where a task has fewer than another, its first again."""
         found: list[list[int]] = [[] for _ in self.tasks]
