@@ -60,7 +60,12 @@ Template = Annotated[
 TestData = Annotated[str | None, typer.Option(help="Your own test data, where it is apart.", rich_help_panel=DATA)]
 DataDir = Annotated[str | None, typer.Option(help="Folder with local copies of named tasks.", rich_help_panel=DATA)]
 Shots = Annotated[
-    int | None, typer.Option(help="Train on this many examples, drawn evenly over classes.", rich_help_panel=DATA)
+    int | None,
+    typer.Option(
+        help="Train on this many examples, drawn evenly over classes. So few want more updates: with 64, for example, "
+        "--epochs 30 --batch-size 8.",
+        rich_help_panel=DATA,
+    ),
 ]
 Protocol = Annotated[str | None, typer.Option(help="A published protocol, e.g. vtab-1k.", rich_help_panel=DATA)]
 Epochs = Annotated[float, typer.Option(help="Passes over the training data.", rich_help_panel=TRAINING)]
