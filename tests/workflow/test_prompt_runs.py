@@ -107,6 +107,17 @@ def test_an_adapter_of_tune_is_used_in_peft_by_one_function(review_spec: Spec, r
         prompts.encode([{"text": "w1"}], backbone.processor, config)
 
 
+def test_full_is_a_size_among_others(reviews: Path, text_model: Path, tmp_path: Path) -> None:
+    given = ["--model", str(text_model), "--data", str(reviews), "--text", "body", "--label", "stars", "--seeds", "1"]
+    given += ["--methods", "warp", "--max-steps", "1", "--out", str(tmp_path / "runs")]
+    told = CliRunner().invoke(app, ["compare", *given, "--shots", "9,full"])
+    assert told.exit_code == 0, told.output
+    found = {run.spec.shots: run.record["examples"]["train"] for run in Store(tmp_path / "runs").list()}
+    assert found[9] == 9
+    assert found[None] > 9
+    assert "12,x" in str(CliRunner().invoke(app, ["compare", *given, "--shots", "12,x"]).exception)
+
+
 def test_one_task_object_serves_methods_with_and_without_prompts(review_spec: Spec, tmp_path: Path) -> None:
     task = tasks.load(review_spec)
     plain = task.schema

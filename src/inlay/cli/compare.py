@@ -12,7 +12,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.cli.explain import numbers_in
+from inlay.cli.explain import names_in, numbers_in
 
 if TYPE_CHECKING:
     from inlay.workflow.comparison import Comparison
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 SOME_FAILED = 1
 WHERE = "Where it runs"
 REPORT = "report.html"
+FULL = "full"
 
 Shots = Annotated[
     str | None,
     typer.Option(
         "--shots",
         help="Train on this many examples, drawn evenly over classes; several numbers, parted by commas, make a table "
-        "each.",
+        "each, and full is all of them, as in 64,256,full. So few want more updates: --epochs 30 --batch-size 8.",
         rich_help_panel=o.DATA,
     ),
 ]
@@ -116,7 +117,7 @@ def command(
         charts.check_format(plot)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     spec = Spec(model=model, method=names[0] if names else "", **fields)
-    sizes = [None] if shots_ is None else [int(size) for size in numbers_in(shots_, "--shots", whole=True)]
+    sizes = [None] if shots_ is None else sizes_in(shots_)
     rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
     say = None if quiet else show.say
     asked = engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address)
@@ -130,6 +131,15 @@ def command(
     with asked as engine:
         found = carry_out(plans, out, engine, minutes=minutes, retry_failed=retry_failed, progress=not quiet, say=say)
     conclude(found, out, baseline=baseline, plot=plot, quiet=quiet)
+
+
+def sizes_in(text: str) -> list[int | None]:
+    """Sizes of the training set, parted by commas; `full` (None) is all of it."""
+    parts = names_in(text)
+    numbers = [part for part in parts if part != FULL]
+    if numbers or not parts:
+        numbers_in(",".join(numbers), "--shots", whole=True)
+    return [None if part == FULL else int(part) for part in parts]
 
 
 def conclude(

@@ -110,7 +110,7 @@ def name_of(spec: Spec, others: Sequence[Spec]) -> str:
     if len({each.task or each.data for each in others}) > 1:
         parts.append(str(spec.task or spec.data))
     if len({each.shots for each in others}) > 1:
-        parts.append(f"{spec.shots} examples")
+        parts.append(f"{spec.shots or 'all'} examples")
     if len({each.learning_rate for each in others if each.method == spec.method}) > 1:
         parts.append(f"learning rate {spec.learning_rate:g}")
     return ", ".join([*parts, f"seed {spec.seed}"])
