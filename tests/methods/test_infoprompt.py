@@ -183,6 +183,23 @@ def test_positions_and_token_types_that_are_given_move_with_the_tokens() -> None
     assert not torch.allclose(other, wanted)
 
 
+def test_prompts_have_the_segment_of_the_token_after_them() -> None:
+    """A pair of texts, with prompts in both of its segments, against the same words in the text."""
+    words = {"initial": "words", "initial_ids": [11, 12, 13, 14]}
+    model, _ = made("bert", encoder="static", beta=0.0, gamma=0.0, mask_token_id=MASK, **words)
+    text, types = torch.tensor([[BOS, 20, MASK, 21, EOS, 22, 23, EOS]]), torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]])
+    written = torch.tensor([[BOS, 11, 20, 12, MASK, 13, 21, EOS, 22, 23, 14, EOS]])
+    segments = torch.tensor([[0] * 8 + [1] * 4])
+    with torch.no_grad():
+        found = model(input_ids=text, token_type_ids=types).logits
+        with model.disable_adapter():
+            states = layer_of(model).host(input_ids=written, token_type_ids=segments)[0]
+            other = layer_of(model).host(input_ids=written)[0]
+    theta = pieces_of(model).theta()
+    torch.testing.assert_close(found, states[:, 4] @ theta.T, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, other[:, 4] @ theta.T, atol=1e-5), "the segments count"
+
+
 def test_left_padding_changes_nothing_in_roberta() -> None:
     model, batch = made("roberta")
     row, length = batch["input_ids"][1:2], ROW_LENGTHS[1]
