@@ -22,7 +22,7 @@ from inlay.methods.attach import restore, trained_parameters
 from inlay.training import padding
 from inlay.training.interrupts import Interrupted
 from inlay.training.joint import NAMES, JointCollator, JointRows, JointSampler, JointTrainer, shares
-from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint
+from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint, flat
 from inlay.training.trainer import NotFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -144,7 +144,8 @@ def test_three_tasks_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
     assert test["rte/accuracy"] > 0.6
     assert test["five/accuracy"] > 0.4
     assert test["stsb/mse"] < 0.6
-    assert test["average"] == pytest.approx((test["rte/accuracy"] + test["five/accuracy"] + test["stsb/mse"]) / 3)
+    assert test["average"] == pytest.approx((test["rte/accuracy"] + test["five/accuracy"]) / 2)
+    assert "the average on test leaves out stsb (mse, of which less is better)" in outcome.notes
     assert outcome.portrait["parameters"]["shared"] > 0
     assert {"rte_loss", "five_loss", "stsb_loss"} <= set(outcome.history[0])
     again: Any = backbone().model
@@ -224,6 +225,38 @@ def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
             torch.testing.assert_close(parameter, wanted[name], atol=1e-8, rtol=1e-6)
     assert outcome.metrics["test"]["rte/accuracy"] == good.metrics["test"]["rte/accuracy"]
     assert all(math.isfinite(entry["loss"]) for entry in outcome.history if "loss" in entry)
+
+
+@pytest.mark.parametrize("patience", [None, 5])
+def test_a_task_whose_own_parameters_give_no_numbers_says_so(patience: int | None, tmp_path: Path) -> None:
+    """Found in validation: it returns to its best state, and where none was kept it is not to be used."""
+
+    class Spoils(JointTrainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            found = super().training_step(*args, **kwargs)
+            if self.state.global_step == 21:
+                for parameter in self._owned["five"]:
+                    parameter.data.fill_(math.nan)
+            return found
+
+    given = spec(evaluations=4, early_stopping=patience)
+    tasks = three()
+    outcome = fit_joint(backbone(), tasks, METHOD, given, tmp_path, progress=False, trainer_class=Spoils)
+    (note,) = [note for note in outcome.notes if note.startswith("five failed")]
+    test = outcome.metrics["test"]
+    if patience is None:
+        assert note.endswith("its parameters are those that give it: do not use them")
+        assert "the average on test leaves out five (not scored), stsb (mse, of which less is better)" in outcome.notes
+        assert test["average"] == test["rte/accuracy"]
+    else:
+        assert "its parameters are its best, of step" in note
+        assert test["average"] == pytest.approx((test["rte/accuracy"] + test["five/accuracy"]) / 2)
+
+
+def test_of_errors_alone_there_is_a_mean() -> None:
+    tasks = {"one": values(1), "two": values(2)}
+    assert flat({"one": {"mse": 1.0}, "two": {"mse": 2.0}}, tasks)["average"] == 1.5
+    assert math.isnan(flat({}, tasks)["average"])
 
 
 def test_a_class_that_a_task_does_not_have_is_an_error(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def shares(sizes: Sequence[int], temperature: float) -> list[int]:
 @dataclass
 class JointProgress(Progress):
     """`tasks`: of each its best state (step, value, metrics, file), how many evaluations ago that was, at which step it
-    ended if it has, and why it failed if it did."""
+    ended if it has, why it failed if it did, and whether its last parameters are the cause."""
 
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -226,9 +226,10 @@ class JointTrainer(InlayTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         return grad_norm
 
-    def _fail(self, task: str, why: str) -> None:
-        """End a task that cannot go on; the others do. The parameters are those from before."""
-        self.progress.tasks[task] |= {"ended": self.state.global_step, "failed": why}
+    def _fail(self, task: str, why: str, spoilt: bool = False) -> None:
+        """End a task that cannot go on; the others do. The parameters are those from before, unless they are `spoilt`:
+        then it is they that give what is not a number."""
+        self.progress.tasks[task] |= {"ended": self.state.global_step, "failed": why, "spoilt": spoilt}
         if all("failed" in self.progress.tasks[each] for each in self.tasks):
             raise NotFinite(
                 f"Of every task {why}, at a learning rate of {self._get_learning_rate():.3g}. Try a lower one, for "

@@ -30,6 +30,7 @@ from inlay.records.atomic import write_folder, write_json, writing
 from inlay.records.spec import Spec
 from inlay.records.store import checksum
 from inlay.tasks import kinds
+from inlay.tasks.metrics import LOWER_IS_BETTER
 from inlay.training import plan as plans
 from inlay.training.checkpoints import Checkpoints, step_of
 from inlay.training.display import Display
@@ -191,7 +192,7 @@ def fit_joint(
     take_off_autocast(trainer)
     modes.close()
     save_tasks(model, tasks, method, backbone, spec, folder / "adapter")
-    notes = _notes(trainer)
+    notes = _notes(trainer, tasks, metrics)
     for note in notes:
         display.say(note)
     portrait = portrait_of(trainer, plan, peak, len(train), folder / "adapter", None, "several tasks are trained")
@@ -256,7 +257,7 @@ class Judge:
                 found[name] = self.of(name, encoded, stop).metrics
                 examples += len(encoded)
             except NotFinitePredictions as error:
-                self.trainer._fail(name, str(error))
+                self.trainer._fail(name, str(error), spoilt=True)
         return Scored(flat(found, self.tasks), None, examples, time.perf_counter() - begin)
 
     def of(self, name: str, encoded: Any, stop: Stop | None) -> Scored:
@@ -272,8 +273,17 @@ def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def flat(found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any]) -> dict[str, float]:
     """All tasks' metrics under one roof, and the average over tasks of the first metric of each."""
     metrics = {f"{name}/{metric}": value for name, own in found.items() for metric, value in own.items()}
-    firsts = [own[tasks[name].metrics[0]] for name, own in found.items() if tasks[name].metrics[0] in own]
+    firsts = [metrics[first] for first in averaged(metrics, tasks).values()]
     return metrics | {AVERAGE: sum(firsts) / len(firsts) if firsts else math.nan}
+
+
+def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, str]:
+    """What the average is over: of each task its first metric, if there is one. Where more of some and less of others
+    is better, those of which more is: an error and an accuracy have no mean."""
+    firsts = {name: f"{name}/{task.metrics[0]}" for name, task in tasks.items()}
+    there = {name: first for name, first in firsts.items() if first in metrics}
+    more = {name: first for name, first in there.items() if tasks[name].metrics[0] not in LOWER_IS_BETTER}
+    return more or there
 
 
 def _final_metrics(
@@ -292,8 +302,9 @@ def _final_metrics(
                 else:
                     try:
                         scored = judge.of(name, judge.encode[name]("test"), trainer.check_interrupt)
-                    except NotFinitePredictions:
-                        continue  # a task that failed: the notes say so
+                    except NotFinitePredictions as error:
+                        trainer.progress.tasks[name] |= {"failed": str(error), "spoilt": True}
+                        continue
                     own = scored.metrics
                     if scored.seconds:
                         trainer.progress.inference.append([scored.examples, scored.seconds])
@@ -316,13 +327,24 @@ def _validated(trainer: JointTrainer, name: str) -> dict[str, float]:
     return {metric.partition("/")[2]: value for metric, value in known.items() if metric.startswith(f"{name}/")}
 
 
-def _notes(trainer: JointTrainer) -> list[str]:
+def _notes(trainer: JointTrainer, tasks: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
     notes = []
     for name, entry in trainer.progress.tasks.items():
+        best = entry.get("best")
         if "failed" in entry:
-            notes.append(f"{name} failed: {entry['failed']}; its parameters are those from before that")
+            kept = "those from before that" if best is None else f"its best, of step {best['step']}"
+            if entry.get("spoilt") and best is None:
+                kept = "those that give it: do not use them"
+            notes.append(f"{name} failed: {entry['failed']}; its parameters are {kept}")
         elif entry.get("ended") is not None:
-            notes.append(f"{name} stopped at step {entry['ended']}; best at step {entry['best']['step']}")
+            notes.append(f"{name} stopped at step {entry['ended']}; best at step {best['step']}")
+    for split, own in metrics.items():
+        out = [name for name, task in tasks.items() if len(task.split(split)) and name not in averaged(own, tasks)]
+        if out:
+            why = {name: f"{tasks[name].metrics[0]}, of which less is better" for name in out}
+            why |= {name: "not scored" for name in out if f"{name}/{tasks[name].metrics[0]}" not in own}
+            listed = ", ".join(f"{name} ({why[name]})" for name in out)
+            notes.append(f"the average on {split} leaves out {listed}")
     return notes
 
 

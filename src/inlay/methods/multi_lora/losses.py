@@ -28,8 +28,8 @@ def row_losses(logits: Tensor, labels: Tensor, regression: Tensor | None = None)
     rows = len(logits)
     if len(labels) != rows or labels.numel() * logits.shape[-1] != logits.numel():
         raise InlayError(
-            f"The labels are {tuple(labels.shape)}, and the logits {tuple(logits.shape)}: rows of several tasks, or of a "
-            "task with a head of its own size, have one class or value each, or one for each token."
+            f"The labels are {tuple(labels.shape)}, and the logits {tuple(logits.shape)}: rows of several tasks, or of "
+            "one with a head of its own size, have one class or value each, or one for each token."
         )
     classes, kept = labels.long(), labels.ne(NO_LABEL)
     if regression is not None:
