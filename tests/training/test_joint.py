@@ -108,6 +108,10 @@ def test_an_epoch_of_several_tasks(sizes: list[int], temperature: float, seed: i
         assert list(sampler) != order
 
 
+def test_a_temperature_near_nothing_gives_all_to_the_largest() -> None:
+    assert shares([10, 1000], 1e-3) == [1, 1010]  # at least one each
+
+
 def test_a_batch_says_whose_rows_it_has() -> None:
     tasks = three()
     rows = JointRows({name: task.train for name, task in tasks.items()})

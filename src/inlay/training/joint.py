@@ -90,7 +90,7 @@ class JointSampler(Sampler[int]):
 
 def shares(sizes: Sequence[int], temperature: float) -> list[int]:
     """How many rows of an epoch each task gets; together as many as there are rows, and at least one each."""
-    power = [size ** (1 / temperature) for size in sizes]
+    power = [(size / max(sizes)) ** (1 / temperature) for size in sizes]  # of a low temperature, too large otherwise
     exact = [sum(sizes) * each / sum(power) for each in power]
     counts = [max(1, math.floor(each)) for each in exact]
     left = sum(sizes) - sum(counts)

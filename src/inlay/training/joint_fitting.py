@@ -336,7 +336,7 @@ def _notes(trainer: JointTrainer, tasks: Mapping[str, Any], metrics: Mapping[str
             if entry.get("spoilt") and best is None:
                 kept = "those that give it: do not use them"
             notes.append(f"{name} failed: {entry['failed']}; its parameters are {kept}")
-        elif entry.get("ended") is not None:
+        elif entry.get("ended") is not None and best is not None:
             notes.append(f"{name} stopped at step {entry['ended']}; best at step {best['step']}")
     for split, own in metrics.items():
         out = [name for name, task in tasks.items() if len(task.split(split)) and name not in averaged(own, tasks)]
