@@ -257,6 +257,8 @@ def test_a_task_with_its_own_labels_becomes_a_plain_model() -> None:
         (["rte"] * 6, "6 names, and the batch has 3 rows"),
         ("rte", "a list"),
         ([], "a list"),
+        ([["rte"], "rte", "rte"], "a list with the name"),
+        ([None] * 3, "a list with the name"),
     ],
 )
 def test_names_that_do_not_fit_the_batch(names: Any, said: str) -> None:

@@ -52,14 +52,15 @@ class Rows:
     @classmethod
     def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
         """The rows that these names, one a row, stand for."""
-        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+        listed = isinstance(names, Sequence) and not isinstance(names, str)
+        if not listed or not names or not all(isinstance(name, str) for name in names):
             raise InlayError(
                 f"adapter_names={names!r}: give a list with the name of one task for each row of the batch."
             )
         tasks = list(dict.fromkeys(names))
         for task in tasks:
             if task != BASE and task not in known:
-                raise unknown("task in adapter_names", str(task), known)
+                raise unknown("task in adapter_names", task, known)
         place = {task: i for i, task in enumerate(tasks)}
         return cls(tasks, [place[name] for name in names])
 
