@@ -15,7 +15,7 @@ from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
 from inlay.workflow import explain_prompts
-from inlay.workflow.explain_landscape import gamma, landscape, roughness
+from inlay.workflow.explain_landscape import gamma, landscape, roughness, spec_of
 from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, information
 
 
@@ -138,6 +138,16 @@ def test_a_method_without_a_head_loss_has_one_path_and_its_own_gamma(review_spec
     assert list(found.values) == ["task"]
     assert gamma(review_spec.with_(method="warp", settings={"gamma": 0.2})) == 0.2
     assert gamma(review_spec.with_(method="infoprompt")) == 0.05
+
+
+def test_a_runs_file_does_not_allow_a_models_own_code_to_run(review_spec: Spec, tmp_path: Path) -> None:
+    spec = review_spec.with_(method="warp", max_steps=1, trust_remote_code=True)  # as a stranger's run may say
+    run = tune(spec, tmp_path / "runs", progress=False)
+    with pytest.raises(InlayError, match="--trust-remote-code"):
+        spec_of(run)
+    assert spec_of(run, trust_remote_code=True).trust_remote_code
+    plain = tune(spec.with_(trust_remote_code=False), tmp_path / "runs", progress=False)
+    assert not spec_of(plain).trust_remote_code
 
 
 def test_roughness_is_none_of_a_plane_and_grows_with_bends() -> None:

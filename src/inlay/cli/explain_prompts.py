@@ -69,6 +69,7 @@ def landscape(
     examples: Annotated[int, typer.Option(min=1, help="Training texts to average the losses over.")] = 20,
     steps: Annotated[int, typer.Option(min=1, help="How many steps of training to follow.")] = 500,
     grid: Annotated[int, typer.Option(min=3, help="Points along each side of the surface.")] = 21,
+    trust_remote_code: o.Trust = False,
     store: Store = Path("runs"),
     out: Folder = Path("explain"),
     quiet: o.Quiet = False,
@@ -85,7 +86,8 @@ def landscape(
     from inlay.records.store import Store as Runs
     from inlay.workflow import explain_landscape, explain_prompts
 
-    spec = explain_prompts.prompted(Runs(store).get(run)).spec
+    found = explain_prompts.prompted(Runs(store).get(run))
+    spec = explain_landscape.spec_of(found, trust_remote_code=trust_remote_code)
     work = partial(explain_landscape.landscape, examples=examples, steps=steps, grid=grid)
     carry_out("landscape", work, spec, out, quiet)
 

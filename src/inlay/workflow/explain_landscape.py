@@ -15,6 +15,7 @@ from typing import Any
 
 from inlay.methods import registry
 from inlay.records.spec import Spec
+from inlay.records.store import Run
 from inlay.workflow.explain import Bar, Value
 from inlay.workflow.explain_prompts import layer_of
 from inlay.workflow.tune import Say
@@ -116,6 +117,14 @@ def landscape(
         for name, walk in walks.items()
     ]
     return Landscape(spec, x, y, values, paths, examples, first.shares)
+
+
+def spec_of(run: Run, *, trust_remote_code: bool = False) -> Spec:
+    """What a run is trained again by. Its file does not allow a model's own code to run: `trust_remote_code` does."""
+    from inlay.workflow.predict import check_trust
+
+    check_trust(run.spec.trust_remote_code, trust_remote_code, f"The run {run.id}")
+    return run.spec.with_(trust_remote_code=trust_remote_code)
 
 
 def gamma(spec: Spec) -> float:
