@@ -12,6 +12,7 @@ import zoo
 from inlay.anatomy import head_modules
 from inlay.errors import InlayError
 from inlay.methods.attach import attach
+from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.training.modes import Modes
 
 
@@ -54,6 +55,26 @@ def test_what_stands_outside_the_body_trains_with_the_head() -> None:
     modes.train()
     assert training(model) == {"dropout", "classifier"}
     assert set(modes.trained_tensors()) == {"classifier.weight", "classifier.bias"}
+
+
+def test_an_uninitialised_part_that_the_method_does_not_train_stands_still() -> None:
+    """A masked language model comes without the pooler: prompts with a head of their own leave it alone."""
+    base, batch = zoo.tiny("bert", "classification")
+    modes = Modes(base, new=["bert.pooler", "classifier"], whole=False)
+    model = attach(
+        base,
+        "infoprompt",
+        newly_initialised=["bert.pooler", "classifier"],
+        settings={"pad_token_id": 0, "state": "mean"},
+    )
+    modes.adapt(model)
+    modes.train()
+    assert not {name for name in training(model) if ".pooler" in name or "encoder" in name}
+    (layer,) = [module for module in model.modules() if isinstance(module, InfoPromptLayer)]
+    for _ in range(3):
+        model(**batch)
+    (pieces,) = layer.inlay_infoprompt_pieces.values()
+    assert pieces.cache.computed == len({tuple(row) for row in batch["input_ids"].tolist()})
 
 
 def test_a_new_head_trains_with_its_own_dropout() -> None:

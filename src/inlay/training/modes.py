@@ -3,8 +3,9 @@
 A frozen model is a fixed function: its dropout does nothing, its batch norms keep their statistics, attention drops no
 weights. So everything that the base model brought along is in eval mode while a method trains, and what the method
 added (adapters with their own dropout, copies of heads) or loading left uninitialised (a head) is in train mode, with
-the dropout that stands outside the body, in front of the head. A batch norm moves its statistics only inside such a new
-head. `full` trains everything, statistics included.
+the dropout that stands outside the body, in front of the head. What loading left uninitialised and the method does not
+train (BERT's pooler, where a method has a head of its own) stands still like the rest. A batch norm moves its
+statistics only inside such a new head. `full` trains everything, statistics included.
 
 Transformers checkpoints activations of a `GradientCheckpointingLayer` only while the layer itself is in train mode,
 and some layers pass that same flag to a functional dropout. So a checkpointed layer is in train mode when it is called
@@ -32,7 +33,8 @@ class Modes:
 
     def __init__(self, base: nn.Module, *, new: Iterable[str], whole: bool) -> None:
         self._base = base
-        self._new = {inner for name in new for inner in base.get_submodule(name).modules()}
+        self._left_uninitialised = [base.get_submodule(name) for name in new]
+        self._new = {inner for module in self._left_uninitialised for inner in module.modules()}
         body = getattr(base, getattr(base, "base_model_prefix", ""), base)
         inside = set(body.modules())
         before_the_head = {module for module in base.modules() if module not in inside and not _has_parameters(module)}
@@ -51,9 +53,15 @@ class Modes:
         wrappers = [m for m in model.modules() if isinstance(getattr(m, "modules_to_save", None), nn.ModuleDict)]
         replaced = {inner for wrapper in wrappers for inner in wrapper.original_module.modules()}
         copies = {inner for wrapper in wrappers for inner in wrapper.modules_to_save.modules()}
-        self._new = (self._new - replaced) | copies
+        untrained = {
+            inner
+            for module in self._left_uninitialised
+            if _has_parameters(module) and not any(parameter.requires_grad for parameter in module.parameters())
+            for inner in module.modules()
+        }
+        self._new = (self._new - replaced - untrained) | copies
         norms = {module for module in model.modules() if isinstance(module, BatchNorm)}
-        self._frozen |= replaced | (norms - self._new)
+        self._frozen |= replaced | untrained | (norms - self._new)
 
     def train(self) -> None:
         """Set every module's mode for training."""
