@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from inlay import InlayError, Spec, backbones, compare, predict, tasks, tune
 from inlay.cli.app import app
 from inlay.methods.registry import get
+from inlay.records.command import command
 from inlay.records.store import Store
-from inlay.training import fit
+from inlay.training import Interrupted, fit
 from inlay.workflow.comparison import against
-from inlay.workflow.tune import few_updates
+from inlay.workflow.tune import identified, trained
 
 
 @pytest.mark.parametrize("method", ["infoprompt", "warp"])
@@ -163,15 +164,70 @@ def test_several_sizes_make_a_table_each(review_spec: Spec, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("examples", "changes", "words"),
     [
-        (64, {}, "64 examples make 6 updates in 3 epochs of batches of 32.*--epochs 30 --batch-size 8 would make 240"),
+        (64, {"batch_size": 32}, "64 examples make 6 updates in 3 epochs of batches of 32, .*--epochs 30 .* make 240"),
         (8, {"epochs": 1, "batch_size": 8}, "8 examples make 1 update in 1 epochs.*would make 30"),
         (64, {"epochs": 30, "batch_size": 8}, None),
         (64, {"epochs": 30}, None),
         (64, {"max_steps": 3}, None),
         (5000, {}, None),
+        (None, {}, None),
+        (0, {}, None),
     ],
 )
-def test_too_few_updates_are_said_to_be_few(examples: int, changes: dict[str, Any], words: str | None) -> None:
-    said = few_updates(Spec(model="a", task="rte", method="warp", **changes), examples)
+def test_too_few_updates_are_said_to_be_few(examples: int | None, changes: dict[str, Any], words: str | None) -> None:
+    given = Spec(model="a", task="rte", method="warp", **changes)
+    spec, said = trained(given, examples)
     assert len(said) == (words is not None)
     assert words is None or re.search(words, said[0])
+    if changes:
+        assert spec == given, "what was given is what is done"
+
+
+@pytest.mark.parametrize(
+    ("examples", "changes", "amount"),
+    [
+        (1, {}, (30.0, 8)),
+        (64, {}, (30.0, 8)),
+        (512, {}, (30.0, 8)),
+        (513, {}, (3.0, 32)),
+        (None, {}, (3.0, 32)),
+        (64, {"gradient_accumulation": 4}, (30.0, 8)),
+        (64, {"gradient_accumulation": 16}, (30.0, 16)),
+        (64, {"epochs": 4}, (4.0, 32)),
+        (64, {"batch_size": 4}, (3.0, 4)),
+        (64, {"max_steps": 4}, (3.0, 32)),
+    ],
+)
+def test_few_examples_are_trained_on_for_longer(
+    examples: int | None, changes: dict[str, Any], amount: tuple[float, int]
+) -> None:
+    spec, _ = trained(Spec(model="a", task="rte", method="warp", **changes), examples)
+    assert (spec.epochs, spec.batch_size) == amount
+    assert trained(spec, 10**6) == (spec, []), "what was settled stays"
+
+
+def test_a_few_examples_need_no_options(review_spec: Spec, tmp_path: Path) -> None:
+    """The numbers that were taken are said and recorded, and giving them is the same run, cut short or done."""
+    bare = review_spec.with_(epochs=None, batch_size=None, max_steps=None, shots=12, evaluations=1)
+    given, said = bare.with_(epochs=30, batch_size=8), list[str]()
+
+    stops = iter([False] * 20)
+    with pytest.raises(Interrupted):
+        tune(bare, tmp_path / "runs", progress=False, say=said.append, stop=lambda: next(stops, True))
+    assert any("12 examples make 60 updates in 30 epochs of batches of 8: the default for so few" in x for x in said)
+    run = tune(given, tmp_path / "runs", progress=False)
+    assert run.record["resumed_from"] is not None
+    assert run.record["steps"] == 60
+    assert (run.spec.epochs, run.spec.batch_size) == (30.0, 8)
+    assert identified(bare) == identified(given) == identified(run.spec)
+    assert tune(bare, tmp_path / "runs", progress=False, say=said.append).id == run.id
+    assert "--epochs 30 --batch-size 8" in command(run.spec)
+    assert len(Store(tmp_path / "runs").list()) == 1
+
+
+def test_running_text_is_not_counted_by_its_rows(text_model: Path, tmp_path: Path) -> None:
+    """Twelve lines may be a book."""
+    (tmp_path / "book.txt").write_text("\n".join(f"w{i} w1 w2 w3" for i in range(30)))
+    spec = Spec(model=str(text_model), method="lora", data=str(tmp_path / "book.txt"), kind="causal-lm")
+    assert tasks.load(spec).examples is None
+    assert identified(spec)[0].amount() == (3.0, 32)

@@ -27,7 +27,7 @@ Shots = Annotated[
     typer.Option(
         "--shots",
         help="Train on this many examples, drawn evenly over classes; several numbers, parted by commas, make a table "
-        "each, and full is all of them, as in 64,256,full. So few want more updates: --epochs 30 --batch-size 8.",
+        "each, and full is all of them, as in 64,256,full.",
         rich_help_panel=o.DATA,
     ),
 ]

@@ -45,7 +45,7 @@ def command(
     steps: Annotated[
         int, typer.Option(help="Updates; 0: the least-squares fit alone.", rich_help_panel=o.TRAINING)
     ] = 300,
-    batch_size: o.BatchSize = 8,
+    batch_size: Annotated[int, typer.Option(help="Texts per update.", rich_help_panel=o.TRAINING)] = 8,
     learning_rate: Annotated[
         float,
         typer.Option(

@@ -61,16 +61,25 @@ TestData = Annotated[str | None, typer.Option(help="Your own test data, where it
 DataDir = Annotated[str | None, typer.Option(help="Folder with local copies of named tasks.", rich_help_panel=DATA)]
 Shots = Annotated[
     int | None,
-    typer.Option(
-        help="Train on this many examples, drawn evenly over classes. So few want more updates: with 64, for example, "
-        "--epochs 30 --batch-size 8.",
-        rich_help_panel=DATA,
-    ),
+    typer.Option(help="Train on this many examples, drawn evenly over classes.", rich_help_panel=DATA),
 ]
 Protocol = Annotated[str | None, typer.Option(help="A published protocol, e.g. vtab-1k.", rich_help_panel=DATA)]
-Epochs = Annotated[float, typer.Option(help="Passes over the training data.", rich_help_panel=TRAINING)]
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        help="Passes over the training data. Default: 3; to train on 512 examples at most, with no --batch-size "
+        "or --max-steps either, 30.",
+        rich_help_panel=TRAINING,
+    ),
+]
 MaxSteps = Annotated[int | None, typer.Option(help="Stop after this many updates.", rich_help_panel=TRAINING)]
-BatchSize = Annotated[int, typer.Option(help="Examples per update.", rich_help_panel=TRAINING)]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Examples per update. Default: 32, or 8 where so few are trained on that 30 epochs are the default.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Accumulation = Annotated[
     int,
     typer.Option(
@@ -148,9 +157,9 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "shots": (Shots, None),
     "protocol": (Protocol, None),
     "revision": (Revision, None),
-    "epochs": (Epochs, 3.0),
+    "epochs": (Epochs, None),
     "max_steps": (MaxSteps, None),
-    "batch_size": (BatchSize, 32),
+    "batch_size": (BatchSize, None),
     "gradient_accumulation": (Accumulation, 1),
     "learning_rate": (Rate, None),
     "weight_decay": (Decay, 0.0),

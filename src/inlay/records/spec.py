@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from inlay.errors import InlayError, unknown
 class Spec:
     """One run: this model, this data, this method, these settings, this seed.
 
-    None means "the default that suits": the method's learning rate, the task's length. Exactly one of `task` (a name),
-    `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of several tasks,
-    `sampling` says how often each has a row in a batch: as often as it has rows in its data (proportional), equally
-    (uniform), or by its rows to the power of 1 / `temperature`.
+    None means "the default that suits": the method's learning rate, the task's length, the epochs and the batch size
+    for so many examples (`amount`; where one of these or `max_steps` is given, the rest is the usual). Exactly one of
+    `task` (a name), `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of
+    several tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data
+    (proportional), equally (uniform), or by its rows to the power of 1 / `temperature`.
     """
 
     model: str
@@ -41,9 +43,9 @@ class Spec:
     shots: int | None = None
     protocol: str | None = None
     seed: int = 0
-    epochs: float = 3.0
+    epochs: float | None = None
     max_steps: int | None = None
-    batch_size: int = 32
+    batch_size: int | None = None
     gradient_accumulation: int = 1
     learning_rate: float | None = None
     weight_decay: float = 0.0
@@ -82,11 +84,11 @@ class Spec:
                 object.__setattr__(self, name, os.fspath(getattr(self, name)))
         object.__setattr__(self, "text", (self.text,) if isinstance(self.text, str) else tuple(self.text))
         object.__setattr__(self, "settings", dict(self.settings))
-        positive = ("epochs", "batch_size", "gradient_accumulation", "clip", "temperature")
-        optional = ("max_steps", "shots", "max_length", "learning_rate", "early_stopping", "evaluations")
-        for name in positive + optional:
+        positive = ("gradient_accumulation", "clip", "temperature")
+        optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
+        for name in (*positive, *optional, "evaluations"):
             value = getattr(self, name)
-            if value is None and name in optional:
+            if value is None and name not in positive:
                 continue
             if not value > 0:
                 raise InlayError(f"{name}={value!r} must be greater than 0.")
@@ -104,6 +106,9 @@ class Spec:
             raise unknown("trunk_cache", self.trunk_cache, TRUNK_CACHES)
         if self.augment is not None and self.augment not in AUGMENTS:
             raise unknown("augment", self.augment, AUGMENTS)
+        if (self.epochs, self.batch_size, self.max_steps) != (None, None, None):
+            object.__setattr__(self, "epochs", EPOCHS if self.epochs is None else self.epochs)
+            object.__setattr__(self, "batch_size", BATCH if self.batch_size is None else self.batch_size)
         # 3 and 3.0 are the same number and must be the same run.
         for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip", "temperature"):
             if isinstance(getattr(self, name), int):
@@ -126,6 +131,18 @@ class Spec:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def amount(self, examples: int | None = None) -> tuple[float, int]:
+        """The epochs, and how many examples an update sees: as given, or as suits a training set of this size.
+
+        The usual 3 epochs of 32 would hardly move a method on a few dozen examples: those get 30 epochs of 8 (or the
+        next number that accumulation can part), as few-shot studies train. None is a size that is not known.
+        """
+        if self.epochs is not None and self.batch_size is not None:
+            return self.epochs, self.batch_size
+        if examples is None or updates(examples, EPOCHS, BATCH) >= FEW_UPDATES:
+            return EPOCHS, BATCH
+        return FEW_SHOT_EPOCHS, math.lcm(FEW_SHOT_BATCH, self.gradient_accumulation)
+
     def digest(self, contents: Mapping[str, str] | None = None) -> str:
         """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
         fields = {
@@ -137,6 +154,14 @@ class Spec:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def updates(examples: int, epochs: float, batch_size: int) -> int:
+    """How many updates so much training makes."""
+    return max(1, math.ceil(epochs * math.ceil(examples / batch_size)))
+
+
+EPOCHS, BATCH = 3.0, 32
+FEW_UPDATES = 50  # fewer than that are few
+FEW_SHOT_EPOCHS, FEW_SHOT_BATCH = 30.0, 8
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
 SCHEDULES = ("linear", "cosine", "constant")
 TRUNK_CACHES = ("auto", "on", "off")

@@ -65,6 +65,12 @@ class Task:
         return self.schema.full_template
 
     @property
+    def examples(self) -> int | None:
+        """How many there are to train on; None for running text: the model's length says into how many it is cut."""
+        running = self.kind in kinds.LANGUAGE_MODELS and not self.schema.answers
+        return None if running else len(self.train)
+
+    @property
     def generates(self) -> bool:
         return self.schema.generates
 

@@ -360,7 +360,7 @@ def save_tasks(
         "trust_remote_code": spec.trust_remote_code,
         "max_length": spec.max_length,
         "precision": spec.precision,
-        "batch_size": max(1, spec.batch_size // spec.gradient_accumulation),
+        "batch_size": Place.of(spec).batch_size,
         "tasks": {name: task.to_json() for name, task in tasks.items()},
     }
 

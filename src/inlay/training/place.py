@@ -33,8 +33,9 @@ class Place:
         A run may be trained on one machine and used on another: a precision that this one lacks becomes float32.
         """
         device = pick_device()
-        batch_size = max(1, spec.batch_size // spec.gradient_accumulation)
-        return cls(device, pick_dtype(spec.precision, device, strict=False), batch_size)
+        _, batch_size = spec.amount()
+        rows = max(1, batch_size // spec.gradient_accumulation)
+        return cls(device, pick_dtype(spec.precision, device, strict=False), rows)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Mixed precision, where the spec asks for it."""

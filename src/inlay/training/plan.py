@@ -21,7 +21,7 @@ from transformers import TrainingArguments
 
 from inlay.errors import InlayError
 from inlay.methods.registry import Method
-from inlay.records.spec import Spec
+from inlay.records.spec import Spec, updates
 
 LINES = 50  # of the training loss over time, a run
 MOST_WORKERS = 8
@@ -60,20 +60,21 @@ def make(spec: Spec, method: Method, examples: int, kind: str | None = None) -> 
         raise InlayError("The training set is empty: nothing can be learnt from it. Check the data and the split.")
     world = int(os.environ.get("WORLD_SIZE", "1"))
     parts = spec.gradient_accumulation * world
-    if spec.batch_size % parts:
+    epochs, batch_size = spec.amount(examples)
+    if batch_size % parts:
         raise InlayError(
-            f"batch_size={spec.batch_size} cannot be split into {parts} equal parts (gradient_accumulation="
+            f"batch_size={batch_size} cannot be split into {parts} equal parts (gradient_accumulation="
             f"{spec.gradient_accumulation} times {world} process{'es' * (world > 1)}). "
-            f"Give a multiple of {parts}, for example {math.ceil(spec.batch_size / parts) * parts}."
+            f"Give a multiple of {parts}, for example {math.ceil(batch_size / parts) * parts}."
         )
-    steps_per_epoch = math.ceil(examples / spec.batch_size)
-    total = spec.max_steps or max(1, math.ceil(spec.epochs * steps_per_epoch))
+    steps_per_epoch = math.ceil(examples / batch_size)
+    total = spec.max_steps or updates(examples, epochs, batch_size)
     device = pick_device()
     learning_rate = spec.learning_rate or method.learning_rate_for(kind)
     return Plan(
         device=device,
         dtype=pick_dtype(spec.precision, device),
-        micro_batch=spec.batch_size // parts,
+        micro_batch=batch_size // parts,
         world=world,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,

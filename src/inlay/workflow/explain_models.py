@@ -191,10 +191,10 @@ def cka(
         )
     task = drawn(spec, split, examples, smallest=SMALLEST)
     size = len(task.split(split))
-    parts = -(-size // spec.batch_size)
+    parts = minibatches(spec, size)
     if size // parts < SMALLEST:
         raise InlayError(
-            f"The unbiased CKA needs minibatches of {SMALLEST} examples at least: batch_size={spec.batch_size} parts "
+            f"The unbiased CKA needs minibatches of {SMALLEST} examples at least: batch_size={spec.amount()[1]} parts "
             f"{size} examples into {parts}. Give a larger --batch-size."
         )
     how = features or ("flat" if reads[0] == "image" else "mean")
@@ -267,7 +267,7 @@ def attention_distance(
             total = values.sum(0).cpu()
             kept[name] = kept[name] + total if name in kept else total
 
-    with Bar(-(-size // spec.batch_size), "attention distance", "batch", show=progress) as bar:
+    with Bar(minibatches(spec, size), "attention distance", "batch", show=progress) as bar:
         for each in batched(one, task, split, spec, place):
             batch = each
             with attention.reading(one.model, take), torch.no_grad(), place.autocast():
@@ -354,6 +354,12 @@ def subject(
     return Subject(model_name(name), model, backbone.processor, anatomy(model), backbone.source, found)
 
 
+def minibatches(spec: Spec, size: int) -> int:
+    """How many minibatches so many examples make."""
+    _, batch_size = spec.amount()
+    return -(-size // batch_size)
+
+
 def batched(one: Subject, task: Task, split: str, spec: Spec, place: Any) -> Iterator[dict[str, torch.Tensor]]:
     """The split in minibatches of at most `spec.batch_size`, as nearly equal as can be: none is a small remainder."""
     from inlay.training.lengths import longest
@@ -361,7 +367,7 @@ def batched(one: Subject, task: Task, split: str, spec: Spec, place: Any) -> Ite
     length = longest(one.model, task, one.processor, spec.max_length)
     encoded = task.encode(split, one.processor, length, model_config=one.model.config)
     collate = task.collator(one.processor, one.model)
-    for part in np.array_split(np.arange(len(encoded)), -(-len(encoded) // spec.batch_size)):
+    for part in np.array_split(np.arange(len(encoded)), minibatches(spec, len(encoded))):
         batch = collate([encoded[int(i)] for i in part])
         if one.run is not None:
             # Labels are the task's own; the run's head may know others, and no loss is wanted.

@@ -5,7 +5,6 @@ A spec that was run before is found and not repeated; one that was cut short goe
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
-from inlay.records.spec import Spec
+from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from inlay.tasks import Task
 
 DEFAULT_OUT = "runs"
-FEW_UPDATES = 50
-FEW_SHOT_EPOCHS, FEW_SHOT_BATCH = 30, 8  # as few-shot studies train
 Say = Callable[[str], None]
 
 
@@ -57,6 +54,7 @@ def tune(
         return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
     spec = checked(spec)
     task = tasks.load(spec)
+    spec, amount = trained(spec, task.examples)
     digest = identity(spec, task)
     began = time.monotonic()
     with Store(out).open(spec, digest, retry_failed=retry_failed) as run:
@@ -77,7 +75,7 @@ def tune(
             trust_remote_code=spec.trust_remote_code,
             seed=spec.seed,
         )
-        for line in (f"model: {backbone.source}", *backbone.notes, *few_updates(spec, len(task.train))):
+        for line in (f"model: {backbone.source}", *backbone.notes, *amount):
             say(line)
         from inlay.training import fit
 
@@ -126,7 +124,9 @@ def identified(spec: Spec) -> tuple[Spec, str]:
     from inlay import tasks
 
     spec = checked(spec)
-    return spec, identity(spec, tasks.load(spec))
+    task = tasks.load(spec)
+    spec, _ = trained(spec, task.examples)
+    return spec, identity(spec, task)
 
 
 def described(backbone: Backbone) -> dict[str, Any]:
@@ -140,15 +140,23 @@ def described(backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def few_updates(spec: Spec, examples: int) -> list[str]:
-    """A line for people where so few examples make hardly any updates; nothing where their number was chosen."""
-    made = math.ceil(spec.epochs * math.ceil(examples / spec.batch_size))
-    longer = FEW_SHOT_EPOCHS * math.ceil(examples / FEW_SHOT_BATCH)
-    if spec.max_steps is not None or made >= FEW_UPDATES or longer <= 2 * made:
-        return []
-    said = f"{examples} examples make {made} update{'s' * (made > 1)} in {spec.epochs:g} epochs of batches of "
-    said += f"{spec.batch_size}, which is little: --epochs {FEW_SHOT_EPOCHS} --batch-size {FEW_SHOT_BATCH} would make "
-    return [f"{said}{longer}"]
+def trained(spec: Spec, examples: int | None) -> tuple[Spec, list[str]]:
+    """The spec with epochs and batch size written in, and a line for people where the examples are few.
+
+    It says which were taken where none was given, and what to give where those that were given make hardly any updates.
+    """
+    epochs, batch_size = spec.amount(examples)
+    settled = spec.with_(epochs=epochs, batch_size=batch_size)
+    if not examples or spec.max_steps is not None:
+        return settled, []
+    made, longer = (updates(examples, *each) for each in ((epochs, batch_size), (FEW_SHOT_EPOCHS, FEW_SHOT_BATCH)))
+    said = f"{examples} examples make {made} update{'s' * (made > 1)} in {epochs:g} epochs of batches of {batch_size}"
+    if spec.epochs is None and epochs == FEW_SHOT_EPOCHS:
+        return settled, [f"{said}: the default for so few; --epochs and --batch-size choose otherwise"]
+    if made >= FEW_UPDATES or longer <= 2 * made:
+        return settled, []
+    better = f"--epochs {FEW_SHOT_EPOCHS:g} --batch-size {FEW_SHOT_BATCH}"
+    return settled, [f"{said}, which is little: {better} would make {longer}"]
 
 
 def settled(spec: Spec) -> Spec:

@@ -11,7 +11,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
-from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, described, identity_of
+from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, described, identity_of, trained
 
 if TYPE_CHECKING:
     from inlay.tasks import Task
@@ -34,6 +34,8 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
     named = adapter_names(spec.tasks)
     tasks: dict[str, Task] = {named[name]: room.load(_of_one(spec, name)) for name in spec.tasks}
     check_together(tasks)
+    sizes = [task.examples for task in tasks.values()]
+    spec, amount = trained(spec, None if None in sizes else sum(filter(None, sizes)))
     contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
     digest = identity_of(spec, hashlib.sha256(contents.encode()).hexdigest())
     with Store(out).open(spec, digest) as run:
@@ -54,7 +56,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
             trust_remote_code=spec.trust_remote_code,
             seed=spec.seed,
         )
-        for line in (f"model: {backbone.source}", *backbone.notes):
+        for line in (f"model: {backbone.source}", *backbone.notes, *amount):
             say(line)
         outcome = fit_joint(
             backbone, tasks, registry.get(spec.method), spec, run.folder, progress=progress, tensorboard=tensorboard
