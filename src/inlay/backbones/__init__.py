@@ -14,7 +14,7 @@ from inlay.backbones.cards import EMBEDDED
 
 if TYPE_CHECKING:
     from inlay.backbones.identity import fingerprint
-    from inlay.backbones.loading import Backbone, load
+    from inlay.backbones.loading import Backbone, load, load_for
     from inlay.backbones.locate import kind, modality, version
     from inlay.backbones.processors import image_side
 
@@ -24,11 +24,12 @@ _LAZY = {
     "image_side": "processors",
     "kind": "locate",
     "load": "loading",
+    "load_for": "loading",
     "modality": "locate",
     "version": "locate",
 }
 
-__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "kind", "load", "modality", "version"]
+__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "kind", "load", "load_for", "modality", "version"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,10 @@ from inlay.backbones.locate import Place, heads
 from inlay.backbones.quiet import quiet
 from inlay.errors import InlayError, first_line
 from inlay.tasks import kinds
+
+if TYPE_CHECKING:
+    from inlay.records.spec import Spec
+    from inlay.tasks import Task, TaskSchema
 
 
 @dataclass
@@ -108,6 +112,23 @@ def load(
     model.config._name_or_path = model.name_or_path = name
     return Backbone(
         name, model, processor, place.modality, new, fingerprint(model, new), place.source, _address(place), notes
+    )
+
+
+def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
+    """The backbone of a run, with the head that its task needs.
+
+    A spec that comes from a file of somebody's must not say whether the model's own code may run: set its
+    `trust_remote_code` to what the user here allows.
+    """
+    return load(
+        spec.model,
+        kind=task.kind,
+        num_labels=task.num_labels,
+        label_names=task.label_names,
+        revision=spec.revision,
+        trust_remote_code=spec.trust_remote_code,
+        seed=spec.seed,
     )
 
 

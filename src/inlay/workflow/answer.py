@@ -62,15 +62,7 @@ class Tasks:
                 raise unknown("task", name, found)
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
-        first = next(iter(found.values()))
-        backbone = backbones.load(
-            model or facts["model"],
-            kind=first.kind,
-            num_labels=first.num_labels,
-            label_names=first.label_names,
-            revision=facts["revision"],
-            trust_remote_code=trust_remote_code,
-        )
+        backbone = backbones.load_for(self.spec.with_(model=model or facts["model"]), next(iter(found.values())))
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
         method = registry.get(facts["method"])

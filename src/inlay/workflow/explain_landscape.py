@@ -150,15 +150,7 @@ class _Walk:
         from inlay.training import fit
 
         task = tasks.load(spec)
-        backbone = backbones.load(
-            spec.model,
-            kind=task.kind,
-            num_labels=task.num_labels,
-            label_names=task.label_names,
-            revision=spec.revision,
-            seed=spec.seed,
-            trust_remote_code=spec.trust_remote_code,
-        )
+        backbone = backbones.load_for(spec, task)
         self.at: list[int] = []
         self.points: list[tuple[float, float]] = []
         self.losses: list[float] = []

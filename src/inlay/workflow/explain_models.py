@@ -335,15 +335,7 @@ def subject(
         raise InlayError(
             f"The model {name!r} reads {reads}s, and the data are {kinds.modality(task.kind)}s. Choose one that fits."
         )
-    backbone = backbones.load(
-        name,
-        kind=schema.kind,
-        num_labels=schema.num_labels,
-        label_names=schema.label_names,
-        revision=spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-        seed=spec.seed if run is None else run.spec.seed,
-    )
+    backbone = backbones.load_for(spec.with_(model=name, seed=spec.seed if run is None else run.spec.seed), schema)
     if say is not None:
         say(f"model: {backbone.source}")
     model = backbone.model

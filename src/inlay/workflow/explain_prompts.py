@@ -200,14 +200,7 @@ def _states(
     from inlay.tasks import TaskSchema
 
     spec, schema = (run or first).spec, TaskSchema.from_json((run or first).record["task"]["schema"])
-    backbone = backbones.load(
-        spec.model,
-        kind=task.kind,
-        num_labels=task.num_labels,
-        label_names=task.label_names,
-        revision=spec.revision,
-        seed=spec.seed,
-    )
+    backbone = backbones.load_for(spec.with_(trust_remote_code=False), task)
     if run is not None:
         method = registry.get(run.spec.method)
         model = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)

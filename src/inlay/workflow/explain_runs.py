@@ -283,14 +283,7 @@ def survey(spec: Spec) -> tuple[int, bool]:
 
     check_modality(spec)
     task = tasks.load(spec)
-    backbone = backbones.load(
-        spec.model,
-        kind=task.kind,
-        num_labels=task.num_labels,
-        label_names=task.label_names,
-        revision=spec.revision,
-        trust_remote_code=spec.trust_remote_code,
-    )
+    backbone = backbones.load_for(spec, task)
     parts = anatomy(backbone.model)
     return len(parts.blocks), parts.modality == "image"
 

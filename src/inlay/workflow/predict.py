@@ -62,15 +62,8 @@ def restored(run: Run, schema: Any, model: str | None = None, *, trust_remote_co
     from inlay.methods import attach
 
     check_trust(run.spec.trust_remote_code, trust_remote_code, f"The run {run.id}")
-    backbone = backbones.load(
-        model or run.spec.model,
-        kind=schema.kind,
-        num_labels=schema.num_labels,
-        label_names=schema.label_names,
-        revision=run.spec.revision,
-        trust_remote_code=trust_remote_code,
-        seed=run.spec.seed,
-    )
+    spec = run.spec.with_(model=model or run.spec.model, trust_remote_code=trust_remote_code)
+    backbone = backbones.load_for(spec, schema)
     method = registry.get(run.spec.method)
     adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
     return adapted, backbone.processor

@@ -66,15 +66,7 @@ def tune(
         for line in (f"data: {task.source}", *task.notes):
             say(line)
         told = len(task.notes)
-        backbone = backbones.load(
-            spec.model,
-            kind=task.kind,
-            num_labels=task.num_labels,
-            label_names=task.label_names,
-            revision=spec.revision,
-            trust_remote_code=spec.trust_remote_code,
-            seed=spec.seed,
-        )
+        backbone = backbones.load_for(spec, task)
         for line in (f"model: {backbone.source}", *backbone.notes, *amount):
             say(line)
         from inlay.training import fit

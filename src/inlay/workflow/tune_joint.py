@@ -46,16 +46,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
             for line in (f"data: {task.source}", *task.notes):
                 say(f"{name}: {line}")
         told = {name: len(task.notes) for name, task in tasks.items()}
-        first = next(iter(tasks.values()))
-        backbone = backbones.load(
-            spec.model,
-            kind=first.kind,
-            num_labels=first.num_labels,
-            label_names=first.label_names,
-            revision=spec.revision,
-            trust_remote_code=spec.trust_remote_code,
-            seed=spec.seed,
-        )
+        backbone = backbones.load_for(spec, next(iter(tasks.values())))
         for line in (f"model: {backbone.source}", *backbone.notes, *amount):
             say(line)
         outcome = fit_joint(

@@ -169,9 +169,7 @@ def untrained(bench: Bench, settings: Mapping[str, Any]) -> Results:
             for seed in range(settings["seeds"]):
                 spec = bench.spec(settings["model"], "full", task=name, seed=seed, **settings["training"])
                 task = tasks.load(spec)
-                backbone = backbones.load(
-                    spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=seed
-                )
+                backbone = backbones.load_for(spec, task)
                 metrics, _ = evaluate(backbone.model, task, "test", backbone.processor, spec)
                 cells.setdefault(("", "Pre-trained", column), []).append(settings["size"] * metrics[task.metrics[0]])
         return Results.of(cells)

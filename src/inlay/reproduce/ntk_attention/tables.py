@@ -564,7 +564,7 @@ def answered(bench: Bench, spec: Spec, name: str, *, trained: bool) -> float:
     if trained:
         model, processor = restored(bench.tune(spec), task.schema)
     else:
-        backbone = backbones.load(spec.model, kind=task.kind, seed=spec.seed)
+        backbone = backbones.load_for(spec, task)
         model, processor = backbone.model, backbone.processor
     return evaluate(model, task, "test", processor, asked)[0]["answer-accuracy"]
 
