@@ -39,6 +39,7 @@ HELD_OUT, CURVE_ROWS, TEST_ROWS = 500, 256, 1000  # rows that are scored at most
 TRIAL_ROWS = 16  # where it is only tried out
 SCORED_BATCH = 64
 MOST_LENGTH = 128
+MOST_EXAMPLES = {"wnut17-spans": 1975}  # there are no more to train on
 PROMPTS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 RATES: Mapping[str, tuple[float, ...]] = {
     "infoprompt": PROMPTS,
@@ -135,6 +136,10 @@ class Work:
         return {name: getattr(self, name) for name in NAMES}
 
     @property
+    def shots(self) -> int:
+        return min(GROUPS[self.group].shots, MOST_EXAMPLES.get(self.task, GROUPS[self.group].shots))
+
+    @property
     def chooses(self) -> bool:
         return self.seed in CHOOSING_SEEDS
 
@@ -151,7 +156,7 @@ class Work:
             settings=line.settings,
             learning_rate=self.rate,
             seed=self.seed,
-            shots=group.shots,
+            shots=self.shots,
             batch_size=group.batch_size,
             epochs=group.epochs,
             max_steps=self.steps,
@@ -188,7 +193,7 @@ def measure(work: Work) -> dict[str, Any]:
     from inlay.training.evaluation import evaluate
 
     spec, group = work.spec(), GROUPS[work.group]
-    whole = rows(work.task, work.data_dir, group.shots, work.seed)
+    whole = rows(work.task, work.data_dir, work.shots, work.seed)
     none = whole.test.select([])
     # Without them `fit` scores nothing: that is done here, in larger batches.
     task = dataclasses.replace(whole, validation=none, test=none, notes=[])
@@ -202,7 +207,7 @@ def measure(work: Work) -> dict[str, Any]:
         held = dataclasses.replace(task, validation=some(whole.validation, most), notes=[])
         return rounded(evaluate(model, held, "validation", backbone.processor, score)[0])
 
-    a_step = -(-group.shots // group.batch_size)
+    a_step = -(-work.shots // group.batch_size)
     curve = Curve(() if work.chooses else {epoch * a_step for epoch in EPOCHS if epoch < group.epochs}, held_out)
     with tempfile.TemporaryDirectory() as folder:
         outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=[curve.watcher()])
