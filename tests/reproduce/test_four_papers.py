@@ -229,24 +229,24 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that started otherwise than NTK-Attention does now are not read, nor is a line with an untried rate."""
-    from inlay.reproduce.ntk_attention import tables
+    from inlay.reproduce.ntk_attention import superglue as s
 
     def entry(line: str, task: str, rate: float, seed: int, value: float, **more: Any) -> dict[str, Any]:
         named = {"group": "encoder", "line": line, "task": task, "rate": rate, "seed": seed, "metric": "accuracy"}
         return named | {"validation": rate, "test": value, "steps": 300} | more
 
     old = [entry("ntk-attention", "rte", rate, 0, 0.9) for rate in (3e-3, 1e-2, 3e-2)]
-    old += [entry("ntk-attention", task, 3e-2, seed, 0.9) for task in tables.GLUE.values() for seed in (0, 1, 2)]
+    old += [entry("ntk-attention", task, 3e-2, seed, 0.9) for task in s.GLUE.values() for seed in (0, 1, 2)]
     lora = [entry("lora", "rte", rate, 0, 0.6) for rate in (3e-4, 1e-3)]
-    lora += [entry("lora", task, 3e-3, seed, 0.6) for task in tables.GLUE.values() for seed in (0, 1, 2)]
+    lora += [entry("lora", task, 3e-3, seed, 0.6) for task in s.GLUE.values() for seed in (0, 1, 2)]
     keep(monkeypatch, tmp_path, "ntk_table", [*old, *lora])
 
     def read() -> Results:
-        return tables.p.kept_cells("encoder", tables.LINES_1, tables.GLUE, 100)
+        return s.p.kept_cells("encoder", s.LINES_1, s.GLUE, 100)
 
     assert not read().cells
     assert "NTK-Attention" in read().notes[0]
-    assert not (tables.TABLE_1.kept and tables.TABLE_1.kept())
+    assert not (s.TABLE_1.kept and s.TABLE_1.kept())
     new = [{**run, "test": run["test"] - 0.2, "start": "1/sqrt(r)"} for run in old]
     keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora])
     assert read().get("NTK-Attention", "CB").values == pytest.approx((70.0,) * 3)  # type: ignore[union-attr]
@@ -256,9 +256,9 @@ def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_nobody_has_learnt_decides_nothing() -> None:
-    from inlay.reproduce.ntk_attention import tables
+    from inlay.reproduce.ntk_attention import superglue as s
 
-    values = {"NTK-Attention": (70.0, 48.0), "LoRA, r' = 8": (65.0, 54.0), tables.p.COMMONER: (50.0, 55.0)}
+    values = {"NTK-Attention": (70.0, 48.0), "LoRA, r' = 8": (65.0, 54.0), s.p.COMMONER: (50.0, 55.0)}
     values |= {f"P-Tuning V2, m = {m}": (60.0 + m / 10, 50.0 - m / 10) for m in (1, 16, 100)}
     table = Results.of(
         {
@@ -267,21 +267,21 @@ def test_what_nobody_has_learnt_decides_nothing() -> None:
             for column, value in zip(("CB", "Copa"), both, strict=True)
         }
     )
-    verdict = tables.ntk_above("LoRA, r' = 8", ["CB", "Copa"])(table)
+    verdict = s.ntk_above("LoRA, r' = 8", ["CB", "Copa"])(table)
     assert (verdict.judgement, "class: Copa" in verdict.measured) == (HOLDS, True)
-    assert tables.ntk_above("LoRA, r' = 8", ["Copa"])(table).judgement == UNTESTED
-    assert tables.improves(table).judgement == HOLDS
+    assert s.ntk_above("LoRA, r' = 8", ["Copa"])(table).judgement == UNTESTED
+    assert s.improves(table).judgement == HOLDS
     shorter = {**table.cells, ("", "P-Tuning V2, m = 16", "CB"): Cell((60.0,))}
-    assert tables.improves(Results(shorter)).judgement == FAILS
+    assert s.improves(Results(shorter)).judgement == FAILS
 
 
 def test_the_commoner_classes_are_those_of_the_data(shared: Path, tmp_path: Path) -> None:
-    from inlay.reproduce.ntk_attention import tables
+    from inlay.reproduce.ntk_attention import superglue as s
 
-    small = {column: task for column, task in tables.GLUE.items() if column in ("CB", "Copa", "RTE")}
-    found = tables.p.commoner(Bench(tmp_path, str(shared / "data")), {"": ""}, small)
+    small = {column: task for column, task in s.GLUE.items() if column in ("CB", "Copa", "RTE")}
+    found = s.p.commoner(Bench(tmp_path, str(shared / "data")), {"": ""}, small)
     for column in small:
-        assert found.get(tables.p.COMMONER, column).mean == pytest.approx(tables.CHANCE[column])  # type: ignore[union-attr]
+        assert found.get(s.p.COMMONER, column).mean == pytest.approx(s.CHANCE[column])  # type: ignore[union-attr]
 
 
 def test_information_at_the_end_of_its_bound_tells_nothing() -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 TABLE = "ntk_table"
 NTK, LORA, PREFIX = "NTK-Attention", "LoRA", "P-Tuning V2"
+LORA_8 = "LoRA, r' = 8"
+SMOL = "SmolLM2-135M"
 Way = tuple[str, Mapping[str, Any]]
 # Appendix E.1: rate 0.001, cosine, 30 epochs; batches of 256 for pictures and of 32 for texts. The rest is Hugging
 # Face's: no warm-up, no weight decay, gradients clipped to norm 1.
@@ -74,26 +76,25 @@ def counts(bench: Bench, shapes: Mapping[str, str], ways: Mapping[str, Way]) -> 
 
 def specs(
     bench: Bench,
+    settings: Mapping[str, Any],
     models: Mapping[str, str],
     ways: Mapping[str, Way],
     tasks: Mapping[str, str],
-    training: Mapping[str, Any],
-    most_rank: int | None = None,
-    literal: Mapping[str, Any] | None = None,
 ) -> dict[Key, Spec]:
-    """A spec for each model (panel), row and set (column).
+    """A spec for each model (panel), row and set (column), trained as the scale's `settings` say.
 
-    `most_rank`: of NTK-Attention, where heads are small; `literal`: further settings of NTK-Attention.
+    Of these `most_rank` is for NTK-Attention where heads are small, and `ntk` are further settings of NTK-Attention.
     """
+    training, most_rank, literal = settings["training"], settings.get("most_rank"), settings.get("ntk")
 
-    def fitting(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        cut = {"rank": min(settings["rank"], most_rank)} if most_rank and "rank" in settings else {}
-        return {**settings, **cut, **((literal or {}) if method == "ntk-attention" else {})}
+    def fitting(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        cut = {"rank": min(given["rank"], most_rank)} if most_rank and "rank" in given else {}
+        return {**given, **cut, **((literal or {}) if method == "ntk-attention" else {})}
 
     return {
-        (panel, row, column): bench.spec(model, method, task=task, settings=fitting(method, settings), **training)
+        (panel, row, column): bench.spec(model, method, task=task, settings=fitting(method, given), **training)
         for panel, model in models.items()
-        for row, (method, settings) in ways.items()
+        for row, (method, given) in ways.items()
         for column, task in tasks.items()
     }
 
