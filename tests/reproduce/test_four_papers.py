@@ -12,7 +12,8 @@ import pytest
 from inlay.records.spec import Spec
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.bench import Bench
-from inlay.reproduce.experiments import Shape, judged
+from inlay.reproduce.experiments import Shape
+from inlay.reproduce.predicates import judged
 from inlay.reproduce.recipe import FAILS, HOLDS, UNTESTED
 from inlay.reproduce.results import Cell, Results, Stated
 

@@ -27,10 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Folder = Annotated[
-    Path,
-    typer.Option(help="Where the pictures go, a folder each: OUT/<what>-<task>-<model>.", rich_help_panel=o.OUTPUT),
-]
+Folder = prompts.Folder
 Runs = Annotated[Path, typer.Option(help="Folder of runs: made there, or found there.", rich_help_panel=o.OUTPUT)]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting, with the seeds 0, 1, ...")]
 Split = Annotated[str, typer.Option(help="Which rows to look at: train, validation or test.", rich_help_panel=o.DATA)]

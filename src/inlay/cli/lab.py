@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,9 +51,7 @@ def activation_prompts(
     prompt_stays: Annotated[
         bool, typer.Option("--prompt-stays", help="Theorem 1: add the prompt after the permutation, as (A63) writes.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
-        "lab"
-    ),
+    out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Proposition 1, Lemma 1 and Theorem 1 of the activation-prompt paper (appendix C), measured.
@@ -110,9 +107,7 @@ def prefix(
     seeds: Annotated[int, typer.Option(min=1, help="Draws of each setting, with the seeds 0, 1, ...")] = 3,
     steps: Annotated[int, typer.Option(min=10, help="Steps of gradient descent.")] = 3000,
     c: Annotated[float, typer.Option(help="Its step size is c / (m lambda_max) of the true kernel.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
-        "lab"
-    ),
+    out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Appendix B and Theorem 3.1 of NTK-Attention, measured.

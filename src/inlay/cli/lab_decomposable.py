@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,9 +20,7 @@ def command(
     tasks: Annotated[str, typer.Option(help="lemmas-4: numbers k of tasks, parted by commas.")] = "1,2,4,8,16,32",
     seeds: Annotated[int, typer.Option(min=1, help="lemmas-4: losses of each kind, with the seeds 0, 1, ...")] = 5,
     samples: Annotated[int, typer.Option(min=2, help="table-3: draws for each (n, d).")] = 10000,
-    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
-        "lab"
-    ),
+    out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Section 4 and appendices A and B of Multi-LoRA, measured: a loss that k tasks share in part.

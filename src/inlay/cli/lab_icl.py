@@ -97,9 +97,7 @@ def command(
         ),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Draw the losses in the terminal as they fall.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
-        "lab"
-    ),
+    out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """A one-layer transformer that becomes ridge regression: the paper's figures and theorems, or a run of your own.

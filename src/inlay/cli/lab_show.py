@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError, unknown
 
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from inlay.theory.findings import Finding, Tick
+
+Out = Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)]
+LAB = Path("lab")
 
 
 def chosen(figure: str, figures: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,9 +23,7 @@ def command(
     size: Annotated[int, typer.Option(min=2, help="newton-time: number d of columns.")] = 256,
     epsilon: Annotated[float, typer.Option(help="newton-time: the error to reach, below 0.1.")] = 1e-3,
     seeds: Annotated[int, typer.Option(min=1, help="The others: instances of each kind, with the seeds 0, 1, ...")] = 5,
-    out: Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)] = Path(
-        "lab"
-    ),
+    out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Appendix C and D of InfoPrompt, measured: softmax regression and its approximate Newton method.

@@ -26,7 +26,7 @@ from inlay.methods.plain import base_of, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
-from inlay.methods.tuner import InlayTuner
+from inlay.methods.tuner import InlayTuner, check_free
 from inlay.tasks import kinds
 
 __all__ = ["attach", "check_adapter_name", "restore", "save", "task_type", "trained_parameters"]
@@ -210,12 +210,7 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
 
 def check_adapter_name(model: nn.Module, adapter_name: str) -> None:
     """An error for a name that an adapter of this model cannot have."""
-    existing = getattr(model, "peft_config", None) or {}
-    if adapter_name in existing:
-        raise InlayError(
-            f"The model already has an adapter called {adapter_name!r} ({existing[adapter_name].peft_type.value}). "
-            "Give this one another adapter_name."
-        )
+    check_free(model, adapter_name)
     # PEFT tells adapters apart by parts of parameters' names: one called like a module would take its weights along.
     taken = {part for name in plain_parameters(model) for part in name.split(".")}
     if adapter_name in taken or not adapter_name.isidentifier():

@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def pages() -> dict[Path, str]:
     """Every file that has a generated part, as it should read."""
     readme = ROOT / "README.md"
-    found = {readme: _replace(readme.read_text(encoding="utf-8"), TABLE, table("docs/methods/"), readme)}
+    found = {readme: replaced(readme.read_text(encoding="utf-8"), TABLE, table("docs/methods/"), readme)}
     index = f"# The methods\n\n{TABLE[0]}\n{table('')}\n{TABLE[1]}\n"
     found[ROOT / "docs/methods/README.md"] = index
     for method in all_methods().values():
         path = ROOT / "docs/methods" / f"{method.name}.md"
         text = path.read_text(encoding="utf-8") if path.is_file() else _skeleton(method)
-        found[path] = _replace(text, HEADER, header(method), path)
+        found[path] = replaced(text, HEADER, header(method), path)
     return found
 
 
@@ -151,7 +151,8 @@ def _skeleton(method: Method) -> str:
     return "\n\n".join([f"# {method.name}", *HEADER, *(f"## {section}" for section in SECTIONS)]) + "\n"
 
 
-def _replace(text: str, markers: tuple[str, str], content: str, path: Path) -> str:
+def replaced(text: str, markers: tuple[str, str], content: str, path: Path) -> str:
+    """A page's text with other content between two lines of it."""
     begin, end = markers
     head, found, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)

@@ -34,7 +34,6 @@ class RescalingLayer(HookedLayer):
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
-        self._unmerged: dict[str, Tensor] = {}
 
     @property
     def pieces(self) -> nn.ModuleDict:
@@ -57,22 +56,7 @@ class RescalingLayer(HookedLayer):
         for name in check_adapters_to_merge(self, adapter_names):
             if name not in self.pieces:
                 continue
-            merged = _folded(self.host, *self.pieces[name]())
-            if safe_merge and not all(torch.isfinite(value).all() for value in merged.values()):
-                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
-            for key, value in merged.items():
-                parameter = self.host.get_parameter(key)
-                self._unmerged.setdefault(key, parameter.data)
-                parameter.data = value.to(parameter.dtype)
-            self.merged_adapters.append(name)
-
-    def unmerge(self) -> None:
-        """Give the host back the weight and bias it had, to the bit."""
-        for key, value in self._unmerged.items():
-            parameter = self.host.get_parameter(key)
-            parameter.data = value.to(parameter)  # moved or cast since, perhaps
-        self._unmerged.clear()
-        self.merged_adapters.clear()
+            self.merge_values(name, _folded(self.host, *self.pieces[name]()), safe=safe_merge)
 
 
 def _folded(host: nn.Module, gamma: Tensor, beta: Tensor | None) -> dict[str, Tensor]:

@@ -158,11 +158,11 @@ def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: 
     # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.
     model.save_pretrained(folder, selected_adapters=[adapter_name], save_embedding_layers=False)
     place = folder if adapter_name == "default" else folder / adapter_name
-    _sort_sets(place / CONFIG["peft"])
+    sort_sets(place / CONFIG["peft"])
     return place
 
 
-def _sort_sets(file: Path) -> None:
+def sort_sets(file: Path) -> None:
     """Write PEFT's sets of module names in order: it writes them as they come, in another order in every process."""
     config = json.loads(file.read_text(encoding="utf-8"))
     for key in ("target_modules", "exclude_modules"):

@@ -8,12 +8,13 @@ does: `...query.inlay_bias_delta.weight`, whatever stood around `query` when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import torch
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
@@ -38,6 +39,7 @@ class ChildLayer(nn.Module, BaseTunerLayer):
         self._host = (host,)
         self._active_adapter: list[str] | str = []
         self.merged_adapters: list[str] = []
+        self._unmerged: dict[str, Tensor] = {}  # what the host had before the first adapter was merged
 
     @property
     def host(self) -> nn.Module:
@@ -80,6 +82,24 @@ class ChildLayer(nn.Module, BaseTunerLayer):
             "beside it, or take it off with unload()."
         )
 
+    def merge_values(self, adapter_name: str, values: Mapping[str, Tensor], *, safe: bool) -> None:
+        """Give the host these values of its parameters, in which an adapter is merged; if `safe`, finite ones only."""
+        if safe and not all(torch.isfinite(value).all() for value in values.values()):
+            raise InlayError(f"Adapter {adapter_name!r} holds values that are not finite: it was not merged.")
+        for key, value in values.items():
+            parameter = self.host.get_parameter(key)
+            self._unmerged.setdefault(key, parameter.data)
+            parameter.data = value.to(parameter.dtype)
+        self.merged_adapters.append(adapter_name)
+
+    def unmerge(self) -> None:
+        """Give the host back what it had, to the bit."""
+        for key, value in self._unmerged.items():
+            parameter = self.host.get_parameter(key)
+            parameter.data = value.to(parameter)  # moved or cast since, perhaps
+        self._unmerged.clear()
+        self.merged_adapters.clear()
+
 
 class HookedLayer(ChildLayer):
     """A child that acts on what enters its host (`before`), on what leaves it (`after`), or on both."""
@@ -103,6 +123,16 @@ class HookedLayer(ChildLayer):
     def after(self, host: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """The host's forward hook: a new output, or None to leave it."""
         raise NotImplementedError
+
+
+def check_free(model: nn.Module, adapter_name: str) -> None:
+    """An error for the name of an adapter that the model has already."""
+    existing = getattr(model, "peft_config", None) or {}
+    if adapter_name in existing:
+        raise InlayError(
+            f"The model already has an adapter called {adapter_name!r} ({existing[adapter_name].peft_type.value}). "
+            "Give this one another adapter_name, or unload() that one first."
+        )
 
 
 def on_first_tensor(
@@ -134,12 +164,7 @@ class InlayTuner(BaseTuner):
                 f"{type(self).__name__} goes beside other adapters, not around them: PEFT could not load it again. "
                 "Give get_peft_model the model.get_base_model(), and an adapter_name of its own."
             )
-        existing = getattr(model, "peft_config", None) or {}
-        if adapter_name in existing:
-            raise InlayError(
-                f"The model already has an adapter called {adapter_name!r} ({existing[adapter_name].peft_type.value}). "
-                "Give this one another adapter_name, or unload() that one first."
-            )
+        check_free(model, adapter_name)
         super().__init__(model, peft_config, adapter_name, **kwargs)
 
     @classmethod

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.methods.document import replaced
 from inlay.records.atomic import write_json, write_text
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.perform import grid, with_own_means
@@ -176,11 +177,7 @@ def circumstances(found: Mapping[str, Any]) -> str:
 def page() -> str:
     """docs/fidelity.md as it should be."""
     text = PAGE.read_text(encoding="utf-8")
-    head, begun, rest = text.partition(BEGIN)
-    _, ended, tail = rest.partition(END)
-    if not begun or not ended:
-        raise InlayError(f"{PAGE} has no lines {BEGIN} and {END}, between which the generated part goes.")
-    return f"{head}{BEGIN}\n\n{section()}\n\n{END}{tail}"
+    return replaced(text, (BEGIN, END), f"\n{section()}\n", PAGE)
 
 
 def main() -> int:

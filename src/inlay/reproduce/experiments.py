@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce import kept
-from inlay.reproduce.predicates import Test
-from inlay.reproduce.recipe import Verdict
 from inlay.reproduce.results import Results, from_finding
 
 if TYPE_CHECKING:
@@ -94,17 +92,3 @@ def from_lab(name: str, shapes: Sequence[Shape]) -> Results | None:
     """The same from what the documentation keeps of an experiment; None where there is none."""
     found = kept.experiment(name)
     return None if found is None else shown(found[0], shapes, (found[1],))
-
-
-def judged(fits: Callable[[str], bool]) -> Test:
-    """What the lab itself judged: the claim whose words fit. For claims that begin with a number of their own."""
-
-    def test(results: Results) -> Verdict:
-        for claim in results.stated:
-            if fits(claim.claim):
-                if claim.holds == "cannot tell":
-                    return Verdict.untested(claim.measured)
-                return Verdict.of(claim.holds == "yes", claim.measured)
-        return Verdict.untested("the lab did not look at it at this scale" if results.stated else "no numbers")
-
-    return test

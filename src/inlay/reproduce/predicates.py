@@ -196,9 +196,15 @@ def rises(row: str, columns: Sequence[str], *, panel: str = "", slack: float = 0
 def stated(begins: str) -> Test:
     """What the lab itself judged: the claim that begins with these words."""
 
+    return judged(lambda claim: claim.startswith(begins))
+
+
+def judged(fits: Callable[[str], bool]) -> Test:
+    """What the lab itself judged: the claim whose words fit. For claims that begin with a number of their own."""
+
     def test(results: Results) -> Verdict:
         for claim in results.stated:
-            if claim.claim.startswith(begins):
+            if fits(claim.claim):
                 if claim.holds == "cannot tell":
                     return Verdict.untested(claim.measured)
                 return Verdict.of(claim.holds == "yes", claim.measured)

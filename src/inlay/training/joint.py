@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -313,10 +312,3 @@ class JointTrainer(InlayTrainer):
         for path in self.store.folder.glob(f"{BEST}*"):
             if path.name not in needed:
                 path.unlink(missing_ok=True)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        path = Path(resume_from_checkpoint) / files.TRAINED
-        self.store.check_base(path.parent)
-        files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
-        self.progress = JointProgress.from_json(files.load_json(path.with_name("progress.json")))
-        self.speed.blocks = self.progress.speed

@@ -377,7 +377,7 @@ class InlayTrainer(Trainer):
         path = Path(resume_from_checkpoint) / files.TRAINED
         self.store.check_base(path.parent)
         files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
-        self.progress = Progress.from_json(files.load_json(path.with_name("progress.json")))
+        self.progress = type(self.progress).from_json(files.load_json(path.with_name("progress.json")))
         self.speed.blocks = self.progress.speed
         self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
 

@@ -8,7 +8,6 @@ import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
-from inlay.errors import InlayError
 from inlay.methods.bias.config import BiasTuningConfig
 from inlay.methods.channels import channel_axis
 from inlay.methods.tuner import HookedLayer
@@ -43,7 +42,6 @@ class BiasLayer(HookedLayer):
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
         self.inlay_bias_delta = nn.ModuleDict()
-        self._unmerged: Tensor | None = None
 
     def update_layer(self, adapter_name: str, config: BiasTuningConfig) -> None:
         self.inlay_bias_delta[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
@@ -60,16 +58,4 @@ class BiasLayer(HookedLayer):
         bias = self.host.bias
         for name in names:
             merged = (bias.data + self.inlay_bias_delta[name].weight.data).to(bias.dtype)
-            if safe_merge and not torch.isfinite(merged).all():
-                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
-            if self._unmerged is None:
-                self._unmerged = bias.data
-            bias.data = merged
-            self.merged_adapters.append(name)
-
-    def unmerge(self) -> None:
-        """Give the host back the bias it had, to the bit."""
-        if self._unmerged is not None:
-            self.host.bias.data = self._unmerged.to(self.host.bias)  # moved or cast since, perhaps
-        self._unmerged = None
-        self.merged_adapters.clear()
+            self.merge_values(name, {"bias": merged}, safe=safe_merge)

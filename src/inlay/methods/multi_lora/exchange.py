@@ -7,7 +7,6 @@ becomes a task. Of a fused projection the s adapted parts become one LoRA of ran
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
+from inlay.methods.saving import sort_sets
 
 OURS = ".inlay_multi_lora_b.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -82,7 +82,7 @@ def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path) -
     )
     save_file(made, folder / WEIGHTS, metadata={"format": "pt"})
     written.save_pretrained(str(folder))
-    _sort(folder / CONFIG)
+    sort_sets(folder / CONFIG)
     return written
 
 
@@ -222,10 +222,3 @@ def _most(values: Any) -> Any:
     """The value that is there most often: the others go into a pattern."""
     listed = list(values)
     return max(dict.fromkeys(listed), key=listed.count)
-
-
-def _sort(file: Path) -> None:
-    """PEFT writes sets in another order in every process."""
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config["target_modules"] = sorted(config["target_modules"])
-    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")

@@ -89,7 +89,6 @@ class MultiLoraLayer(HookedLayer):
         self.digest = ""
         self.first = isinstance(host, nn.Conv2d)  # channels come before pixels
         self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
-        self._unmerged: Tensor | None = None
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
 
     @property
@@ -292,20 +291,8 @@ class MultiLoraLayer(HookedLayer):
         names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_multi_lora_b]
         weight = self.host.weight
         for name in names:
-            delta = self.delta(name)
-            if safe_merge and not torch.isfinite(delta).all():
-                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
-            if self._unmerged is None:
-                self._unmerged = weight.data
-            weight.data = (weight.data + delta).to(weight.dtype)
-            self.merged_adapters.append(name)
-
-    def unmerge(self) -> None:
-        """Give the host back the weight it had, to the bit."""
-        if self._unmerged is not None:
-            self.host.weight.data = self._unmerged.to(self.host.weight)  # moved or cast since, perhaps
-        self._unmerged = None
-        self.merged_adapters.clear()
+            merged = (weight.data + self.delta(name)).to(weight.dtype)
+            self.merge_values(name, {"weight": merged}, safe=safe_merge)
 
 
 def _weight_of(piece: nn.Module) -> Tensor:

@@ -30,7 +30,6 @@ class NormLayer(ChildLayer):
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
         self.inlay_norm_copy = nn.ModuleDict()
-        self._unmerged: dict[str, Tensor] = {}
 
     def attach(self) -> None:
         # An instance attribute shadows the class's forward; another one may be there already (Accelerate's hooks).
@@ -84,17 +83,6 @@ class NormLayer(ChildLayer):
             raise InlayError(f"Norm tuning merges one adapter, not {', '.join([*self.merged_adapters, *names])}.")
         for name in names:
             trained = dict(self.inlay_norm_copy[name].named_parameters())
-            if safe_merge and not all(torch.isfinite(value).all() for value in trained.values()):
-                raise InlayError(f"Adapter {name!r} holds values that are not finite: it was not merged.")
-            for key, parameter in self.host.named_parameters(recurse=False):
-                self._unmerged[key] = parameter.data
-                parameter.data = trained[key].data.to(parameter.dtype, copy=True)
-            self.merged_adapters.append(name)
-
-    def unmerge(self) -> None:
-        """Give the host back the scale and shift it had, to the bit."""
-        for key, value in self._unmerged.items():
-            parameter = self.host.get_parameter(key)
-            parameter.data = value.to(parameter)  # moved or cast since, perhaps
-        self._unmerged.clear()
-        self.merged_adapters.clear()
+            hosts = dict(self.host.named_parameters(recurse=False))
+            copies = {key: trained[key].data.to(parameter.dtype, copy=True) for key, parameter in hosts.items()}
+            self.merge_values(name, copies, safe=safe_merge)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.reproduce.drawing import curves
-from inlay.reproduce.experiments import Shape, judged, performed
-from inlay.reproduce.predicates import Test, stated
+from inlay.reproduce.experiments import Shape, performed
+from inlay.reproduce.predicates import Test, judged, stated
 from inlay.reproduce.recipe import Claim, Recipe, Scale
 from inlay.reproduce.results import Results
 
