@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inlay.report import charts
 from inlay.workflow.explain import model_name, subject_name
@@ -15,32 +15,45 @@ if TYPE_CHECKING:
     from inlay.workflow.explain_landscape import Landscape
     from inlay.workflow.explain_prompts import Information
 
+LEAST_LEFT = 1e-6  # nats: the bound is computed in float32
+
 
 def information(found: Information) -> Figure:
-    """A distribution over texts for each source, its mean as a line: InfoPrompt's figure 1."""
+    """A distribution over texts for each source, its mean as a line: InfoPrompt's figure 1.
+
+    Where all are at the end of the bound, what is left to it is drawn instead, on a logarithmic scale.
+    """
     import numpy as np
     from scipy.stats import gaussian_kde
 
+    def across(values: Sequence[float]) -> Any:
+        return np.log10(np.maximum(found.most - np.array(values), LEAST_LEFT)) if found.full else np.array(values)
+
     figure = charts.blank(8.0, 4.4)
     axes = figure.subplots()
-    low = min(min(source.values) for source in found.sources)
-    high = max(max(source.values) for source in found.sources)
+    values = {source.name: across(source.values) for source in found.sources}
+    low, high = min(map(np.min, values.values())), max(map(np.max, values.values()))
     room = 0.1 * max(high - low, 1e-3)
-    x = np.linspace(low - room, min(high + room, found.most), 400)  # the bound goes no further
+    x = np.linspace(low - room, high + room if found.full else min(high + room, found.most), 400)  # it ends there
     for colour, source in zip(charts.COLOURS * 3, found.sources, strict=False):
         label = f"{source.name}: {fmean(source.values):.3f}"
-        if np.ptp(source.values) > 1e-6:
-            density = gaussian_kde(source.values)(x)
-            axes.plot(x, density, color=colour, label=label)
-            axes.fill_between(x, density, color=colour, alpha=0.12, linewidth=0)
-        else:
-            axes.plot([], [], color=colour, label=label)
-        axes.axvline(fmean(source.values), color=colour, linestyle=":", linewidth=1)
-    if high > 0.5 * found.most:
-        axes.axvline(found.most, color=charts.GREY, linestyle="--", linewidth=1, label=f"log K: {found.most:.3f}")
+        density = (
+            gaussian_kde(values[source.name])(x) if np.ptp(values[source.name]) > 1e-6 else np.full_like(x, np.nan)
+        )
+        shown = 10**x if found.full else x
+        axes.plot(shown, density, color=colour, label=label)
+        axes.fill_between(shown, density, color=colour, alpha=0.12, linewidth=0)
+        mean = found.most - fmean(source.values) if found.full else fmean(source.values)
+        axes.axvline(mean, color=colour, linestyle=":", linewidth=1)
     subject = f"{subject_name(found.spec)}, {model_name(found.spec.model)}"
     title = f"Information of prompts, {subject}, {found.examples} texts (K = {found.negatives})"
-    charts.dress(axes, title, "bound on I(P; Z | X), nats a text", "density")
+    said = "bound on I(P; Z | X), nats a text"
+    if found.full:
+        axes.set_xscale("log")
+        said = f"what the {said}, lacks of log K = {found.most:.3f}: all are full"
+    elif high > 0.5 * found.most:
+        axes.axvline(found.most, color=charts.GREY, linestyle="--", linewidth=1, label=f"log K: {found.most:.3f}")
+    charts.dress(axes, title, said, "density")
     charts.legend_beside(axes)
     return figure
 

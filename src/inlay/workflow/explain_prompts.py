@@ -76,9 +76,14 @@ class Information:
         told = ", ".join(f"{source.name} {fmean(source.values):.3f}" for source in ranked)
         end = f"at most log {self.negatives} = {self.most:.3f}"
         said = f"Information of prompts about the state, nats a text ({end}): {told}."
-        if min(fmean(source.values) for source in self.sources) < FULL * self.most:
+        if not self.full:
             return said
         return f"{said} All are at the end of the bound, which tells no difference between them."
+
+    @property
+    def full(self) -> bool:
+        """Whether all sources are at the end of the bound."""
+        return min(fmean(source.values) for source in self.sources) >= FULL * self.most
 
     @property
     def most(self) -> float:

@@ -197,7 +197,9 @@ RECIPES = (
         run=figure_5,
         claims=(
             Claim("Four layers need no large H", stated("four layers need no large H"), "section 4"),
-            Claim("In a fixed time a small H ends lowest", stated("in a fixed time a small H ends lowest"), "figure 5(a)"),
+            Claim(
+                "In a fixed time a small H ends lowest", stated("in a fixed time a small H ends lowest"), "figure 5(a)"
+            ),
             Claim(
                 "A larger H completes fewer iterations in that time",
                 stated("a larger H completes fewer iterations"),
