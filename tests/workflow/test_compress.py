@@ -18,6 +18,7 @@ from checkpoints import write_tokenizer
 from inlay.cli.app import app
 from inlay.errors import InlayError
 from inlay.training import distil
+from inlay.workflow import compress as workflow
 from inlay.workflow.compress import Options, compress, parted, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -73,6 +74,30 @@ def test_the_command_prints_a_table(decoder: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "closed form" in done.output
     assert "least squares" not in done.output
+
+
+def test_without_a_terminal_it_says_how_far_it_is(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each stage at its start and its end, and at most ten times on the way; nothing more often than it should."""
+    options = Options(steps=25, texts=10, length=6, batch_size=4, learning_rate=1e-2)
+    said: list[str] = []
+    compress(str(decoder), PROMPT, tmp_path / "a", options=options, say=said.append)
+    assert said[0].startswith("model: ")
+    assert "scoring 2 held-out texts; 8 to learn from" in said
+    told = capsys.readouterr().err.splitlines()
+    for stage, size in (("sampling", "18 tokens"), ("fitting", "4 batches"), ("distilling", "25 steps")):
+        lines = [line for line in told if line.startswith(f"{stage}: ")]
+        assert lines[0] == f"{stage}: {size}"
+        assert lines[-1].startswith(f"{stage}: done in ")
+        assert len(lines) == 2, "seconds of work need no more"
+    assert "divergence" in told[-1]
+    monkeypatch.setattr(workflow, "APART", 0.0)
+    compress(str(decoder), PROMPT, tmp_path / "b", options=options)
+    steps = [line for line in capsys.readouterr().err.splitlines() if " of 25 steps" in line]
+    assert [line.split(",")[0] for line in steps] == [f"distilling: {done} of 25 steps" for done in range(3, 25, 3)]
+    compress(str(decoder), PROMPT, tmp_path / "c", options=options, progress=False)
+    assert "distilling" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl"])

@@ -32,6 +32,7 @@ PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth of the others chooses when training was at its best
 LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
+LINES, APART = 10, 10.0  # where there is no terminal: lines a stage at most, and seconds between them at least
 HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
 
 
@@ -149,6 +150,7 @@ def compress(
     chosen = _settings(backbone.model, settings or {}) | {"seed": options.seed}
     put = partial(attach.attach, backbone.model, METHOD, newly_initialised=[], task_kind=kinds.CAUSAL_LM)
     tell = say or (lambda line: None)
+    tell(f"model: {backbone.source}")
     adapted: Any
     if text is not None:
         lead, ids = split(backbone.processor, text)
@@ -167,6 +169,7 @@ def compress(
     else:
         rows = _encoded(backbone.processor, given, options.length, whole=text is None)
     train, held = parted(rows)
+    tell(f"scoring {len(held):,} held-out texts; {len(train):,} to learn from")
     scores = _before(pair, held)
     losses = _distilled(pair, train, held, scores, options, progress) if distil else []
     record = {
@@ -238,14 +241,14 @@ def _distilled(
     from inlay.training import distil
 
     if distil.can_fit(pair):
-        with _Bar("fitting", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
+        with _Bar("fitting", "batches", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
             distil.fit(pair, train, tick)
         scores[FITTED] = distil.scores(pair, held, pair.bare)
     if not options.steps:
         return []
     check = train[CHECKED - 1 :: CHECKED]  # to choose the best state by; the held-out texts choose nothing
     learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
-    with _Bar("distilling", options.steps, progress) as tick:
+    with _Bar("distilling", "steps", options.steps, progress) as tick:
         losses = distil.distil(
             pair,
             learn,
@@ -261,28 +264,46 @@ def _distilled(
 
 def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
     rounds = math.ceil(options.texts / options.batch_size) * options.length
-    with _Bar("sampling", rounds, progress) as tick:
+    with _Bar("sampling", "tokens", rounds, progress) as tick:
         return pair.sample(options.texts, options.length, options.seed, tick)
 
 
 class _Bar:
-    """A progress bar where there is a terminal to see it; called with a loss, it shows it."""
+    """One stage of the work on stderr: a progress bar on a terminal, elsewhere lines at its start and its end and now
+    and then in between. Called with a loss, it shows it."""
 
-    def __init__(self, name: str, total: int, show: bool) -> None:
+    def __init__(self, name: str, units: str, total: int, show: bool) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(total=total, desc=name, leave=False, disable=not (show and sys.stderr.isatty()))
+        self.name, self.units, self.total, self.done = name, units, total, 0
+        terminal = sys.stderr.isatty()
+        self.lines, self.loss = show and not terminal, ""
+        self.bar = tqdm(total=total, desc=name, leave=False, disable=not (show and terminal))
 
     def __enter__(self) -> Callable[..., None]:
+        self.began = self.said = time.monotonic()
+        self._say(f"{self.total:,} {self.units}")
         return self._tick
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.bar.close()
+        if kind is None:
+            self._say(f"done in {time.monotonic() - self.began:.1f} s{self.loss}")
 
     def _tick(self, loss: float | None = None) -> None:
+        self.done += 1
         if loss is not None:
-            self.bar.set_postfix_str(f"divergence {loss:.3f}", refresh=False)
+            self.loss = f", divergence {loss:.3f}"
+            self.bar.set_postfix_str(self.loss.lstrip(", "), refresh=False)
         self.bar.update()
+        tenth = self.done % math.ceil(self.total / LINES) == 0 and self.done < self.total
+        if tenth and time.monotonic() - self.said >= APART:
+            self.said = time.monotonic()
+            self._say(f"{self.done:,} of {self.total:,} {self.units}{self.loss}")
+
+    def _say(self, line: str) -> None:
+        if self.lines:
+            print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
 
 def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
