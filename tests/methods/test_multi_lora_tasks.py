@@ -349,6 +349,7 @@ def test_a_head_that_cannot_be_made() -> None:
         ({"fused": []}, "fused"),
         ({"num_labels": 0}, "num_labels"),
         ({"seed": -1}, "seed"),
+        ({"head_seed": -1}, "head_seed=-1"),
     ],
 )
 def test_settings_that_will_not_do(settings: dict[str, Any], said: str) -> None:

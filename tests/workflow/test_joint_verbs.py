@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import BertForSequenceClassification
 from typer.testing import CliRunner
 
@@ -75,6 +76,37 @@ def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
     again = tune(spec(folder), folder / "runs", progress=False)
     assert again.id == run.id
     assert Spec.from_json(run.spec.to_json()) == run.spec
+
+
+def test_a_seed_reaches_every_head_and_no_a(folder: Path, tmp_path: Path) -> None:
+    """One update at next to no rate: what is saved is what was drawn."""
+
+    def drawn(place: str, seed: int, tasks: str) -> tuple[dict[str, torch.Tensor], set[str]]:
+        given = ["--model", str(folder / "model"), "--data-dir", str(folder / "data"), "--tasks", tasks]
+        more = ["--max-steps", "1", "--lr", "1e-12", "--seed", str(seed), "--out", str(tmp_path / place)]
+        found = CliRunner().invoke(app, ["tune", "--method", "multi-lora", *given, *more])
+        assert found.exit_code == 0, found.output
+        (made,) = (tmp_path / place).iterdir()
+        heads, shared = {}, set()
+        for task in tasks.split(","):
+            (head,) = [
+                tensor
+                for name, tensor in load_file(made / "adapter" / task / "adapter_model.safetensors").items()
+                if name.endswith("classifier.weight")
+            ]
+            heads[task] = head
+            shared.add(json.loads((made / "adapter" / task / "adapter_config.json").read_text())["checksum"])
+        return heads, shared
+
+    first, shared = drawn("first", 0, "cola,cb,stsb")
+    again, _ = drawn("again", 0, "cola,stsb,cb")  # in another order
+    other, other_shared = drawn("other", 1, "cola,cb,stsb")
+    assert {task: len(head) for task, head in first.items()} == {"cola": 2, "cb": 3, "stsb": 1}
+    for task, head in first.items():
+        assert torch.allclose(head, again[task], atol=1e-9), task
+        assert not torch.allclose(head, other[task], atol=1e-3), task
+    assert shared == other_shared
+    assert len(shared) == 1
 
 
 def test_requests_of_different_tasks(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def fit_joint(
         folder.mkdir(parents=True, exist_ok=True)
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=False)
-    model = attach_tasks(backbone, tasks, method, spec.settings)
+    model = attach_tasks(backbone, tasks, method, spec.settings, spec.seed)
     modes.adapt(model)
     if spec.gradient_checkpointing:
         modes.checkpoint()
@@ -209,13 +209,19 @@ def fit_joint(
     )
 
 
-def attach_tasks(backbone: Any, tasks: Mapping[str, Any], method: Method, settings: Mapping[str, Any]) -> nn.Module:
-    """The backbone with an adapter and a head for each task."""
+def attach_tasks(
+    backbone: Any, tasks: Mapping[str, Any], method: Method, settings: Mapping[str, Any], seed: int = 0
+) -> nn.Module:
+    """The backbone with an adapter and a head for each task.
+
+    A head of another size than the backbone's is drawn from `seed`, as the backbone's own is when it is loaded. The
+    `A`s are not: tasks of several runs can only be used together if they share them.
+    """
     if "num_labels" in settings:
         raise InlayError("num_labels is each task's own when several are trained: leave it out.")
     model: Any = None
     for name, task in tasks.items():
-        own = dict(settings) | ({"num_labels": task.num_labels} if task.num_labels else {})
+        own = {"head_seed": seed, **settings} | ({"num_labels": task.num_labels} if task.num_labels else {})
         if model is None:
             model = attach.attach(
                 backbone.model,

@@ -40,6 +40,10 @@ class MultiLoraConfig(InlayConfig):
         default=None,
         metadata={"help": "Outputs of the task's own head; 1 is regression. None: as many as the base model has."},
     )
+    head_seed: int | None = field(
+        default=None,
+        metadata={"help": "What a head of another size than the base model's is drawn from. None: from seed."},
+    )
     places: dict[str, dict[str, Any]] | None = field(
         default=None, metadata={"help": "Filled in: kind, shape of A and adapted channels of each adapted module."}
     )
@@ -55,8 +59,10 @@ class MultiLoraConfig(InlayConfig):
                 raise InlayError(f"{name}={rank!r}: a rank is a whole number from 1.")
         if not 0 <= self.lora_dropout < 1:
             raise InlayError(f"lora_dropout={self.lora_dropout!r} is a share: give 0 <= lora_dropout < 1.")
-        if not 0 <= self.seed < 2**63:
-            raise InlayError(f"seed={self.seed!r} must be a whole number from 0 to {2**63 - 1}.")
+        for name in ("seed", "head_seed"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 2**63:
+                raise InlayError(f"{name}={value!r} must be a whole number from 0 to {2**63 - 1}.")
         if self.init not in INITS:
             raise unknown("init", self.init, INITS)
         for part in self.fused:

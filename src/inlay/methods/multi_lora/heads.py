@@ -157,7 +157,8 @@ def _cut(logits: Tensor, sizes: tuple[int, ...] | None, rows: Rows) -> Tensor:
 
 
 def resize(heads: Sequence[TaskHead], model: nn.Module, name: str, num_labels: int | None, seed: int) -> None:
-    """Give a task's head as many outputs as the task has labels; the new output layer is drawn from the seed."""
+    """Give a task's head as many outputs as the task has labels; the new output layer follows from the seed and
+    their number alone: not from the task's name, nor from which tasks came before it."""
     base = base_of(model)
     has = getattr(getattr(base, "config", None), "num_labels", None)
     if num_labels is None or num_labels == has:

@@ -114,7 +114,8 @@ class MultiLoraModel(InlayTuner):
                 self._take_note(model, self.peft_config[adapter_name])
             config = self.peft_config[adapter_name]
             self._check_shared(adapter_name, config, loaded)
-            resize(self._heads(config), self.model, adapter_name, config.num_labels, config.seed)
+            seed = config.seed if config.head_seed is None else config.head_seed
+            resize(self._heads(config), self.model, adapter_name, config.num_labels, seed)
         except Exception:
             self._forget(adapter_name)
             raise
