@@ -46,6 +46,19 @@ def test_a_prompt_run_predicts_what_it_was_scored_on_and_logs_its_losses(
         assert whole == pytest.approx(entry["loss"], abs=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings", "repetitions"),
+    [("infoprompt", {}, 2), ("idpg", {}, 2), ("infoprompt", {"cache": False}, 4), ("warp", {}, 4)],
+)
+def test_only_passes_that_were_computed_tell_how_fast_a_model_infers(
+    method: str, settings: dict[str, Any], repetitions: int, review_spec: Spec, tmp_path: Path
+) -> None:
+    """The first pass over the validation split and the test: from then on `Phi(X)` comes from memory, if it is kept."""
+    spec = review_spec.with_(method=method, settings=settings, max_steps=3, evaluations=3)
+    run = tune(spec, tmp_path / "runs", progress=False)
+    assert run.record["portrait"]["inference_examples_per_second"]["repetitions"] == repetitions
+
+
 def test_accumulated_parts_are_those_of_the_whole_batch(review_spec: Spec, tmp_path: Path) -> None:
     found = []
     for parts in (1, 4):

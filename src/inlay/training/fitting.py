@@ -40,7 +40,7 @@ from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
 from inlay.training.trunk_data import KeptSplit
 from inlay.training.trunk_rows import FILE
-from inlay.training.validation import Validation
+from inlay.training.validation import Validation, timed
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -316,9 +316,10 @@ def _final_metrics(
         if len(task.validation):
             found["validation"] = progress.best["metrics"] if progress.best else progress.validation
         if len(task.test):
-            scored = score(model, task, encode("test"), collate, place, trainer.check_interrupt)
-            assert scored.seconds is not None
-            progress.inference.append([scored.examples, scored.seconds])
+            test = encode("test")
+            scored = timed(model, lambda: score(model, task, test, collate, place, trainer.check_interrupt))
+            if scored.seconds is not None:
+                progress.inference.append([scored.examples, scored.seconds])
             found["test"] = scored.metrics
         if task.generates:
             for split, known in found.items():

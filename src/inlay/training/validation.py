@@ -5,6 +5,9 @@ the same computation twice gives the same bits. The first time it is scored with
 The second time the trunk's output is kept, where training has a trunk to keep and memory has room, and used from then
 on; such a pass tells nothing of the model's speed. The cut was found in the modes of training: in eval mode a model may
 read more than passes through it, so the first batch is scored both ways, and nothing kept if it comes out differently.
+
+A method may keep something of each text by itself (InfoPrompt: Phi(X)): `timed` tells nothing of the speed of a pass
+that lived on it either.
 """
 
 from __future__ import annotations
@@ -36,10 +39,13 @@ class Validation:
         if self.trunk is not None and self.times == 2:
             self._keep(self.trunk, stop)
         if self._kept is None:
-            return score(self.model, self.task, self.encoded, self.collate, self.place, stop)
+            return timed(self.model, lambda: self._scored(stop))
         kept = self._kept
         scored = score(self.model, self.task, kept, kept.collate, self.place, stop, kept.replay)
         return dataclasses.replace(scored, seconds=None)
+
+    def _scored(self, stop: Stop) -> Scored:
+        return score(self.model, self.task, self.encoded, self.collate, self.place, stop)
 
     def _keep(self, trunk: TrunkCache, stop: Stop) -> None:
         kept = KeptSplit(self.encoded, self.collate, trunk, self.place.batch_size, self.place.device, shuffled=False)
@@ -52,3 +58,17 @@ class Validation:
             kept.close()
             return
         self._kept = kept
+
+
+def timed(model: nn.Module, run: Callable[[], Scored]) -> Scored:
+    """Score a split; the seconds are left out where the method remembered more texts than it computed.
+
+    They are asked of the model's modules that have `recalled`, how many texts were remembered and computed so far.
+    """
+    asked: list[Any] = [module for module in model.modules() if hasattr(module, "recalled")]
+    before = [module.recalled for module in asked]
+    scored = run()
+    for module, (recalled, computed) in zip(asked, before, strict=True):
+        if module.recalled[0] - recalled > module.recalled[1] - computed:
+            return dataclasses.replace(scored, seconds=None)
+    return scored

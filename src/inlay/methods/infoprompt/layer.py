@@ -127,6 +127,12 @@ class InfoPromptLayer(ChildLayer):
         for pieces in self.inlay_infoprompt_pieces.values():
             pieces.cache.clear()
 
+    @property
+    def recalled(self) -> tuple[int, int]:
+        """Of how many texts Phi(X) was taken from memory so far, and of how many it was computed to be kept."""
+        caches = [pieces.cache for pieces in self.inlay_infoprompt_pieces.values()]
+        return sum(cache.recalled for cache in caches), sum(cache.computed for cache in caches)
+
     # ---- before the model runs
 
     def make_room(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

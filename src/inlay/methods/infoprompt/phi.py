@@ -35,7 +35,7 @@ class PhiCache:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes = most_bytes
-        self.computed = 0
+        self.computed = self.recalled = 0  # rows, since it was made
         self._row_of: dict[bytes, int] = {}
         self._table: Tensor | None = None
         self._circumstances: Hashable = None
@@ -63,6 +63,7 @@ class PhiCache:
         for row, name in enumerate(names):
             if name not in self._row_of:
                 missing.setdefault(name, row)
+        self.recalled += len(names) - len(missing)
         if not missing:
             return self._known(names, real.device)
         made = encoded(batch, real, list(missing.values()), compute)
