@@ -16,7 +16,7 @@ from inlay.reproduce.bench import Bench
 from inlay.reproduce.drawing import style
 from inlay.reproduce.perform import Outcome, reproduce, with_own_means
 from inlay.reproduce.predicates import above
-from inlay.reproduce.recipe import SCALES, UNTESTED, Claim
+from inlay.reproduce.recipe import SCALES, UNTESTED, Claim, Scale
 from inlay.reproduce.results import Results
 from inlay.workflow.tune import tune
 
@@ -134,6 +134,15 @@ def test_the_paper_scale_has_the_printed_rates_of_the_prompt() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert document.page() == document.PAGE.read_text(encoding="utf-8"), document.__doc__
+
+
+def test_the_models_named_are_those_behind_the_numbers() -> None:
+    beside = Scale("", "", ("a/one",), settings={"if_found": {"panel": "two"}}, behind=("three",))
+    instead = Scale("", "", ("a/one",), settings={"if_found": "two"}, behind=("three",))
+    for scale, found in ((beside, ("one", "two")), (instead, ("two",))):
+        assert scale.models_of(False) == ("one",)
+        assert scale.models_of(False, lambda name: name == "two") == found
+        assert scale.models_of(True) == ("three",)
 
 
 def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ class Outcome:
     seconds: float
     folder: Path
     command: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()  # behind our numbers
 
     @property
     def verdicts(self) -> list[tuple[Claim, Verdict, Verdict]]:
@@ -41,17 +42,12 @@ class Outcome:
     @property
     def read(self) -> list[str]:
         """What was read of results that a checkout keeps, in place of being run."""
-        return [note for note in self.ours.notes if note.startswith(kept.READ)]
+        return _read(self.ours)
 
     @property
     def notes(self) -> list[str]:
         """What a reader must know: of the recipe, then of these results, but for what was read."""
         return list(dict.fromkeys([*self.recipe.notes, *(note for note in self.ours.notes if note not in self.read)]))
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models behind our numbers."""
-        return self.recipe.scales[self.scale].models_of(bool(self.read))
 
     @property
     def heading(self) -> str:
@@ -108,6 +104,10 @@ class Outcome:
         if self.printed is not None:
             parts += ["The paper's table:", grid(*self.printed.table())]
         return "\n\n".join(parts) + "\n"
+
+
+def _read(ours: Results) -> list[str]:
+    return [note for note in ours.notes if note.startswith(kept.READ)]
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -198,7 +198,8 @@ def reproduce(
         ours = recipe.run(bench, chosen.settings)
     seconds = time.perf_counter() - begin
     printed = recipe.printed_results()
-    outcome = Outcome(recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command))
+    models = chosen.models_of(bool(_read(ours)), bench.has)
+    outcome = Outcome(recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command), models)
     keep(outcome)
     return outcome
 

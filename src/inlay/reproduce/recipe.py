@@ -124,11 +124,18 @@ class Scale:
     settings: Mapping[str, Any] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
 
-    def models_of(self, read: bool) -> tuple[str, ...]:
-        """The models behind its numbers, by plain names; `read`: behind those that were not made."""
-        single, several = self.settings.get("model"), self.settings.get("models", {})
-        named = (*([single] if single else []), *several.values())
+    def models_of(self, read: bool, has: Callable[[str], bool] = lambda name: False) -> tuple[str, ...]:
+        """The models behind its numbers, by plain names; `read`: behind those that were not made.
+
+        `has` says which are there of those that the setting `if_found` takes in place of its model, or beside its own.
+        """
+        single, several, wanted = (self.settings.get(name) for name in ("model", "models", "if_found"))
+        if isinstance(wanted, str) and has(wanted) and not read:
+            return (wanted,)
+        named = (*([single] if single else []), *(several or {}).values())
         chosen = (self.behind if read else ()) or self.models or named
+        if isinstance(wanted, Mapping):
+            chosen = (*chosen, *(name for name in wanted.values() if has(name)))
         return tuple(dict.fromkeys(name.rpartition("/")[2] for name in chosen))
 
 

@@ -365,6 +365,7 @@ FIGURE_3 = Recipe(
                 "training": {**SHORT, "shots": 64, "epochs": 8, "evaluations": 4},
                 "seeds": 2,
             },
+            behind=(p.BETTER,),
         ),
         "smoke": Scale(
             "Three steps of WARP and InfoPrompt.",

@@ -127,6 +127,7 @@ RECIPES = (
                     "seeds": 2,
                     "early_seeds": 5,
                 },
+                behind=(p.BETTER,),
             ),
             "smoke": Scale(
                 "One step of each, two seeds after one epoch.",

@@ -138,6 +138,7 @@ def scales(
             (p.HOUSE,),
             tuple(here.values()),
             {"model": p.HOUSE, "if_found": p.BETTER, "tasks": here, "printed": tasks, **own},
+            behind=(p.BETTER,),
         ),
         "smoke": Scale(
             words[2],
