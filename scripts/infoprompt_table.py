@@ -510,9 +510,11 @@ def rates_table(runs: Sequence[Entry]) -> list[str]:
 
 
 def write(args: argparse.Namespace) -> None:
-    """Put the tables into the page, between its marks; the words around them are people's."""
+    """Put the tables into the page, between its marks; the words around them are people's, and so is which of the
+    groups have a place there."""
     runs = json.loads(Path(args.results).read_text())["runs"]
-    tables = [name for name, group in GROUPS.items() if group.tasks == TASKS]
+    page = Path(args.page).read_text()
+    tables = [name for name, group in GROUPS.items() if group.tasks == TASKS and f"<!-- {name} -->" in page]
     parts = {name: results_table(runs, name) for name in tables}
     parts |= {f"{name} differences": difference_table(runs, name) for name in tables}
     parts |= {f"{name} curves": curve_table(runs, name) for name in tables}
