@@ -20,6 +20,7 @@ def test_a_table_that_does_not_fit_is_cut_in_two(
     row = Row(
         method="activation-prompt",
         metric="accuracy",
+        greater_is_better=True,
         values=(0.31, 0.32, 0.35),
         trained=14_410,
         seconds_per_epoch=rate,

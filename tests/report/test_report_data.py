@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from inlay.errors import InlayError
-from inlay.records.store import Store
+from inlay.records.store import Run, Store
 from inlay.report import charts, explanations, exports
 from inlay.report.collect import collect, curve
 from inlay.report.comparable import warnings
 from inlay.report.html import write_report
+from inlay.workflow.comparison import rows_of, select
 from inlay.workflow.statistics import half_width
 from recorded import RECORD, failed, finished, spec_of
 
@@ -92,12 +93,46 @@ def test_lower_is_better(tmp_path: Path) -> None:
     assert [row.spec.method for row in collect(tmp_path).rows] == ["lora", "bias"]
 
 
+def joint(folder: Path, rate: float, metric: str, value: float, validation: float, **more: Any) -> Run:
+    """A run of two tasks that are both scored by this metric; `value` is its average on test."""
+    spec = spec_of("multi-lora", task=None, tasks=("one", "two"), learning_rate=rate)
+    splits = {"test": value, "validation": validation}
+    metrics = {name: {"average": v, f"one/{metric}": v + 1, f"two/{metric}": v - 1} for name, v in splits.items()}
+    known = {"source": "nowhere", "digest": "d" * 64, "notes": [], "metric": metric}
+    return finished(folder, spec, metric="average", metrics=metrics, tasks=dict.fromkeys(("one", "two"), known), **more)
+
+
+@pytest.mark.parametrize("recorded", [True, False])  # False: a run from before the direction was on record
+@pytest.mark.parametrize(("metric", "up"), [("perplexity", False), ("accuracy", True)])
+def test_an_average_over_tasks_improves_as_their_metrics_do(
+    tmp_path: Path, metric: str, up: bool, recorded: bool
+) -> None:
+    """Of two rates the one with the better validation is chosen, and the better test value stands first."""
+    more = {"greater_is_better": up} if recorded else {}
+    runs = [
+        joint(tmp_path, 0.1, metric, 8.0, 9.0, **more),
+        joint(tmp_path, 0.2, metric, 6.0, 7.0, **more),
+    ]
+    found = collect(tmp_path)
+    assert [row.mean for row in found.rows] == ([8.0, 6.0] if up else [6.0, 8.0])
+    assert [row.spec.learning_rate for row in found.rows if row.chosen] == [0.1 if up else 0.2]
+    (page,) = read(write_report(tmp_path, tmp_path / "r.html"))["sets"]
+    assert page["greater"] == up
+    assert page["metric"] == ("average" if up else "average (less is better)")
+    chosen, tried = select([(run.spec, run) for run in runs])
+    assert chosen == [runs[0 if up else 1]]
+    assert [each.validation for each in tried] == [9.0, 7.0]
+    assert rows_of(chosen)[0].greater_is_better == up
+
+
 def test_written_texts_are_followed_by_their_loss(tmp_path: Path) -> None:
     """A metric that only the test split has: variants are chosen by the smaller validation loss."""
+    runs = []
     for rate, loss in ((0.1, 2.0), (0.2, 1.0)):
         metrics = {"test": {"bleu": 10 * loss}, "validation": {"loss": loss}}
-        finished(tmp_path, spec_of("lora", learning_rate=rate), metric="bleu", metrics=metrics)
+        runs.append(finished(tmp_path, spec_of("lora", learning_rate=rate), metric="bleu", metrics=metrics))
     assert [row.spec.learning_rate for row in collect(tmp_path).rows if row.chosen] == [0.2]
+    assert select([(run.spec, run) for run in runs])[0] == runs[1:]
 
 
 def pair(folder: Path, second: int = 1, fields: dict[str, Any] | None = None, **changes: Any) -> None:

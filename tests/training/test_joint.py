@@ -22,7 +22,7 @@ from inlay.methods.attach import restore, trained_parameters
 from inlay.training import padding
 from inlay.training.interrupts import Interrupted
 from inlay.training.joint import NAMES, JointCollator, JointRows, JointSampler, JointTrainer, shares
-from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint, flat
+from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint, flat, greater_is_better
 from inlay.training.trainer import NotFinite
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -261,6 +261,10 @@ def test_of_errors_alone_there_is_a_mean() -> None:
     tasks = {"one": values(1), "two": values(2)}
     assert flat({"one": {"mse": 1.0}, "two": {"mse": 2.0}}, tasks)["average"] == 1.5
     assert math.isnan(flat({}, tasks)["average"])
+    assert not greater_is_better(tasks)
+    both = tasks | {"three": part(3)}  # where the accuracy is missing no error stands in for it
+    assert math.isnan(flat({"one": {"mse": 1.0}}, both)["average"])
+    assert greater_is_better(both)
 
 
 def test_a_class_that_a_task_does_not_have_is_an_error(tmp_path: Path) -> None:

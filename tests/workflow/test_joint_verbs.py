@@ -70,6 +70,7 @@ def run(folder: Path) -> Run:
 def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
     assert set(run.record["tasks"]) == {"cola", "cb", "stsb"}
     assert {"cola/matthews", "cb/accuracy", "stsb/pearson", "average"} <= set(run.metrics["test"])
+    assert run.record["greater_is_better"] is True
     assert run.record["examples"]["train"] > 50
     kept = sorted(path.name for path in run.adapter.iterdir() if path.is_dir())
     assert kept == ["cb", "cola", "stsb"]

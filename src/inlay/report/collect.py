@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from inlay.workflow.statistics import Verdict
 
 CURVE_POINTS = 40
+LESS = " (less is better)"  # of an average over tasks, whose name does not say it
 # What says which set a run belongs to, and the seed: none of them tells two variants of a method apart.
 OF_THE_SET = (
     "model",
@@ -45,14 +46,17 @@ SHORT = {"learning_rate": "rate", "max_steps": "steps", "batch_size": "batch", "
 
 @dataclass
 class Result:
-    """A finished run, with what a report shows of it; `watched` is the metric that validation is given in."""
+    """A finished run, with what a report shows of it; `watched` is the metric that validation is given in. `greater`
+    and `watched_greater`: whether more of these metrics is better."""
 
     id: str
     spec: Spec
     metric: str
+    greater: bool
     split: str
     value: float
     watched: str
+    watched_greater: bool
     validation: float | None
     metrics: Mapping[str, Mapping[str, float]]
     portrait: Mapping[str, Any]
@@ -213,6 +217,8 @@ def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:
 
 
 def _add(found: Collected, run: Run) -> None:
+    from inlay.workflow.comparison import upwards
+
     line = command(run.spec, _out(run))
     if run.status != "finished":
         found.unfinished.append(Unfinished(run.id, run.spec, run.status, run.error, line))
@@ -226,9 +232,11 @@ def _add(found: Collected, run: Run) -> None:
         id=run.id,
         spec=run.spec,
         metric=metric,
+        greater=upwards(record, metric),
         split=split,
         value=float(metrics[split][metric]),
         watched=watched,
+        watched_greater=upwards(record, watched),
         validation=metrics.get("validation", {}).get(watched),
         metrics=metrics,
         portrait=run.portrait,
@@ -277,7 +285,7 @@ def _arrange(found: Collected) -> None:
     groups: dict[str, list[Result]] = {}
     for result in found.results:
         sets.setdefault(set_of(result), len(sets))
-        groups.setdefault(_but_for_the_seed(result.spec) + result.metric + result.split, []).append(result)
+        groups.setdefault(_but_for_the_seed(result.spec) + repr(set_of(result)), []).append(result)
     found.sets = list(sets)
     failed = Counter(_but_for_the_seed(run.spec) for run in found.unfinished if run.status == "failed")
     for results in groups.values():
@@ -305,17 +313,17 @@ def set_of(result: Result) -> Set:
         task=spec.task or " + ".join(spec.tasks) or str(spec.data),
         model=spec.model,
         shots=spec.shots,
-        metric=result.metric,
+        metric=result.metric + LESS * (result.greater != greater_is_better(result.metric)),
         split=result.split,
         more=", ".join(part for part in more if part),
     )
 
 
 def greater_is_better(metric: str) -> bool:
-    """Which way a metric improves; the average over tasks, and what an older inlay measured, upwards."""
+    """Which way a set's metric improves; what an older inlay measured, upwards."""
     from inlay.tasks.metrics import LOWER_IS_BETTER
 
-    return metric not in LOWER_IS_BETTER and metric != "loss"
+    return metric not in LOWER_IS_BETTER and metric != "loss" and not metric.endswith(LESS)
 
 
 def settings_of(spec: Spec) -> dict[str, Any]:
@@ -343,7 +351,7 @@ def _tell_apart(rows: list[Row], failed: Mapping[str, int]) -> None:
     rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
     values = [
         {
-            result.spec.seed: result.validation if greater_is_better(result.watched) else -result.validation
+            result.spec.seed: result.validation if result.watched_greater else -result.validation
             for result in row.results
             if result.validation is not None
         }

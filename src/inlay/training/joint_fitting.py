@@ -155,7 +155,7 @@ def fit_joint(
         memory=memory,
         evaluate_now=judge if len(lacking) < len(tasks) else None,
         watched=AVERAGE,
-        greater_is_better=True,
+        greater_is_better=greater_is_better(tasks),
         patience=spec.early_stopping,
         checkpoint_seconds=checkpoint_seconds,
         callbacks=callbacks,
@@ -283,13 +283,18 @@ def flat(found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any]) -> 
     return metrics | {AVERAGE: sum(firsts) / len(firsts) if firsts else math.nan}
 
 
+def greater_is_better(tasks: Mapping[str, Any]) -> bool:
+    """Which way the average improves: downwards where less of every task's first metric is better. It is said by the
+    tasks alone, so that it is the same on every split and with every seed, whatever could be scored."""
+    return any(task.metrics[0] not in LOWER_IS_BETTER for task in tasks.values())
+
+
 def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, str]:
     """What the average is over: of each task its first metric, if there is one. Where more of some and less of others
     is better, those of which more is: an error and an accuracy have no mean."""
-    firsts = {name: f"{name}/{task.metrics[0]}" for name, task in tasks.items()}
-    there = {name: first for name, first in firsts.items() if first in metrics}
-    more = {name: first for name, first in there.items() if tasks[name].metrics[0] not in LOWER_IS_BETTER}
-    return more or there
+    up = greater_is_better(tasks)
+    firsts = {n: f"{n}/{t.metrics[0]}" for n, t in tasks.items() if (t.metrics[0] not in LOWER_IS_BETTER) == up}
+    return {name: first for name, first in firsts.items() if first in metrics}
 
 
 def _final_metrics(

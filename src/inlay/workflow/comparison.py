@@ -38,6 +38,7 @@ class Row:
 
     method: str
     metric: str
+    greater_is_better: bool
     values: tuple[float, ...]
     trained: int
     seconds_per_epoch: Measured | None
@@ -109,9 +110,7 @@ class Comparison:
     @property
     def greater_is_better(self) -> bool:
         """Which way the metric improves."""
-        from inlay.tasks.metrics import greater_is_better
-
-        return greater_is_better(self.rows[0].metric)
+        return self.rows[0].greater_is_better
 
 
 @dataclass(frozen=True)
@@ -225,10 +224,23 @@ def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tup
     return chosen, tried
 
 
-def _sign(run: Run) -> int:
-    from inlay.tasks.metrics import greater_is_better
+def upwards(record: Mapping[str, Any], metric: str) -> bool:
+    """Which way a metric of a finished run improves.
 
-    return 1 if greater_is_better(_metric(run)) else -1
+    A run of several tasks has the direction of their average on record; one of before has what each task is scored by.
+    What an older inlay measured is taken to improve upwards.
+    """
+    from inlay.tasks.metrics import LOWER_IS_BETTER
+
+    tasks = record.get("tasks")
+    if tasks and metric == record["metric"]:
+        said = record.get("greater_is_better")
+        return any(task["metric"] not in LOWER_IS_BETTER for task in tasks.values()) if said is None else said
+    return metric not in LOWER_IS_BETTER and metric != "loss"
+
+
+def _sign(run: Run) -> int:
+    return 1 if upwards(run.record, _metric(run)) else -1
 
 
 def _selected_by(run: Run) -> float:
@@ -248,13 +260,11 @@ def _metric(run: Run) -> str:
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """One line a method, the best mean first, with the fronts it is on."""
-    from inlay.tasks.metrics import greater_is_better
-
     by_method: dict[str, list[Run]] = {}
     for run in runs:
         by_method.setdefault(run.spec.method, []).append(run)
     rows = [row_of(name, group) for name, group in by_method.items()]
-    up = greater_is_better(rows[0].metric)
+    up = rows[0].greater_is_better
     rows = sorted(rows, key=lambda row: -row.mean if up else row.mean)
     fronts = {
         cost: statistics.pareto([(row.cost(cost), row.mean) for row in rows], greater_is_better=up) for cost in COSTS
@@ -271,6 +281,7 @@ def row_of(method: str, runs: Sequence[Run]) -> Row:
     return Row(
         method=method,
         metric=metric,
+        greater_is_better=upwards(runs[0].record, metric),
         values=tuple(run.metrics[split][metric] for run in runs),
         trained=portraits[0]["parameters"]["trained"],
         seconds_per_epoch=pooled(portraits, "seconds_per_epoch"),

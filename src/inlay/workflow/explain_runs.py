@@ -18,6 +18,7 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run
+from inlay.workflow.comparison import upwards
 from inlay.workflow.explain import Bar, Value, bars_aside
 from inlay.workflow.explain_found import of_its_own_accord
 from inlay.workflow.explain_norms import norm_of, prompt_in
@@ -324,8 +325,6 @@ def sweep(
 
     One run that fails is noted and does not stop the rest.
     """
-    from inlay.tasks.metrics import greater_is_better
-
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or not cells:
         raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
@@ -352,9 +351,10 @@ def sweep(
     wanted = [point for (cell, _), point in zip(done, points, strict=True) if _is_wanted(what, cell)]
     if not wanted:
         raise InlayError(f"No run finished. {next(iter(failures.values()))}")
-    metric = done[0][1][0].record["metric"]
+    record = done[0][1][0].record
+    metric = record["metric"]
     others = [point for point in points if point not in wanted]
-    return Sweep(what, spec, metric, greater_is_better(metric), depth, wanted, others, failures)
+    return Sweep(what, spec, metric, upwards(record, metric), depth, wanted, others, failures)
 
 
 def once(say: Say | None) -> Say:

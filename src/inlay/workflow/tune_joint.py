@@ -21,7 +21,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
     """Adapt the model to all of the spec's tasks at once; see `inlay.workflow.tune.tune`."""
     from inlay import backbones
     from inlay import tasks as room
-    from inlay.training.joint_fitting import AVERAGE, adapter_names, check_together, fit_joint
+    from inlay.training.joint_fitting import AVERAGE, adapter_names, check_together, fit_joint, greater_is_better
 
     check_method(spec)
     check_layers(spec)
@@ -61,6 +61,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
             {
                 "metrics": outcome.metrics,
                 "metric": AVERAGE,
+                "greater_is_better": greater_is_better(tasks),
                 "portrait": outcome.portrait,
                 "steps": outcome.steps,
                 "best_step": None,
