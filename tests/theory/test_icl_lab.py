@@ -222,6 +222,47 @@ def test_what_was_kept_is_drawn_and_told_again(run: Lab, tmp_path: Path) -> None
     assert "can be read" in run("--figure", "2a", "--redraw")[2]
 
 
+def test_the_seed_reaches_the_tasks_of_training_and_of_testing() -> None:
+    """At step 0 the output is 0, whatever the start: losses differ there by the tasks that were drawn alone."""
+    problem = icl.Problem.sample(4, 12, 6, 3, seed=0)
+    starts = []
+    for seed in (0, 1, 1):
+        setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), steps=2, batch=8, seed=seed)
+        starts.append(lab.free(problem, setting, lambda what: None, lambda name, trace: None).rows[0])
+    assert starts[1][:-1] == starts[2][:-1]  # all but the seconds
+    for name in ("loss", "in-domain", "out-of-domain"):
+        assert starts[0][kept.COLUMNS.index(name)] != starts[1][kept.COLUMNS.index(name)], name
+
+
+@pytest.mark.parametrize("figure", ["2a", "2b", "5"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_figures_are_tested_on_the_tasks_of_their_seed(figure: str, seed: int) -> None:
+    setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), steps=1, batch=4, seed=seed, seconds=60)
+    found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
+    problem = setting.problem()
+    model = icl.OneLayer(problem, 2) if figure == "2a" else deep.DeepTransformer(problem, 2, seed=seed)
+    for test, begins, tasks in (("in-domain", 1000, icl.IN_DOMAIN), ("out-of-domain", 1001, icl.OUT_OF_DOMAIN)):
+        shown = problem.prompts(200, begins + 20_000 * seed, tasks).shown
+        with torch.no_grad():
+            away = model(shown).double() - shown @ icl.ridge.star(problem)
+        assert found.rows[0][found.columns.index(test)] == pytest.approx(float(away.square().mean()), rel=1e-5)
+
+
+def test_other_seeds_of_figure_3_and_proposition_1_draw_nothing_twice(run: Lab) -> None:
+    def drawn(figure: str, seed: int, column: str) -> set[float]:
+        setting = lab.Setting(N=4, K=20, d=5, m=6, seed=seed)
+        found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
+        return {value for row in found.rows if (value := findings.number(row[found.columns.index(column)])) > 0}
+
+    for figure, column in (
+        ("3", "gap"),
+        ("3", "error, y*"),
+        ("proposition-1", "least singular value, median of starts"),
+    ):
+        assert drawn(figure, 0, column), figure
+        assert not drawn(figure, 0, column) & drawn(figure, 1, column), figure
+
+
 def test_seconds_end_a_training_and_what_it_found_is_kept() -> None:
     setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), batch=4, steps=1_000_000, seconds=0.05)
     for figure in ("2a", "2b", "4"):

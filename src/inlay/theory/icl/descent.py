@@ -69,11 +69,12 @@ class Trace:
 Watch = Callable[[Trace], None]
 
 
-def held_out(problem: Problem, count: int = TESTS, seed: int = 1_000) -> dict[str, Prompts]:
+def held_out(problem: Problem, count: int = TESTS, seed: int = 0) -> dict[str, Prompts]:
     """Section 4's: as in training, and `lambda ~ N(1, 4 I)`."""
+    draws = 1_000 + 20_000 * seed  # never the seed of the training's own samples, 10,000 + seed
     return {
-        "in-domain": problem.prompts(count, seed, IN_DOMAIN),
-        "out-of-domain": problem.prompts(count, seed + 1, OUT_OF_DOMAIN),
+        "in-domain": problem.prompts(count, draws, IN_DOMAIN),
+        "out-of-domain": problem.prompts(count, draws + 1, OUT_OF_DOMAIN),
     }
 
 

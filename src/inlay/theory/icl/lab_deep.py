@@ -42,7 +42,7 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
         rate=setting.rate,
         batch=batch,
         every=EPOCH if steps is None else max(1, min(EPOCH, steps // 10)),
-        tests=held_out(problem),
+        tests=held_out(problem, seed=setting.seed),
         seed=setting.seed,
         watch=lambda kept: show(name, kept),
     )
@@ -79,7 +79,7 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
             rate=setting.rate,
             batch=batch,
             every=10,
-            tests=held_out(problem),
+            tests=held_out(problem, seed=setting.seed),
             seed=setting.seed,
             watch=watch,
         )

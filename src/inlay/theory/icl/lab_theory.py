@@ -33,8 +33,8 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
     tick("figure 3")
     for N in sizes:
         for draw in range(DRAWS):
-            problem = Problem.sample(N, setting.K, setting.d, m, setting.tau, setting.seed + draw)
-            moments, test = problem.moments(), problem.prompts(TESTS, 1_000)
+            problem = Problem.sample(N, setting.K, setting.d, m, setting.tau, setting.seed * DRAWS + draw)
+            moments, test = problem.moments(), problem.prompts(TESTS, 1_000 + setting.seed)
             star, best = ridge.star(problem), ridge.best(problem)
             apart = quadratic(star - best, moments.S)
             drawn = (test.shown @ (star - best)).square().mean()
@@ -171,7 +171,7 @@ def _rate_against_heads(setting: Setting) -> Claim:
     """`zeta_0 / (2 sqrt(2) H |Zbar|^2)`, the best rate, as H grows: means over draws at N = 2."""
     rates = {}
     for heads in (2, 4, 8, 16, 64, 256):
-        models = [small_model(2, 4, heads, 1.0, setting.seed + draw) for draw in range(20)]
+        models = [small_model(2, 4, heads, 1.0, 20 * setting.seed + draw) for draw in range(20)]
         norms = [float(torch.linalg.eigvalsh(model.S)[-1]) for model in models]
         found = [zeta_0(model) / (2 * math.sqrt(2) * heads * norm) for model, norm in zip(models, norms, strict=True)]
         rates[heads] = sum(found) / len(found)
@@ -198,7 +198,7 @@ def theorem_2(setting: Setting, tick: Tick, show: Show) -> Finding:
         lam = torch.randn(
             PROMPTS, problem.m, generator=torch.Generator().manual_seed(setting.seed), dtype=torch.float64
         )
-        prompts = problem.prompts(PROMPTS, 1, lam=BALL * lam / lam.norm(dim=1, keepdim=True))
+        prompts = problem.prompts(PROMPTS, setting.seed + 1, lam=BALL * lam / lam.norm(dim=1, keepdim=True))
         star = prompts.shown @ ridge.star(problem)
         enough, share = None, 0.0
         for begun, ended in _chunks(T, 100):
@@ -243,7 +243,7 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
     for name, given in cases.items():
         for heads in (1, 3, 5, 6, 8, 12, 24):
             found, least = [], []
-            for seed in range(RANK_DRAWS):
+            for seed in range(setting.seed * RANK_DRAWS, (setting.seed + 1) * RANK_DRAWS):
                 tokens = given if given is not None else Problem.sample(N, K, 100, 1, seed=seed).tokens
                 C = attention_at_start(tokens, N, heads, seed)
                 found.append(float((ranks(C) == N).double().mean()))

@@ -48,7 +48,7 @@ def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
             seed=setting.seed,
             every=max(1, min(EPOCH, steps // 10)),
             seconds=setting.seconds,
-            tests=held_out(problem),
+            tests=held_out(problem, seed=setting.seed),
             watch=_watching(show, name),
         )
         rows += kept_rows(trace, EPOCH, tokens, way)
@@ -232,7 +232,7 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
     dtype = torch.float64 if setting.optimiser == "gd" else torch.float32
     model = OneLayer(problem, heads, seed=setting.seed, dtype=dtype)
     told = assumptions(model)
-    tests, watch = held_out(problem), _watching(show, name)
+    tests, watch = held_out(problem, seed=setting.seed), _watching(show, name)
     if setting.optimiser == "gd":
         trace = descend(model, steps, watch=watch)
     else:
@@ -241,6 +241,7 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
             steps,
             rate=setting.rate,
             batch=setting.batch,
+            seed=setting.seed,
             every=max(1, min(EPOCH, steps // 50)),
             seconds=setting.seconds,
             tests=tests,
