@@ -99,7 +99,7 @@ def test_mistakes_are_one_line(explain, image_model: Path, photos: Path, text_mo
     given = ("--model", image_model, "--data", photos)
     for arguments, complaint in (
         (("layers", *given, "--method", "norm", "--layers", "7"), "no layer 7"),
-        (("layers", *given, "--method", "lora"), "cannot be put at a single layer"),
+        (("layers", *given, "--method", "linear-probe"), "cannot be put at a single layer"),
         (("layers", *given, "--method", "norm", "--rates", "0.1", "--lr", "1"), "give one of the two"),
         (("layers", *given, "--method", "norm", "--rates", "high"), "--rates takes numbers"),
         (("samples", *given, "--methods", "norm", "--sizes", "ten"), "--sizes takes whole numbers"),

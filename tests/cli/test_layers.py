@@ -59,6 +59,15 @@ def test_tune_prompts_the_layer_asked_for(inlay, image_model: Path, tmp_path: Pa
     assert "has no layer 4. Give layers from 0 (the pixels) to 3" in err
 
 
+def test_lora_on_the_last_layers_leaves_a_trunk_to_keep(inlay, image_model: Path, tmp_path: Path) -> None:
+    given = ("--model", image_model, "--method", "lora", "--max-steps", "8")
+    for chosen, out in ((("--layers", "3"), "a"), (("--set", "layers_to_transform=[2]"), "b")):
+        status, _, err = inlay("tune", *given, *chosen, "--trunk-cache", "on", "--out", out)
+        assert status == 0, err
+        assert "trunk cached: 2 of 3 blocks" in err
+        assert all(name.startswith("vit.layers.2.") for name in adapter(tmp_path / out)["target_modules"])
+
+
 def test_tune_refuses_layers_where_there_are_none(inlay, image_model: Path, tmp_path: Path) -> None:
     status, _, err = inlay("tune", "--model", image_model, "--method", "linear-probe", "--layers", "3")
     assert status == 2

@@ -153,7 +153,7 @@ def test_a_run_that_fails_does_not_stop_the_others(spec: Spec, tmp_path: Path) -
         ("norm", [4], "no layer 4 for 'norm' in this model: give 1 to 3"),
         ("norm", [0], "no layer 0 for 'norm'"),
         ("activation-prompt", [9], r"give 0 to 3 \(0 is the pixels\)"),
-        ("lora", [1], r"'lora' cannot be put at a single layer. Methods that can: .*norm"),
+        ("full", [1], r"'full' cannot be put at a single layer. Methods that can: .*norm"),
         ("norm", [], "No layer was given"),
     ],
 )

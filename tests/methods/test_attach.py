@@ -13,7 +13,7 @@ import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, task_type, trained_parameters
 from inlay.methods.capabilities import alternatives, capabilities, fitting
-from inlay.methods.plain import base_of, plain_modules, plain_parameters
+from inlay.methods.plain import base_of, plain_modules, plain_name, plain_parameters
 from inlay.methods.probe import logits, probe
 from inlay.methods.registry import all_methods, get
 from zoo import tiny
@@ -39,6 +39,13 @@ def test_settings_reach_the_config_and_override_the_defaults() -> None:
         ("bias", {"peft_type": "LORA"}, "Unknown setting"),
         ("bias", {"resolved": True}, "Unknown setting"),
         ("prompt", {"num_virtual_tokens": 0}, "nothing to train"),
+        ("lora", {"layers": 2}, r"layers=2 will not do: give a list of numbers"),
+        ("lora", {"layers": [4]}, r"there is no layer 4; the model has 1 to 3"),
+        ("lora", {"layers": []}, r"leave lora nothing to adapt in BertForSequenceClassification"),
+        ("lora", {"layers_to_transform": "2"}, r"layers_to_transform='2' will not do"),
+        ("lora", {"layers_to_transform": [3]}, r"\[3\] leave lora nothing to adapt.* layers 1 to 3 .*counts from 0"),
+        ("lora", {"layers": [1], "target_modules": ["key"]}, "Give one of them"),
+        ("prefix", {"layers": [1]}, "Unknown setting"),
         ("linear-probe", {"r": 1}, "has no settings"),
         ("full", {"r": 1}, "has no settings"),
     ],
@@ -46,6 +53,44 @@ def test_settings_reach_the_config_and_override_the_defaults() -> None:
 def test_settings_that_do_not_fit_are_refused(method: str, settings: dict, message: str) -> None:
     with pytest.raises(InlayError, match=message):
         attach(tiny("bert")[0], method, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "layers"),
+    [
+        ("lora", {"layers": [3]}, {3}),
+        ("lora", {"layers": [1, 3]}, {1, 3}),
+        ("lora", {"layers_to_transform": [2]}, {3}),
+        ("lora", {"layers_to_transform": 0}, {1}),
+        ("lora", {"layers_to_transform": [0, 2], "layers_pattern": "layer"}, {1, 3}),
+        ("lora", {"layers_to_transform": [2], "target_modules": ["key"]}, {3}),
+        ("vera", {"layers_to_transform": [1]}, {2}),
+        ("vera", {"layers": [3]}, {3}),
+        ("ia3", {"layers": [2]}, {2}),
+        ("ln", {"layers": [2]}, {2}),
+        ("lora", {"layers_to_transform": []}, {1, 2, 3}),
+    ],
+)
+def test_pefts_methods_go_into_the_layers_that_were_asked_for(
+    method: str, settings: dict, layers: set[int], tmp_path: Path
+) -> None:
+    """`layers` counts from 1; PEFT's own setting from 0. The saved adapter goes where it was."""
+    adapted = attach(tiny("bert")[0], method, settings=settings)
+    adapted.save_pretrained(tmp_path)
+    for model in (adapted, PeftModel.from_pretrained(tiny("bert")[0], tmp_path, is_trainable=True)):
+        trained = [name for name in trained_parameters(model) if "encoder.layer." in name]
+        assert {int(name.split("encoder.layer.")[1].partition(".")[0]) + 1 for name in trained} == layers
+        assert not any("embeddings" in name for name in trained_parameters(model))
+
+
+def test_layers_of_lora_in_a_model_of_stages() -> None:
+    """Where names have two numbers, a stage and a block in it, `layers` counts blocks as everywhere."""
+    base = tiny("swin")[0]
+    block = plain_name(inlay.anatomy(base).blocks[-1].name)
+    adapted = attach(base, "lora", settings={"layers": [len(inlay.anatomy(base).blocks)]})
+    names = adapted.peft_config["default"].target_modules
+    assert names
+    assert all(name.startswith(f"{block}.") for name in names)
 
 
 @pytest.mark.parametrize("name", ["encoder", "bias", "a.b", "", "classifier"])

@@ -22,6 +22,7 @@ from inlay.methods import registry
 from inlay.methods.capabilities import alternatives, refuse_unfit
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised as find_new
+from inlay.methods.peft_native.defaults import narrowed
 from inlay.methods.plain import base_of, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -183,14 +184,20 @@ def _sees(model: nn.Module) -> bool:
 
 def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: list[str], kind: str | None) -> PeftConfig:
     config_class = method.config_class()
-    allowed = {field.name for field in dataclasses.fields(config_class) if field.init} - _RESERVED
+    fields = {field.name for field in dataclasses.fields(config_class) if field.init}
+    allowed = (fields - _RESERVED) | ({"layers"} if method.takes("layers") else set())
     for name in settings:
         if name not in allowed:
             raise unknown(f"setting of method {method.name!r}", name, allowed)
     given = dict(method.settings)
     if method.defaults is not None and "target_modules" not in settings:
-        given |= registry.load(method.defaults)(model)
+        given |= narrowed(model, method, registry.load(method.defaults)(model), settings)
     given |= settings
+    if "layers" not in fields and given.pop("layers", None) is not None and "target_modules" in settings:
+        raise InlayError(
+            f"layers={settings['layers']!r} narrows what {method.name} targets by default, and target_modules="
+            f"{settings['target_modules']!r} says what it targets. Give one of them."
+        )
     given["modules_to_save"] = list(dict.fromkeys([*(given.get("modules_to_save") or ()), *new])) or None
     if issubclass(config_class, InlayConfig):
         given["newly_initialised"] = new

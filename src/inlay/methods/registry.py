@@ -57,10 +57,14 @@ class Method:
         return load(self.config)
 
     def takes(self, setting: str) -> bool:
-        """Whether the method's config has a setting of this name; imports it."""
+        """Whether the method's config has a setting of this name; imports it.
+
+        PEFT's own methods have no `layers`: where inlay chooses their target modules, it narrows them by it.
+        """
         if self.config is None or (setting == "layers" and not getattr(self.config_class(), "chooses_layers", True)):
             return False
-        return any(entry.name == setting and entry.init for entry in fields(self.config_class()))
+        names = {entry.name for entry in fields(self.config_class()) if entry.init}
+        return setting in names or (setting == "layers" and self.defaults is not None and "target_modules" in names)
 
     def learning_rate_for(self, kind: str | None) -> float:
         """The default learning rate on a kind of model; None: of a kind that is not known."""

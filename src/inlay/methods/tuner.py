@@ -233,7 +233,7 @@ class InlayTuner(BaseTuner):
             raise InlayError(self.refusal(self.model))
         found = [name for name in names if _selected(config, name)]
         if config.layers is not None:
-            found = [name for name in found if _in_layers(self.model, config.layers, name)]
+            found = [name for name in found if in_layers(self.model, config.layers, name)]
         if not found:
             raise InlayError(
                 f"target_modules={config.target_modules!r}, exclude_modules={config.exclude_modules!r} and "
@@ -339,7 +339,8 @@ def _selected(config: InlayConfig, name: str) -> bool:
     return bool(check_target_module_exists(wanted, name))
 
 
-def _in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
+def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
+    """Whether the module of this name is one of these blocks, counted from 1, or in one of them."""
     from inlay.anatomy import anatomy
 
     blocks = {block.index: plain_name(block.name) for block in anatomy(model).blocks}

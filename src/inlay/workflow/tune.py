@@ -176,7 +176,7 @@ def check_layers(spec: Spec) -> None:
     """A clear error where layers are chosen for a method that has none to choose, before anything large is read."""
     method = registry.get(spec.method)
     if "layers" in spec.settings and not method.takes("layers"):
-        able = [name for name, other in registry.all_methods().items() if other.tuner and other.takes("layers")]
+        able = [name for name, other in registry.all_methods().items() if other.takes("layers")]
         raise InlayError(
             f"layers={spec.settings['layers']!r}: the method {method.name!r} has no layers to choose. Leave it out, or "
             f"take one that has: {', '.join(able)}."
