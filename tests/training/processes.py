@@ -23,7 +23,7 @@ import toys  # noqa: E402
 
 from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec, Store  # noqa: E402
-from inlay.training import Interrupted, Outcome, fit  # noqa: E402
+from inlay.training import Interrupted, Outcome, evaluate, fit  # noqa: E402
 
 SPEC = Spec(
     model="toy", method="lora", task="toy", epochs=3, batch_size=16, gradient_accumulation=2, learning_rate=3e-2,
@@ -42,6 +42,10 @@ def described(outcome: Outcome) -> dict:
         "resumed_from": outcome.resumed_from,
         "best_step": outcome.best_step,
     }
+
+
+def predictions(outcome: Outcome) -> list:
+    return evaluate(outcome.model, toys.text_task(), "test", None, SPEC)[1].tolist()
 
 
 def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000) -> Outcome:
@@ -68,6 +72,7 @@ def main(folder: Path) -> None:
         outcome = train(run.folder)
         run.finish({"metrics": outcome.metrics, "portrait": outcome.portrait})
     found["whole"] = described(outcome)
+    found["predictions"] = predictions(outcome)
     try:
         train(folder / "interrupted", interrupt_at=15 if rank == 1 else 0)
     except Interrupted:

@@ -30,8 +30,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     assert done.returncode == 0, done.stderr
     (run,) = Store(folder / "runs").list()
     run.verify()
+    one = processes.train(folder / "one")
     return {
-        "one": processes.described(processes.train(folder / "one")),
+        "one": processes.described(one) | {"predictions": processes.predictions(one)},
         "first": json.loads((folder / "found-0.json").read_text()),
         "second": json.loads((folder / "found-1.json").read_text()),
         "record": run.record,
@@ -47,6 +48,13 @@ def test_two_processes_learn_what_one_learns(found: dict[str, dict]) -> None:
                 assert its[name] == pytest.approx(mine[name], rel=1e-3)
     assert two["metrics"]["test"]["loss"] == pytest.approx(one["metrics"]["test"]["loss"], rel=1e-3)
     assert two["metrics"]["test"]["accuracy"] == one["metrics"]["test"]["accuracy"]
+
+
+def test_predictions_are_in_the_order_of_the_split(found: dict[str, dict]) -> None:
+    one = found["one"]["predictions"]
+    for process in ("first", "second"):
+        for mine, its in zip(one, found[process]["predictions"], strict=True):
+            assert its == pytest.approx(mine, rel=1e-2, abs=1e-3)
 
 
 def test_every_process_holds_the_same_and_the_first_writes(found: dict[str, dict]) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 import zoo
 from inlay.anatomy import head_modules
+from inlay.tasks.encode import Encoded
 
 Rows = list[dict[str, Any]]
 
@@ -57,8 +58,12 @@ class ToyTask:
     validation: Rows = field(default_factory=list)
     test: Rows = field(default_factory=list)
 
-    def encode(self, split: str, processor: Any, max_length: int | None, *, model_config: Any) -> Rows:
-        return getattr(self, split)
+    def encode(self, split: str, processor: Any, max_length: int | None, *, model_config: Any) -> Rows | Encoded:
+        rows = getattr(self, split)
+        if not rows or "input_ids" not in rows[0]:
+            return rows
+        columns = {name: [row[name] for row in rows] for name in ("input_ids", "attention_mask")}
+        return Encoded(columns, [row["labels"] for row in rows])
 
     def collator(self, processor: Any, model: nn.Module) -> Any:
         return collate

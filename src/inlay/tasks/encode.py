@@ -93,6 +93,11 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many tokens each row has."""
+        return np.diff(self._columns["input_ids"].offsets)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         item: dict[str, Any] = {name: values[index] for name, values in self._columns.items()}
         if self._labels is not None:

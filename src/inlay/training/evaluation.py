@@ -1,7 +1,8 @@
 """How good a model is on a split: one pass over it, and texts written and scored where the task is about texts.
 
 Nothing here depends on the Trainer, so that evaluating a reloaded adapter takes the same steps as evaluating it while
-it is trained, and gives the same bits. Under `accelerate launch` every process takes every n-th example and all of them
+it is trained, and gives the same bits. Rows of about the same length are run together, so that little is padded; what
+comes back is in the split's order. Under `accelerate launch` every process takes every n-th example and all of them
 hold the whole result afterwards.
 """
 
@@ -23,7 +24,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.generation import generate
 from inlay.training.lengths import longest
-from inlay.training.place import Place, Stop, batches, gather
+from inlay.training.place import Place, Stop, batches, by_length, gather
 from inlay.training.seeds import undisturbed
 
 PAD = -100  # what the Trainer's own collators mark as "no label"
@@ -78,7 +79,8 @@ def score(
     kept: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
-    for batch in batches(model, encoded, collate, place, stop):
+    order = by_length(encoded)
+    for batch in batches(model, encoded, collate, place, stop, order):
         with torch.no_grad(), place.autocast(), replay(batch) as inputs:
             outputs = model(**inputs)
         labels = batch["labels"]
@@ -87,7 +89,7 @@ def score(
         truth.append(labels.cpu().numpy())
     gathered = gather((kept, truth, losses))
     seconds = time.perf_counter() - begin
-    predictions, known = (_whole([part[i] for part in gathered], len(encoded)) for i in (0, 1))
+    predictions, known = (_whole([part[i] for part in gathered], order) for i in (0, 1))
     if not np.isfinite(predictions).all():
         raise NotFinitePredictions(
             "The model's predictions are not finite numbers: it was trained at too high a learning rate"
@@ -125,10 +127,11 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
         if task.kind in kinds.LANGUAGE_MODELS:
             return generate(model, task, rows, processor, spec.max_length, place), encoded
         found = []
-        for batch in batches(model, encoded, task.collator(processor, model), place, None):
+        order = by_length(encoded)
+        for batch in batches(model, encoded, task.collator(processor, model), place, None, order):
             with torch.no_grad(), place.autocast():
                 found.append(model(**batch)["logits"].float().cpu().numpy())
-    return _whole(gather(found), len(encoded)), encoded
+    return _whole(gather(found), order), encoded
 
 
 def count_items(labels: Tensor, *, shifted: bool) -> Tensor:
@@ -147,15 +150,15 @@ def shifts_labels(model: nn.Module, kind: str) -> bool:
     return config is None or not config.is_prompt_learning or config.peft_type == "PREFIX_TUNING"
 
 
-def _whole(parts: list[list[np.ndarray]], total: int) -> np.ndarray:
-    """The processes' rows in the split's order; rows of unequal length are padded at the end."""
+def _whole(parts: list[list[np.ndarray]], order: Sequence[int]) -> np.ndarray:
+    """The processes' rows, read in this order, in the split's; rows of unequal length are padded at the end."""
     longest = max((chunk.shape[1] for part in parts for chunk in part if chunk.ndim > 1), default=0)
     rows = [np.concatenate([_widen(chunk, longest) for chunk in part]) for part in parts if part]
     if not rows:
         raise InlayError("The split is empty: there is nothing to evaluate on.")
-    whole = np.empty((total, *rows[0].shape[1:]), dtype=rows[0].dtype)
+    whole = np.empty((len(order), *rows[0].shape[1:]), dtype=rows[0].dtype)
     for rank, part in enumerate(rows):
-        whole[rank :: len(parts)] = part
+        whole[order[rank :: len(parts)]] = part
     return whole
 
 

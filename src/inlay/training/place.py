@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from inlay.records.spec import Spec
 from inlay.training.plan import pick_device, pick_dtype, pick_workers
@@ -42,15 +43,34 @@ class Place:
         return nullcontext() if self.dtype is None else torch.autocast(self.device.type, self.dtype)
 
 
+def by_length(encoded: Sized) -> list[int]:
+    """A split's rows, the longest first: a batch of them is padded to little more than each row's own length. What has
+    no length, as pictures, stays in its order.
+
+    The longest come first because they need the most memory: where it does not suffice, that is known at once.
+    """
+    lengths = getattr(encoded, "lengths", None)
+    return list(range(len(encoded))) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+
+
 def batches(
-    model: nn.Module, encoded: Sized, collate: Callable[[Any], Any], place: Place, stop: Stop | None
+    model: nn.Module,
+    encoded: Sized,
+    collate: Callable[[Any], Any],
+    place: Place,
+    stop: Stop | None,
+    order: Sequence[int] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
-    """This process's share of a split, batch by batch, on the device, with the model in eval mode."""
+    """This process's share of a split, batch by batch, on the device, with the model in eval mode.
+
+    `order` has the numbers of all rows; without it they come as they are. Of either a process takes every n-th.
+    """
     rank, world = rank_and_world()
-    mine: Any = encoded if world == 1 else Subset(encoded, range(rank, len(encoded), world))
+    mine = range(rank, len(encoded), world) if order is None else order[rank::world]
     model.eval()
     workers = pick_workers(place.device, encoded)
-    for batch in DataLoader(mine, batch_size=place.batch_size, collate_fn=collate, num_workers=workers):
+    data: Any = encoded
+    for batch in DataLoader(data, place.batch_size, sampler=mine, collate_fn=collate, num_workers=workers):
         if stop is not None:
             stop()
         yield {name: value.to(place.device) for name, value in batch.items()}
