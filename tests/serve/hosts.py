@@ -38,7 +38,13 @@ WRITTEN = {
 SCALE = 0.3
 
 
-def write(place: Path, schemas: dict[str, TaskSchema], family: str = "bert", task: zoo.Task = "base") -> Path:
+def write(
+    place: Path,
+    schemas: dict[str, TaskSchema],
+    family: str = "bert",
+    task: zoo.Task = "base",
+    failed: dict[str, str] | None = None,
+) -> Path:
     """An adapter folder below `place`, as `inlay tune --tasks` leaves it, and its base model."""
     model = place / f"{family}-model"
     if not model.exists():
@@ -54,7 +60,7 @@ def write(place: Path, schemas: dict[str, TaskSchema], family: str = "bert", tas
         if parameter.requires_grad:
             parameter.data.normal_(std=SCALE, generator=drawn)
     spec = Spec(model=str(model), method="multi-lora", tasks=tuple(schemas), batch_size=4)
-    save_tasks(adapted, schemas, method, backbone, spec, folder)
+    save_tasks(adapted, schemas, method, backbone, spec, folder, failed)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -16,9 +17,9 @@ import pytest
 from hosts import IMAGES, TEXTS, WRITTEN, call, in_base64, picture, rows, same, write
 
 from inlay import InlayError
-from inlay.serve.batching import FAILING
+from inlay.serve.batching import FAILING, Batcher
 from inlay.serve.hosting import ManyTasks, host
-from inlay.serve.running import serving
+from inlay.serve.running import serving, started
 from inlay.serve.settings import Settings
 from inlay.training import predict
 from inlay.workflow.answer import Request, Tasks
@@ -167,6 +168,30 @@ def test_the_other_pages(address: str) -> None:
     assert _value(text, "inlay_tasks") == 4
     assert _value(text, 'inlay_batch_rows_bucket{le="+Inf"}') == _value(text, "inlay_batch_rows_count")
     assert "/nowhere" not in text
+
+
+def test_a_task_that_failed_in_training_says_so(tmp_path: Path) -> None:
+    why = "the loss is not a finite number at step 3; its parameters are those from before that"
+    folder = write(tmp_path, {name: TEXTS[name] for name in ("cola", "cb")}, failed={"cb": why})
+    hosted = host(folder, batch=8)
+    with contextlib.closing(ANY.bind()) as bound:
+        batcher = Batcher(hosted, max_batch=8, max_wait=0.0, max_queue=8)
+        first, second = started(batcher, ANY, bound).splitlines()
+        batcher.close()
+    assert "2 tasks: cola, cb" in first
+    assert second == f"cb failed in training: {why}"
+    cola, cb = rows(2, ("cola", "cb"))
+    with serving(hosted, ANY) as address:
+        assert "failed_in_training" not in call(address, "/predict", cola)[1]
+        assert call(address, "/predict", cb)[1]["failed_in_training"] == why
+        listed = {each["task"]: each for each in call(address, "/tasks")[1]["tasks"]}
+        assert "failed_in_training" not in listed["cola"]
+        assert listed["cb"]["failed_in_training"] == why
+        call(address, "/tasks/cb", method="DELETE")
+        assert hosted.failed == {}
+        status, told = call(address, "/tasks", {"task": "cb"})
+        assert (status, told["failed_in_training"]) == (201, why)
+        assert call(address, "/predict", cb)[1]["failed_in_training"] == why
 
 
 # ---- who may

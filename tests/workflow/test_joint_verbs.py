@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from inlay import InlayError, Spec, predict, tune
 from inlay.cli.app import app
-from inlay.records.store import Run
+from inlay.records.store import Run, checksum
+from inlay.training.joint import JointTrainer
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
 
@@ -77,6 +79,58 @@ def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
     again = tune(spec(folder), folder / "runs", progress=False)
     assert again.id == run.id
     assert Spec.from_json(run.spec.to_json()) == run.spec
+
+
+def test_a_task_that_failed_is_told_of_wherever_the_run_is_used(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(trainer: JointTrainer, *args: Any) -> torch.Tensor:
+        found = losses(trainer, *args)
+        return torch.where(torch.arange(len(found)) == trainer.tasks.index("cb"), torch.nan, found)
+
+    losses = JointTrainer._losses
+    monkeypatch.setattr(JointTrainer, "_losses", spoilt)
+    made = tune(spec(folder), tmp_path / "runs", progress=False)
+    why = made.record["failed"]["cb"]
+    assert list(made.record["failed"]) == ["cb"]
+    assert "not a finite number" in why
+    test = made.metrics["test"]
+    assert test["average"] == pytest.approx((test["cola/matthews"] + test["stsb/pearson"]) / 2)
+
+    def typed(*arguments: str) -> Any:
+        found = CliRunner().invoke(app, list(arguments))
+        assert found.exit_code == 0, found.output
+        return found
+
+    listed = typed("runs", "list", "--out", str(tmp_path / "runs"))
+    assert "finished, in part" in listed.stdout
+    assert f"{made.id}: cb failed in training" in listed.stderr
+    file = tmp_path / "requests.jsonl"
+    requests = [{"task": "cola", "sentence": "w6"}, {"task": "cb", "premise": "w9", "hypothesis": "w10"}]
+    file.write_text("".join(json.dumps(each) + "\n" for each in requests))
+    answered = typed("predict", "--adapter", str(made.folder), str(file))
+    assert f"cb failed in training: {why}" in answered.stderr
+    cola, cb = (json.loads(line) for line in answered.stdout.splitlines())
+    assert "failed_in_training" not in cola
+    assert cb["failed_in_training"] == why
+    assert cb["label"] in ("entailment", "contradiction", "neutral")
+    for form, names in (("lora", "cb"), ("tasks", "cola,cb=bank")):
+        place = str(tmp_path / form)
+        told = typed("export", "--adapter", str(made.folder), "--task", names, "--to", form, "--output", place)
+        assert f"cb failed in training: {why}" in told.stderr
+    assert Tasks(tmp_path / "tasks").failed == {"bank": why}
+
+
+def test_a_folder_from_before_has_no_failed_tasks(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(run.adapter, tmp_path / "old")
+    facts = json.loads((tmp_path / "old" / "tasks.json").read_text())
+    assert facts.pop("failed") == {}
+    (tmp_path / "old" / "tasks.json").write_text(json.dumps(facts | {"checksum": checksum(facts)}))
+    assert Tasks(tmp_path / "old", only=["cola"]).failed == {}
+    facts["failed"] = {"rte": "?"}
+    (tmp_path / "old" / "tasks.json").write_text(json.dumps(facts | {"checksum": checksum(facts)}))
+    with pytest.raises(InlayError, match="failed="):
+        Tasks(tmp_path / "old")
 
 
 def test_a_seed_reaches_every_head_and_no_a(folder: Path, tmp_path: Path) -> None:

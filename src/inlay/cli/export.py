@@ -33,4 +33,5 @@ def command(
     """
     from inlay.workflow.export import export
 
-    show.say(f"{task} as {'a LoRA adapter' if to == 'lora' else to}: {export(adapter, task, output, to=to)}")
+    found = export(adapter, task, output, to=to, say=show.say)
+    show.say(f"{task} as {'a LoRA adapter' if to == 'lora' else to}: {found}")

@@ -46,7 +46,7 @@ def command(
     if adapter is not None:
         from inlay.workflow.answer import answer
 
-        answers = answer(adapter, data, output, model=model, trust_remote_code=trust_remote_code)
+        answers = answer(adapter, data, output, model=model, trust_remote_code=trust_remote_code, say=show.say)
     else:
         answers = predict(str(run), data, output, model=model, out=out, trust_remote_code=trust_remote_code)
     if output is None:

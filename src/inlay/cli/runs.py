@@ -21,11 +21,14 @@ def list_(out: o.Out = Path("runs")) -> None:
 
     store = Store(out)
     runs = store.list()
+    failed = {run.id: run.failed_tasks for run in runs if run.failed_tasks}
     show.table(
         ("run", "status", "result", "trained"),
-        [(run.id, run.status, *show.result(run)) for run in runs],
+        [(run.id, run.status + ", in part" * bool(failed.get(run.id)), *show.result(run)) for run in runs],
         right=(3,),
     )
+    for name, tasks in failed.items():
+        show.say(f"{name}: {', '.join(tasks)} failed in training. `inlay runs show {name}` says why.")
     for problem in store.problems():
         show.say(f"Unreadable: {problem}")
     if not runs:

@@ -105,6 +105,11 @@ class Run:
         return self.record.get("metrics", {})
 
     @property
+    def failed_tasks(self) -> dict[str, str]:
+        """Of a finished run of several tasks those that failed, and why; the others' results stand."""
+        return self.record.get("failed", {}) if self.status == "finished" else {}
+
+    @property
     def portrait(self) -> dict[str, Any]:
         """What the run cost."""
         return self.record.get("portrait", {})

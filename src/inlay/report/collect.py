@@ -140,7 +140,7 @@ class Collected:
     unfinished: list[Unfinished] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # methods that were not run, and why
-    said: list[str] = field(default_factory=list)  # of a baseline that was named
+    said: list[str] = field(default_factory=list)  # of a baseline that was named, and of tasks that failed
 
     @property
     def specs(self) -> list[Spec]:
@@ -249,6 +249,9 @@ def _add(found: Collected, run: Run) -> None:
     if not math.isfinite(result.value):
         raise InlayError(f"The run {run.id} ended with {split} {metric} = {result.value}: left out of the tables.")
     found.results.append(result)
+    if run.failed_tasks:
+        told = "; ".join(f"{name}: {why}" for name, why in run.failed_tasks.items())
+        found.said.append(f"{run.id}: the average leaves out what failed in training. {told}.")
 
 
 def _out(run: Run) -> str | None:
@@ -288,6 +291,8 @@ def _arrange(found: Collected) -> None:
         groups.setdefault(_but_for_the_seed(result.spec) + repr(set_of(result)), []).append(result)
     found.sets = list(sets)
     failed = Counter(_but_for_the_seed(run.spec) for run in found.unfinished if run.status == "failed")
+    # An average over fewer tasks may flatter: as a run that failed, it stands behind those over all.
+    failed.update(_but_for_the_seed(result.spec) for result in found.results if result.record.get("failed"))
     for results in groups.values():
         results.sort(key=lambda result: result.spec.seed)
         found.rows.append(Row(results[0].spec, sets[set_of(results[0])], results))

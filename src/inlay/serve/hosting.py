@@ -31,6 +31,10 @@ class Hosted(Protocol):
         """What each task reads and says."""
 
     @property
+    def failed(self) -> Mapping[str, str]:
+        """The tasks that could not be trained to the end, and why."""
+
+    @property
     def folder(self) -> Path:
         """Where what is served lies."""
 
@@ -97,6 +101,11 @@ class ManyTasks:
         return self.tasks.schemas
 
     @property
+    def failed(self) -> dict[str, str]:
+        """The tasks that could not be trained to the end, and why."""
+        return self.tasks.failed
+
+    @property
     def folder(self) -> Path:
         return self.tasks.folder
 
@@ -132,7 +141,8 @@ class ManyTasks:
 
         if task in self.schemas:
             raise Refusal(409, f"There is a task called {task!r} already: remove it first.")
-        schema = _schema(facts_of(folder)["tasks"][task])
+        facts = facts_of(folder)
+        schema = _schema(facts["tasks"][task])
         before = self.tasks.model
         attach.check_adapter_name(before, task)
         try:
@@ -142,6 +152,8 @@ class ManyTasks:
             if task in before.peft_config:
                 before.delete_adapter(task)
             raise
+        if task in facts["failed"]:
+            self.failed[task] = facts["failed"][task]
         self.schemas[task] = schema
 
     def remove(self, task: str) -> None:
@@ -151,6 +163,7 @@ class ManyTasks:
             raise Refusal(409, f"{task!r} is the last task: a service without one is stopped, not emptied.")
         # First of all: whatever happens to the model, nobody is answered by half a task.
         del self.schemas[task]
+        self.failed.pop(task, None)
         self.tasks.model.delete_adapter(task)
 
 
@@ -168,6 +181,7 @@ class OneTask:
             if name != schema.name:
                 raise unknown("task", name, [schema.name])
         self.schemas: Mapping[str, TaskSchema] = {schema.name: schema}
+        self.failed: Mapping[str, str] = {}  # a run whose one task fails has failed
         self.folder = run.adapter
         self.model, self.processor = restored(run, schema, model, trust_remote_code=trust_remote_code)
         self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)

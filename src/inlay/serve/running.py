@@ -100,17 +100,20 @@ def address(bound: socket.socket) -> str:
 
 
 def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
-    """The line that says what is served, where and how."""
+    """The line that says what is served, where and how; then one for each task that failed in training."""
+    from inlay.workflow.answer import told_of
+
     names = list(batcher.hosted.schemas)
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     about = batcher.hosted.describe()
-    return (
+    line = (
         f"serving {about['model']} with {about['method']} at {address(bound)}"
         f"{' (with a token)' if settings.token else ''}; "
         f"{len(names)} task{'s' if len(names) > 1 else ''}: {shown}; "
         f"batches of at most {settings.max_batch} rows, waiting at most {1e3 * settings.max_wait:g} ms, "
         f"at most {settings.max_queue} rows in the queue"
     )
+    return "\n".join([line, *told_of(batcher.hosted.failed, names)])
 
 
 def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:

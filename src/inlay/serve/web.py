@@ -18,10 +18,12 @@ from inlay import __version__
 from inlay.errors import InlayError
 from inlay.serve.batching import Batcher
 from inlay.serve.gate import Gate, refused
+from inlay.serve.hosting import Hosted
 from inlay.serve.metrics import CONTENT_TYPE
 from inlay.serve.reading import read
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.serve.settings import Settings
+from inlay.workflow.answer import FAILED
 from inlay.workflow.answer_files import located
 
 GONE = 499  # nobody reads it: the client has closed the connection
@@ -82,6 +84,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
                 "kind": schema.kind,
                 "fields": [schema.columns.get(field, field) for field in schema.fields],
                 "labels": schema.label_names,
+                **_failure(hosted, name),
             }
             for name, schema in list(hosted.schemas.items())
         ]
@@ -99,7 +102,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
         except InlayError as error:
             raise Refusal(400, str(error)) from None
         await asyncio.wrap_future(batcher.change(lambda: hosted.add(folder, new.task)))
-        return {"added": new.task, "tasks": sorted(hosted.schemas)}
+        return {"added": new.task, "tasks": sorted(hosted.schemas), **_failure(hosted, new.task)}
 
     @app.delete("/tasks/{task}")
     async def remove(task: str) -> dict[str, Any]:
@@ -140,6 +143,12 @@ async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: f
         gone.cancel()
         for future in futures:  # the places themselves: what waits for them would hand it on only later
             future.cancel()
+
+
+def _failure(hosted: Hosted, task: str) -> dict[str, str]:
+    """What an answer of a task that failed in training says too."""
+    why = hosted.failed.get(task)
+    return {} if why is None else {FAILED: why}
 
 
 def _tried(given: Any, schemas: Any) -> Any:

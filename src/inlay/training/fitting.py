@@ -47,7 +47,8 @@ CHECKPOINT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to. `resumed_from` is the step at which it was taken up again, if it was."""
+    """What a run came to. `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of
+    several tasks could not be trained to the end, and why."""
 
     model: nn.Module
     metrics: dict[str, dict[str, float]]
@@ -58,6 +59,7 @@ class Outcome:
     stopped_early: bool = False
     best_step: int | None = None
     notes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def fit(

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -184,14 +184,15 @@ def fit_joint(
         except NotFinite as error:
             take_off_autocast(trainer)
             modes.close()
-            save_tasks(model, tasks, method, backbone, spec, folder / "last-good")
+            save_tasks(model, tasks, method, backbone, spec, folder / "last-good", failures(trainer))
             raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
         finally:
             display.close()
             peak = memory.stop(seen=trainer.progress.peak_memory)
     take_off_autocast(trainer)
     modes.close()
-    save_tasks(model, tasks, method, backbone, spec, folder / "adapter")
+    failed = failures(trainer)
+    save_tasks(model, tasks, method, backbone, spec, folder / "adapter", failed)
     notes = _notes(trainer, tasks, metrics)
     for note in notes:
         display.say(note)
@@ -206,6 +207,7 @@ def fit_joint(
         resumed_from=resumed_from,
         stopped_early=trainer.progress.stopped,
         notes=notes,
+        failed=failed,
     )
 
 
@@ -264,7 +266,7 @@ class Judge:
                 examples += len(encoded)
             except NotFinitePredictions as error:
                 self.trainer._fail(name, str(error), spoilt=True)
-        return Scored(flat(found, self.tasks), None, examples, time.perf_counter() - begin)
+        return Scored(flat(found, self.tasks, failures(self.trainer)), None, examples, time.perf_counter() - begin)
 
     def of(self, name: str, encoded: Any, stop: Stop | None) -> Scored:
         """One task on one encoded split."""
@@ -276,10 +278,13 @@ def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield batch | {NAMES: [name] * len(batch["labels"])}
 
 
-def flat(found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any]) -> dict[str, float]:
-    """All tasks' metrics under one roof, and the average over tasks of the first metric of each."""
+def flat(
+    found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any], failed: Collection[str] = ()
+) -> dict[str, float]:
+    """All tasks' metrics under one roof, and the average of the first metric of each over the tasks that did not
+    fail."""
     metrics = {f"{name}/{metric}": value for name, own in found.items() for metric, value in own.items()}
-    firsts = [metrics[first] for first in averaged(metrics, tasks).values()]
+    firsts = [metrics[first] for first in averaged(metrics, tasks, failed).values()]
     return metrics | {AVERAGE: sum(firsts) / len(firsts) if firsts else math.nan}
 
 
@@ -289,12 +294,13 @@ def greater_is_better(tasks: Mapping[str, Any]) -> bool:
     return any(task.metrics[0] not in LOWER_IS_BETTER for task in tasks.values())
 
 
-def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any]) -> dict[str, str]:
+def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any], failed: Collection[str] = ()) -> dict[str, str]:
     """What the average is over: of each task its first metric, if there is one. Where more of some and less of others
-    is better, those of which more is: an error and an accuracy have no mean."""
+    is better, those of which more is: an error and an accuracy have no mean. A task that failed has no say: its
+    metrics are those of what it was when it did."""
     up = greater_is_better(tasks)
     firsts = {n: f"{n}/{t.metrics[0]}" for n, t in tasks.items() if (t.metrics[0] not in LOWER_IS_BETTER) == up}
-    return {name: first for name, first in firsts.items() if first in metrics}
+    return {name: first for name, first in firsts.items() if first in metrics and name not in failed}
 
 
 def _final_metrics(
@@ -324,7 +330,8 @@ def _final_metrics(
                     own = own | write(model, task, split, processor, spec, place, trainer.check_interrupt).metrics
                     model.set_adapter(name)
                 found.setdefault(split, {})[name] = own
-    metrics = {split: flat(each, tasks) for split, each in found.items()}
+    failed = failures(trainer)
+    metrics = {split: flat(each, tasks, failed) for split, each in found.items()}
     trainer.note({"final": metrics})
     return metrics
 
@@ -338,31 +345,48 @@ def _validated(trainer: JointTrainer, name: str) -> dict[str, float]:
     return {metric.partition("/")[2]: value for metric, value in known.items() if metric.startswith(f"{name}/")}
 
 
-def _notes(trainer: JointTrainer, tasks: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    notes = []
+def failures(trainer: JointTrainer) -> dict[str, str]:
+    """The tasks that could not be trained to the end: why, and what is kept of them."""
+    found = {}
     for name, entry in trainer.progress.tasks.items():
-        best = entry.get("best")
         if "failed" in entry:
+            best = entry.get("best")
             kept = "those from before that" if best is None else f"its best, of step {best['step']}"
             if entry.get("spoilt") and best is None:
                 kept = "those that give it: do not use them"
-            notes.append(f"{name} failed: {entry['failed']}; its parameters are {kept}")
-        elif entry.get("ended") is not None and best is not None:
+            found[name] = f"{entry['failed']}; its parameters are {kept}"
+    return found
+
+
+def _notes(trainer: JointTrainer, tasks: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+    failed = failures(trainer)
+    notes = [f"{name} failed: {why}" for name, why in failed.items()]
+    for name, entry in trainer.progress.tasks.items():
+        best = entry.get("best")
+        if name not in failed and entry.get("ended") is not None and best is not None:
             notes.append(f"{name} stopped at step {entry['ended']}; best at step {best['step']}")
     for split, own in metrics.items():
-        out = [name for name, task in tasks.items() if len(task.split(split)) and name not in averaged(own, tasks)]
+        counted = averaged(own, tasks, failed)
+        out = [name for name, task in tasks.items() if len(task.split(split)) and name not in counted]
         if out:
             why = {name: f"{tasks[name].metrics[0]}, of which less is better" for name in out}
             why |= {name: "not scored" for name in out if f"{name}/{tasks[name].metrics[0]}" not in own}
+            why |= {name: "failed" for name in out if name in failed}
             listed = ", ".join(f"{name} ({why[name]})" for name in out)
             notes.append(f"the average on {split} leaves out {listed}")
     return notes
 
 
 def save_tasks(
-    model: nn.Module, tasks: Mapping[str, Any], method: Method, backbone: Any, spec: Spec, target: Path
+    model: nn.Module,
+    tasks: Mapping[str, Any],
+    method: Method,
+    backbone: Any,
+    spec: Spec,
+    target: Path,
+    failed: Mapping[str, str] | None = None,
 ) -> None:
-    """One folder: an adapter for each task, and what predicting needs of all."""
+    """One folder: an adapter for each task, and what predicting needs of all; with the tasks that `failed`, and why."""
     facts = {
         "format": FORMAT,
         "method": method.name,
@@ -373,6 +397,7 @@ def save_tasks(
         "precision": spec.precision,
         "batch_size": Place.of(spec).batch_size,
         "tasks": {name: task.to_json() for name, task in tasks.items()},
+        "failed": dict(failed or {}),
     }
 
     def fill(folder: Path) -> None:

@@ -6,7 +6,7 @@ The folder is what `inlay tune --tasks` leaves: an adapter for each task, and `t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
 TASK = "task"  # the field of a request that names its task
+FAILED = "failed_in_training"  # the field of an answer that says what is the matter with its task
 Waiting = tuple[
     str, int, dict[str, Any]
 ]  # a row's task, its number among that task's rows, and the row as it was encoded
@@ -61,6 +62,7 @@ class Tasks:
             if name not in found:
                 raise unknown("task", name, found)
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
+        self.failed = {name: why for name, why in facts["failed"].items() if name in self.schemas}
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
         backbone = backbones.load_for(self.spec.with_(model=model or facts["model"]), next(iter(found.values())))
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
@@ -87,7 +89,8 @@ class Tasks:
         return Request(task, dict(given), self.schemas[task].row(given, source, number))
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """An answer to each request, in order: its own fields and what its task says of it."""
+        """An answer to each request, in order: its own fields and what its task says of it; of a task that could not be
+        trained to the end, that too."""
         places: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             places.setdefault(request.task, []).append(i)
@@ -95,8 +98,9 @@ class Tasks:
         writes = any(self.schemas[task].writes_text for task in places)
         found: list[dict[str, Any]] = [{} for _ in requests]
         for task, answers in (self._written(rows) if writes else self._mixed(rows)).items():
+            told = {FAILED: self.failed[task]} if task in self.failed else {}
             for i, answer in zip(places[task], answers, strict=True):
-                found[i] = joined(requests[i].given, answer)
+                found[i] = joined(requests[i].given, answer | told)
         return found
 
     def _written(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -174,26 +178,37 @@ def answer(
     *,
     model: str | None = None,
     trust_remote_code: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
     """The answers of an adapter folder's tasks to the requests of a file of JSON lines, each of which names its task.
 
     With `output` they are also written there, as JSON lines, all or nothing. `model` names the base model where it has
     moved since; it must hold the same weights. `trust_remote_code` lets code run that comes with the model: an adapter
-    folder never allows it by itself.
+    folder never allows it by itself. Tasks that failed in training answer all the same: `say` is told of them, and each
+    of their answers has the reason in `failed_in_training`.
     """
     if output is not None:
         check_writable(Path(output))
     given = list(_read(Path(requests)))
     if not given:
         raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
-    source, known = Path(requests).name, facts_of(located(Path(adapter)))["tasks"]
+    facts = facts_of(located(Path(adapter)))
+    source, known = Path(requests).name, facts["tasks"]
     asked = {task_of(each, known, number, source) for number, each in given}
     wanted = [name for name in known if name in asked]
+    if say is not None:
+        for line in told_of(facts["failed"], wanted):
+            say(line)
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
     answers = tasks.answer([tasks.request(each, number, source) for number, each in given])
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
+
+
+def told_of(failed: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """A line for each of these tasks that could not be trained to the end."""
+    return [f"{name} failed in training: {failed[name]}" for name in names if name in failed]
 
 
 def task_of(given: Any, known: Iterable[str], number: int, source: str) -> str:

@@ -60,6 +60,9 @@ def facts_of(folder: Path) -> dict[str, Any]:
         if key not in facts or not isinstance(facts[key], kind):
             what = f"has {key}={facts[key]!r}" if key in facts else f"lacks {key!r}"
             raise InlayError(f"{path} {what}: it was edited or is damaged. Train the tasks again.")
+    failed = facts.setdefault("failed", {})  # which an earlier inlay did not write
+    if not isinstance(failed, Mapping) or not failed.keys() <= facts["tasks"].keys():
+        raise InlayError(f"{path} has failed={failed!r}: it was edited or is damaged. Train the tasks again.")
     if not facts["tasks"]:
         raise InlayError(f"{path} lists no tasks: it was edited or is damaged. Train the tasks again.")
     return facts

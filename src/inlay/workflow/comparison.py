@@ -199,12 +199,13 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
 def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tuple[list[Run], list[Tried]]:
     """The runs of each method at its best learning rate, by the mean of the validation metric over the seeds that all
     its rates have finished; and what every rate came to. The test split has no say, and of rates at which as many runs
-    `failed` the lowest of equals is taken (see `inlay.workflow.statistics.pick`).
+    `failed`, whole or in a task, the lowest of equals is taken (see `inlay.workflow.statistics.pick`).
     """
     by_method: dict[str, dict[float | None, dict[int, Run]]] = {}
     for spec, run in runs:
         by_method.setdefault(spec.method, {}).setdefault(spec.learning_rate, {})[spec.seed] = run
     lost = Counter((spec.method, spec.learning_rate) for spec in failed)
+    lost.update((spec.method, spec.learning_rate) for spec, run in runs if run.failed_tasks)
     chosen: list[Run] = []
     tried: list[Tried] = []
     for method, by_rate in by_method.items():

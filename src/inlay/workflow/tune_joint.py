@@ -78,6 +78,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
                     for name, task in tasks.items()
                 },
                 "notes": outcome.notes,
+                "failed": outcome.failed,
                 "backbone": described(backbone),
                 "versions": versions(),
             }

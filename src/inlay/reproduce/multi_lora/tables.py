@@ -132,7 +132,11 @@ def measured(bench: Bench, settings: Mapping[str, Any]) -> Results:
         cells: dict[Key, list[float]] = {}
         for (_, row, _), runs in found.items():
             for column, task in tasks.items():
-                cells["", row, column] = [of_task(run, task, settings["size"]) for run in runs]
+                lost = {run.spec.seed: why for run in runs if (why := lost_in(run, task)) is not None}
+                if lost:  # as a cell with a failed run is
+                    failures |= {f"{row}, {column}, seed {seed}": why for seed, why in lost.items()}
+                else:
+                    cells["", row, column] = [of_task(run, task, settings["size"]) for run in runs]
         whole = Results.of(cells, failures=failures)
     specs = {
         ("", row, column): bench.spec(model, method, task=task, batch_size=each, settings=own, **training)
@@ -145,11 +149,20 @@ def measured(bench: Bench, settings: Mapping[str, Any]) -> Results:
     return whole.with_([untrained(bench, settings)]) if "Pre-trained" in settings["rows"] else whole
 
 
-def of_task(run: Run, task: str, size: float) -> float:
-    """One task's first metric on the test part, of a run of several."""
+def lost_in(run: Run, task: str) -> str | None:
+    """Why a task failed in a run of several, where it did: its metrics are not its result then."""
+    return run.failed_tasks.get(_name_of(task))
+
+
+def _name_of(task: str) -> str:
     from inlay.training.joint_fitting import adapter_names
 
-    name = adapter_names([task])[task]
+    return adapter_names([task])[task]
+
+
+def of_task(run: Run, task: str, size: float) -> float:
+    """One task's first metric on the test part, of a run of several."""
+    name = _name_of(task)
     return size * run.metrics["test"][f"{name}/{run.record['tasks'][name]['metric']}"]
 
 
