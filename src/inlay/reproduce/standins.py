@@ -210,12 +210,12 @@ def _row(card: TaskCard, number: int, generator: np.random.Generator) -> dict[st
         return {"meaning_representation": f"name[film], area[{number}]", "human_reference": _words(generator)}
     if card.target:
         row[card.target] = f"{_words(generator)} #### {number}" if card.name in ("gsm8k", "math") else _words(generator)
-    if card.labels:
+    if card.kind == "regression":  # first: its one output is no class
+        row[card.label[0]] = number % 6
+    elif card.labels:
         row[card.label[0]] = number % len(card.labels)
     elif card.num_labels:
         row[card.label[0]] = number % card.num_labels
-    elif card.kind == "regression":
-        row[card.label[0]] = number % 6
     elif card.kind == "span-classification":
         row[card.label[0]] = f"kind {number % CLASSES}"
     return row
