@@ -228,6 +228,22 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert tables.kept_scores("decoder", tables.TEXTS).cells
 
 
+@pytest.mark.parametrize(("gap", "judgement"), [(0.8, HOLDS), (-2.1, HOLDS), (2.1, HOLDS), (-2.2, FAILS), (2.2, FAILS)])
+def test_multi_lora_is_as_near_to_lora_as_the_printed_averages_are(gap: float, judgement: str) -> None:
+    """The tasks of the paper, and those that stand for two of them here."""
+    from inlay.reproduce.multi_lora import tables
+
+    recipe = catalogue.recipes()["multi-lora/table-1"]
+    (claim,) = [claim for claim in recipe.claims if "2.1 points" in claim.text]
+    printed = recipe.printed_results()
+    assert printed is not None
+    assert claim.test(printed).judgement == HOLDS
+    for tasks in (tables.GLUE, tables.AT_HAND):
+        rows = {"LoRA": 80.0, "Multi-LoRA": 80.0 + gap}
+        cells = {("", row, task): [value] * 3 for row, value in rows.items() for task in tasks}
+        assert claim.test(Results.of(cells)).judgement == judgement
+
+
 def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that started otherwise than NTK-Attention does now are not read, nor is a line with an untried rate."""
     from inlay.reproduce.ntk_attention import superglue as s

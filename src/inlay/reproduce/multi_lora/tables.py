@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 TABLE = "multi_lora_table"
 AVERAGE = "Avg."
+PRINTED_GAP = 2.15  # 87.2 - 85.1 is 2.1; the means of the printed cells differ by 2.11, which is that to a tenth
 ROBERTA, GPT2 = "FacebookAI/roberta-base", "openai-community/gpt2-medium"
 GLUE = {
     "MNLI": "mnli",
@@ -291,6 +292,11 @@ TABLE_1 = Recipe(
             "It is about as good as LoRA: within 1 point on average",
             within_on_average("Multi-LoRA", "LoRA", 1.0, columns=[*GLUE, "CB", "BoolQ"]),
             READING,
+        ),
+        Claim(
+            "It is within 2.1 points of LoRA on average, to a tenth: the distance of the printed averages",
+            within_on_average("Multi-LoRA", "LoRA", PRINTED_GAP, columns=[*GLUE, "CB", "BoolQ"]),
+            "table 1",
         ),
         Claim(
             "It is about as good as full fine-tuning: within 1 point on average",
