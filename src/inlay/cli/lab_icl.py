@@ -33,11 +33,21 @@ FIGURES = {
 # shows it, and a run of one's own, where they are there already.
 ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
 THIS, HOW = "The problem", "The training"
+# The options that not every figure reads.
+SETTINGS = (
+    *("N", "K", "d", "m", "tau", "unit", "features", "task", "model", "tasks"),
+    *("heads", "steps", "seconds", "batch", "rate", "optimiser", "seed", "device"),
+)
 
 
 def command(
+    given: typer.Context,
     figure: Annotated[
-        str | None, typer.Option(help=f"{', '.join(FIGURES)} or all. Left out: one training with the settings below.")
+        str | None,
+        typer.Option(
+            help=f"{', '.join(FIGURES)} or all. Left out: one training with the settings below. Options that "
+            "a figure does not read are refused."
+        ),
     ] = None,
     N: Annotated[int, typer.Option("--N", help="Examples in a prompt.", rich_help_panel=THIS)] = 30,
     K: Annotated[int, typer.Option("--K", help="Tokens in the dictionary.", rich_help_panel=THIS)] = 200,
@@ -120,8 +130,6 @@ def command(
     counts = None if heads is None else lab_show.sizes(heads, "--heads", "64 or 1,5,10", least=1)
     if counts is not None and len(counts) > 1 and not {"4", "5"} & {*names}:
         raise InlayError(f"--heads {heads}: figures 4 and 5 compare several, everything else takes one.")
-    if figure is not None and (features is not None or optimiser != "adam"):
-        raise InlayError("--features and --optimiser are for a run of your own: leave --figure out.")
     from inlay.report import charts, charts_icl, charts_theory, page
     from inlay.report.redraw import again, read
     from inlay.report.terminal import LiveCurves
@@ -129,6 +137,11 @@ def command(
     from inlay.workflow import icl
     from inlay.workflow.explain import Bar
 
+    options = [name for name in SETTINGS if getattr(given.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if redraw and options:
+        raise InlayError(f"--redraw trains nothing: leave out {', '.join(f'--{name}' for name in options)}.")
+    if not redraw:
+        lab.check_given(names or ("run",), optimiser, options)
     setting = lab.Setting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device, optimiser)
     folders = {name: out / f"icl-{'figure-' if name[0].isdigit() else ''}{name}" for name in names} or {
         "run": out / "icl-run"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from inlay.errors import InlayError
 from inlay.theory.findings import Claim, Finding, Tick
@@ -20,9 +20,9 @@ from inlay.theory.icl.lab_training import (
     free,
 )
 from inlay.theory.icl.language import KINDS, SIZES
-from inlay.theory.icl.setting import Setting, Show
+from inlay.theory.icl.setting import Setting, Show, reads
 
-__all__ = ["CLAIMS", "EXPERIMENTS", "Setting", "beginnings", "check", "free"]
+__all__ = ["CLAIMS", "EXPERIMENTS", "Setting", "beginnings", "check", "check_given", "free"]
 
 EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
     "2a": figure_2a,
@@ -44,8 +44,23 @@ CLAIMS: dict[str, Callable[[Finding], list[Claim]]] = {
 }
 
 
+def check_given(names: Sequence[str], optimiser: str, given: Collection[str]) -> None:
+    """Refuse options that were given and that none of the experiments reads."""
+    read = list(dict.fromkeys(option for name in names for option in reads(name, optimiser)))
+    unread = ", ".join(f"--{option}" for option in given if option not in read)
+    if unread:
+        what = {"run": f"A run of your own with {optimiser}"}.get(names[0], f"Figure {', '.join(names)}")
+        raise InlayError(
+            f"{what} does not read {unread}: leave it out. What is read: {', '.join(f'--{option}' for option in read)}."
+        )
+    if "task" in given and "features" not in given:
+        raise InlayError("--task says whose examples enter the model of --features: give both.")
+
+
 def check(name: str, setting: Setting) -> None:
     """Refuse what the experiment of that name cannot do, before it or any other has begun."""
+    if "N" in reads(name, setting.optimiser):
+        setting.problem()
     if name == "3" and setting.tau == 0:
         raise InlayError("tau = 0: y* and y_best are then the same, and figure 3 compares them. Give a tau above 0.")
     deep = {"2b": (setting.heads or ())[:1], "5": setting.heads or ()}.get(name, ())

@@ -47,8 +47,8 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
         watch=lambda kept: show(name, kept),
     )
     epoch = math.ceil(SAMPLES / batch)
-    facts = {**setting.facts(), "heads": heads, "steps": trace.steps[-1], "batch": batch, "steps in an epoch": epoch}
-    facts |= {"infimum": trace.infimum, "training seconds": trace.seconds[-1]}
+    facts = {**setting.facts("2b"), "heads": heads, "steps": trace.steps[-1], "seconds": seconds, "batch": batch}
+    facts |= {"steps in an epoch": epoch, "infimum": trace.infimum, "training seconds": trace.seconds[-1]}
     found = Finding("icl-figure-2b", COLUMNS, kept_rows(trace, epoch), [], facts)
     return replace(found, claims=figure_2b_claims(found))
 
@@ -84,7 +84,7 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
             watch=watch,
         )
         rows += kept_rows(trace, epoch, heads)
-    facts = {**setting.facts(), "heads": sorted(every_heads), "seconds": seconds, "batch": batch}
+    facts = {**setting.facts("5"), "heads": sorted(every_heads), "seconds": seconds, "batch": batch}
     facts |= {"infimum": problem.infimum(), "steps in an epoch": epoch, "training seconds": seconds * len(every_heads)}
     found = Finding("icl-figure-5", ("H", *COLUMNS), rows, [], facts)
     return replace(found, claims=figure_5_claims(found))

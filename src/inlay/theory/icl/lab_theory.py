@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
 from inlay.theory.findings import Claim, Finding, Row, Tick, verdict
 from inlay.theory.icl import ridge
-from inlay.theory.icl.bounds import assumptions, constants, needed_steps, zeta_0
+from inlay.theory.icl.bounds import Constants, assumptions, constants, needed_steps, zeta_0
 from inlay.theory.icl.descent import TESTS, descend
 from inlay.theory.icl.model import OneLayer, quadratic
 from inlay.theory.icl.problem import Problem
@@ -20,15 +19,16 @@ from inlay.theory.icl.setting import Setting, Show, span
 FIGURE_3_N, FIGURE_3_M, DRAWS = tuple(range(50, 151, 5)), 100, 10
 # (N, K, H, beta) with unit-norm tokens, m = N, tau = 1: sizes at which the theorems' constants say something.
 INSTANCES = ((2, 4, 2, 1.0), (2, 4, 4, 3.0), (3, 5, 8, 3.0), (4, 6, 16, 3.0))
+SMALL_D, SMALL_TAU = 5, 1.0
 EPSILON, DELTA, BALL = 0.05, 0.1, 2.0
 PROMPTS = 10_000
-RANK_DRAWS = 200
+RANK_DRAWS, GAUSSIAN_D = 200, 100
 
 
 def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
     """`1/K |y* - y_best|^2` against N, and beside it the errors of both against the labels."""
     m = FIGURE_3_M if setting.m is None else setting.m
-    sizes = [N for N in FIGURE_3_N if N < setting.K] if setting.m is None else _around(m, setting.K)
+    sizes = [N for N in FIGURE_3_N if N < setting.K and setting.m is None] or _around(m, setting.K)
     rows: list[Row] = []
     tick("figure 3")
     for N in sizes:
@@ -94,7 +94,7 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
             verdict(all(_mean(rows, N, 4) > _mean(rows, N, 5) for N in above)) if above else "cannot tell",
         ),
     ]
-    return Finding("icl-figure-3", columns, rows, claims, {**setting.facts(), "m": m, "draws": DRAWS})
+    return Finding("icl-figure-3", columns, rows, claims, {**setting.facts("3"), "m": m, "draws": DRAWS})
 
 
 def _around(m: int, K: int) -> list[int]:
@@ -108,8 +108,15 @@ def _mean(rows: list[Row], N: int, place: int) -> float:
 
 def small_model(N: int, K: int, heads: int, beta: float, seed: int) -> OneLayer:
     """An instance of `INSTANCES`."""
-    problem = Problem.sample(N, K, d=5, m=N, tau=1.0, seed=seed, unit=True)
+    problem = Problem.sample(N, K, d=SMALL_D, m=N, tau=SMALL_TAU, seed=seed, unit=True)
     return OneLayer(problem, heads, beta=beta, seed=seed)
+
+
+def _used(model: OneLayer, beta: float, found: Constants) -> dict[str, object]:
+    """For the record: the instance, and how it was trained."""
+    problem = model.problem
+    sizes = {"N": problem.N, "K": problem.K, "d": problem.d, "m": problem.m, "tau": problem.tau, "unit": True}
+    return {**sizes, "H": model.heads, "beta": beta, "optimiser": "gd", "eta_Q": found.eta_Q, "eta_w": found.eta_w}
 
 
 def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
@@ -117,7 +124,7 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
     steps = setting.steps or 2000
     rows: list[Row] = []
     claims: list[Claim] = []
-    facts: dict[str, object] = {**setting.facts(), "steps": steps}
+    facts: dict[str, object] = {**setting.facts("theorem-1"), "steps": steps}
     for N, K, heads, beta in INSTANCES:
         tick(f"theorem 1, N = {N}")
         model = small_model(N, K, heads, beta, setting.seed)
@@ -128,7 +135,8 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
         over = [t for t in range(steps + 1) if trace.gap[t] > float(bound[t]) * (1 + 1e-9) + 1e-25]
         name = f"N = {N}, K = {K}, H = {heads}"
         rows += [(name, t, trace.gap[t], float(bound[t])) for t in _kept(steps)]
-        facts[name] = {**vars(found), "L": found.L, "L as printed": found.L_printed, "rate": found.rate}
+        used = _used(model, beta, found)
+        facts[name] = {**used, **vars(found), "L": found.L, "L as printed": found.L_printed, "rate": found.rate}
         claims.append(
             Claim(
                 f"(18): the gap is below (1 - eta_w zeta_0 / (2K))^t of its start; {name}",
@@ -138,7 +146,7 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
                 verdict(not over),
             )
         )
-    claims += _constants_at_printed_size(setting)
+    claims += _constants_at_printed_size(setting.seed)
     tick("theorem 1, rate against H")
     claims.append(_rate_against_heads(setting))
     return Finding("icl-theorem-1", ("instance", "step", "gap", "bound (18)"), rows, claims, facts)
@@ -148,11 +156,12 @@ def _kept(steps: int) -> list[int]:
     return sorted({round(steps * share / 400) for share in range(401)})
 
 
-def _constants_at_printed_size(setting: Setting) -> list[Claim]:
+def _constants_at_printed_size(seed: int) -> list[Claim]:
     """What Theorem 1 has to say of figure 2's model."""
     claims = []
+    setting = Setting(seed=seed)
     for unit, words in ((False, "Gaussian tokens, as in section 4"), (True, "tokens of norm 1, as in section 2")):
-        model = OneLayer(replace(setting, device="cpu").problem(unit), 64, seed=setting.seed)
+        model = OneLayer(setting.problem(unit), 64, seed=seed)
         zeta, norm = zeta_0(model), math.sqrt(float(torch.linalg.eigvalsh(model.S)[-1]))
         # The largest rate that any gamma gives: see `constants`.
         rate = zeta / (2 * math.sqrt(2) * 64 * norm**2)
@@ -189,12 +198,14 @@ def theorem_2(setting: Setting, tick: Tick, show: Show) -> Finding:
     """After T steps (21), how many of many prompts are within epsilon of y* (22)."""
     rows: list[Row] = []
     claims = []
+    facts: dict[str, object] = {**setting.facts("theorem-2"), "epsilon": EPSILON, "delta": DELTA, "B": BALL}
     for N, K, heads, beta in INSTANCES[:3]:
         tick(f"theorem 2, N = {N}")
         model = small_model(N, K, heads, beta, setting.seed)
         problem, found = model.problem, constants(model)
         name = f"N = {N}, K = {K}, H = {heads}"
         T = needed_steps(problem, found, EPSILON, DELTA, BALL)
+        facts[name] = {**_used(model, beta, found), "T": T}
         lam = torch.randn(
             PROMPTS, problem.m, generator=torch.Generator().manual_seed(setting.seed), dtype=torch.float64
         )
@@ -218,8 +229,7 @@ def theorem_2(setting: Setting, tick: Tick, show: Show) -> Finding:
             )
         )
     columns = ("instance", "step", f"{1 - DELTA:g} quantile of the error", "largest error", "share within epsilon", "T")
-    facts = {**setting.facts(), "epsilon": EPSILON, "delta": DELTA, "B": BALL, "prompts": PROMPTS}
-    return Finding("icl-theorem-2", columns, rows, claims, facts)
+    return Finding("icl-theorem-2", columns, rows, claims, {**facts, "prompts": PROMPTS})
 
 
 def _chunks(total: int, most: int) -> list[tuple[int, int]]:
@@ -237,14 +247,15 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
     unit = unit / unit.norm(dim=1, keepdim=True)
     twice = unit.clone()
     twice[1] = twice[0]
-    cases = {"unit tokens": unit, "Gaussian tokens, d = 100": None, "a token twice": twice}
+    gaussian = f"Gaussian tokens, d = {GAUSSIAN_D}"
+    cases = {"unit tokens": unit, gaussian: None, "a token twice": twice}
     rows: list[Row] = []
     full: dict[tuple[str, int], float] = {}
     for name, given in cases.items():
         for heads in (1, 3, 5, 6, 8, 12, 24):
             found, least = [], []
             for seed in range(setting.seed * RANK_DRAWS, (setting.seed + 1) * RANK_DRAWS):
-                tokens = given if given is not None else Problem.sample(N, K, 100, 1, seed=seed).tokens
+                tokens = given if given is not None else Problem.sample(N, K, GAUSSIAN_D, 1, seed=seed).tokens
                 C = attention_at_start(tokens, N, heads, seed)
                 found.append(float((ranks(C) == N).double().mean()))
                 values = torch.linalg.svdvals(C)
@@ -259,10 +270,10 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
             verdict(all(full["unit tokens", heads] == 1 for heads in enough)),
         ),
         Claim(
-            "so too with Gaussian tokens in d = 100, in floating point",
-            ", ".join(f"H = {heads}: {full['Gaussian tokens, d = 100', heads]:.0%}" for heads in enough)
+            f"so too with Gaussian tokens in d = {GAUSSIAN_D}, in floating point",
+            ", ".join(f"H = {heads}: {full[gaussian, heads]:.0%}" for heads in enough)
             + "; scores of size d make attention one-hot, and tokens that no head looks at count 0",
-            verdict(all(full["Gaussian tokens, d = 100", heads] == 1 for heads in enough)),
+            verdict(all(full[gaussian, heads] == 1 for heads in enough)),
         ),
         Claim(
             "H < N: never",
@@ -276,4 +287,5 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
         ),
     ]
     columns = ("tokens", "H", "N", "share with full rank", "least singular value, median of starts")
-    return Finding("icl-proposition-1", columns, rows, claims, {**setting.facts(), "draws": RANK_DRAWS, "N": N})
+    facts = {**setting.facts("proposition-1"), "N": N, "K": K, "d": d, "d of Gaussian tokens": GAUSSIAN_D}
+    return Finding("icl-proposition-1", columns, rows, claims, {**facts, "draws": RANK_DRAWS})

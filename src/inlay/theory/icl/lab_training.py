@@ -53,7 +53,7 @@ def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
         )
         rows += kept_rows(trace, EPOCH, tokens, way)
         took += trace.seconds[-1]
-    facts = {**setting.facts(), "heads": heads, "steps": steps, "batch": batch, "infimum": trace.infimum}
+    facts = {**setting.facts("2a"), "heads": heads, "steps": steps, "batch": batch, "infimum": trace.infimum}
     facts["training seconds"] = took
     found = Finding("icl-figure-2a", ("tokens", "training", *COLUMNS), rows, [], facts)
     return replace(found, claims=figure_2a_claims(found))
@@ -136,7 +136,7 @@ def figure_4(setting: Setting, tick: Tick, show: Show) -> Finding:
                 (tokens, rate, heads, trace.steps[at], trace.steps[at] / EPOCH, trace.loss[at], trace.gap[at], rise)
                 for at, rise in rises(trace.gap, 4 if every == EPOCH // 4 else 1)
             ]
-    facts = {**setting.facts(), "heads": list(every_heads), "steps": steps, "infimum": problem.infimum()}
+    facts = {**setting.facts("4"), "heads": list(every_heads), "steps": steps, "infimum": problem.infimum()}
     facts |= {"largest safe eta_w of gradient descent": safe, "training seconds": took}
     found = Finding("icl-figure-4", FIGURE_4_COLUMNS, rows, [], facts)
     return replace(found, claims=figure_4_claims(found))
@@ -256,6 +256,6 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
             verdict(trace.gap[-1] < trace.gap[0]),
         ),
     ]
-    facts = {**setting.facts(), "heads": heads, "steps": trace.steps[-1], "infimum": trace.infimum, "name": name}
+    facts = {**setting.facts("run"), "heads": heads, "steps": trace.steps[-1], "infimum": trace.infimum, "name": name}
     facts |= {"m": problem.m, "d": problem.d, "K": problem.K, "training seconds": trace.seconds[-1]}
     return Finding("icl-run", COLUMNS, kept_rows(trace, EPOCH), claims, facts)

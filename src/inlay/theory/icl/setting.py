@@ -16,6 +16,29 @@ OPTIMISERS = ("adam", "gd")
 # Who wants to see a training as it goes: its name, and what has been kept so far.
 Show = Callable[[str, Trace], None]
 
+_SIZES = ("N", "K", "d", "m", "tau")
+_ADAM = ("heads", "steps", "seconds", "rate", "seed", "device")
+# What each experiment reads of a setting, and of the command's other options. 2a and 4 train both kinds of tokens; the
+# theorems and Proposition 1 have instances of their own; figure 3 goes through many N.
+_READS = {
+    "2a": (*_SIZES, *_ADAM, "batch"),
+    "2b": (*_SIZES, *_ADAM, "batch", "unit"),
+    "3": ("K", "d", "m", "tau", "seed"),
+    "4": (*_SIZES, *_ADAM),
+    "5": (*_SIZES, *_ADAM, "batch", "unit"),
+    "theorem-1": ("steps", "seed"),
+    "theorem-2": ("seed",),
+    "proposition-1": ("seed",),
+    "language": ("model", "tasks", "seed"),
+    "run": (*_SIZES, "unit", *_ADAM, "batch", "optimiser", "features", "task"),
+}
+
+
+def reads(name: str, optimiser: str) -> tuple[str, ...]:
+    """What the experiment of that name reads. Gradient descent has step sizes of its own, and no clock."""
+    idle = ("rate", "seconds", "batch") if optimiser == "gd" else ()
+    return tuple(option for option in _READS[name] if option not in idle)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -59,7 +82,8 @@ class Setting:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise InlayError(f"Device {self.device!r} is not there: use cpu, or cuda where there is one.") from error
-        self.problem()  # refuses what makes no sense, before any work
+        # Refuses what makes no sense, before any work. N against K is for those that read N: see `lab.check`.
+        Problem.sample(min(self.N, self.K), self.K, self.d, 20 if self.m is None else self.m, self.tau, unit=self.unit)
 
     @property
     def on_cpu(self) -> bool:
@@ -70,8 +94,11 @@ class Setting:
         drawn = Problem.sample(self.N, self.K, self.d, m, self.tau, self.seed, unit=self.unit if unit is None else unit)
         return drawn.to(self.device)
 
-    def facts(self) -> dict[str, object]:
-        return {**vars(self), "m": 20 if self.m is None else self.m, "steps in an epoch": EPOCH}
+    def facts(self, name: str) -> dict[str, object]:
+        """What the experiment of that name reads, for the record."""
+        known = {**vars(self), "m": 20 if self.m is None else self.m}
+        found = {option: known[option] for option in reads(name, self.optimiser) if option in known}
+        return {**found, "optimiser": self.optimiser, "steps in an epoch": EPOCH} if "heads" in found else found
 
 
 def span(numbers: Sequence[float], form: str = ".3g") -> str:
