@@ -16,6 +16,7 @@ import pytest
 import together
 
 from inlay import InlayError, Spec, compare, tune
+from inlay.cli.show import conclusions
 from inlay.engines.job import Job, Outcome, work
 from inlay.records.store import Store, checksum
 from inlay.report.collect import of_comparisons
@@ -97,7 +98,9 @@ def test_the_choice_looks_at_validation_only_and_at_seeds_that_all_rates_have(me
     assert [each.rate for each in tried if each.chosen] == [best]
 
 
-def test_failed_runs_stay_failed_until_asked_for(review_spec: Spec, tmp_path: Path) -> None:
+def test_failed_runs_stay_failed_until_asked_for(
+    review_spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = review_spec.with_(settings={"r": 2})
     out = tmp_path / "runs"
     first = compare(spec, ["bias", "lora"], 1, out, progress=False)
@@ -108,11 +111,29 @@ def test_failed_runs_stay_failed_until_asked_for(review_spec: Spec, tmp_path: Pa
     second = compare(spec, ["bias", "lora"], 1, out, progress=False)
     assert (failed.folder / "state.json").read_text() == stamp
     assert "not tried again" in second.failures["bias, seed 0"]
+    conclusions(second)
+    assert "--retry-failed does" in capsys.readouterr().err
     assert first.rows[0].values == second.rows[0].values
     page = of_comparisons([second])
     assert [(each.id, each.status) for each in page.unfinished] == [(failed.id, "failed")], "the page tells of it too"
     compare(spec, ["bias", "lora"], 1, out, retry_failed=True, progress=False)
     assert (failed.folder / "state.json").read_text() != stamp
+
+
+def test_a_run_that_cannot_be_read_is_not_to_be_tried_again(
+    review_spec: Spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one that a newer version has written, no option makes a result."""
+    out = tmp_path / "runs"
+    run = tune(review_spec.with_(method="bias"), out, progress=False)
+    path = run.folder / "spec.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    found = compare(review_spec, ["bias", "lora"], 1, out, progress=False)
+    conclusions(found)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "failed: bias, seed 0" in said
+    assert "newer inlay" in said
+    assert "--retry-failed" not in said
 
 
 def test_time_that_is_up_stops_cleanly_and_the_same_goes_on(review_spec: Spec, tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def conclusions(found: Comparison, baseline: str | None = None) -> None:
     left_out(found.left_out)
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")
-    if found.failures:
+    if any(run.status == "failed" for run in found.others):  # not those that cannot be read, or were never begun
         say("Failed runs are not tried again by themselves: --retry-failed does.")
     if found.unfinished:
         say(f"not done, the same command goes on: {'; '.join(found.unfinished)}")
