@@ -51,6 +51,11 @@ class MultiLoraConfig(InlayConfig):
         default=None, metadata={"help": "Filled in: what the A's hash to. Another one on loading is an error."}
     )
 
+    @property
+    def was_saved(self) -> bool:
+        """Whether these settings have been a task's before: each of these two is filled in then."""
+        return self.resolved or self.places is not None
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("INLAY_MULTI_LORA")

@@ -105,7 +105,7 @@ class MultiLoraModel(InlayTuner):
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
         self._check_name(adapter_name)
-        loaded = self.peft_config[adapter_name].resolved
+        loaded = self.peft_config[adapter_name].was_saved
         if not self.active_adapters:  # all others were deleted
             self.active_adapter = adapter_name
         try:
@@ -162,7 +162,7 @@ class MultiLoraModel(InlayTuner):
         settings = {target: self.settings_at(config, target) for target in targets}
         for target, each in settings.items():
             routing.layers[target].check(name, each)
-        self._check_shared(name, config, self.peft_config[name].resolved)
+        self._check_shared(name, config, self.peft_config[name].was_saved)
         for target, each in settings.items():
             routing.layers[target].update_layer(name, each)
         for head in self._heads(config):
