@@ -292,6 +292,20 @@ def test_tables_for_other_programs(tmp_path: Path) -> None:
     assert exports._escaped(r"a_b & 5 % \x") == r"a\_b \& 5 \% \textbackslash{}x"
 
 
+def test_tables_for_other_programs_mark_the_chosen_variant(tmp_path: Path) -> None:
+    """As the page does: of two rates the one that validation prefers, though the other is better on the test."""
+    for rate, value, validation in ((0.1, 0.9, 0.2), (0.2, 0.5, 0.8)):
+        finished(
+            tmp_path / "runs", spec_of("lora", learning_rate=rate), value, metrics__validation__accuracy=validation
+        )
+    finished(tmp_path / "runs", spec_of("bias"), 0.4)
+    found = collect(tmp_path / "runs")
+    for table in (exports.write_markdown(found, tmp_path / "t.md"), exports.write_latex(found, tmp_path / "t.tex")):
+        text = table.read_text()
+        assert text.count("chosen") == 1
+        assert "lora (rate 0.2), chosen" in text
+
+
 def test_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path) -> None:
     finished(tmp_path / "runs", spec_of("bias", label="=1+1", data="a.csv", task=None), -0.5)
     (line,) = csv.DictReader(exports.write_csv(collect(tmp_path / "runs"), tmp_path / "t.csv").open(newline=""))

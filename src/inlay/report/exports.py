@@ -56,18 +56,19 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_markdown(found: Collected, out: Path) -> Path:
-    """A table a comparison, the best row in bold."""
+    """A table a comparison, the best row in bold, the chosen variants marked."""
     parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
         parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
         parts += [f"| {' | '.join(HEADS)} |", f"| --- |{' ---: |' * (len(HEADS) - 1)}"]
-        parts += [f"| {' | '.join(_cells(row, _marked, '**{}**'))} |" for row in found.rows if row.place == place]
+        rows = [row for row in found.rows if row.place == place]
+        parts += [f"| {' | '.join(_cells(row, _marked, '**{}**', _has_variants(found)))} |" for row in rows]
         parts.append("")
     return _write(out, "\n".join(parts), (".md", ".markdown"))
 
 
 def write_latex(found: Collected, out: Path) -> Path:
-    """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the best row in bold."""
+    """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the best row in bold, the chosen variants marked."""
     parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
         rows = [row for row in found.rows if row.place == place]
@@ -77,7 +78,7 @@ def write_latex(found: Collected, out: Path) -> Path:
             r"\toprule",
             " & ".join(HEADS) + r" \\",
             r"\midrule",
-            *(" & ".join(_cells(row, _escaped, r"\textbf{{{}}}")) + r" \\" for row in rows),
+            *(" & ".join(_cells(row, _escaped, r"\textbf{{{}}}", _has_variants(found))) + r" \\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
             "",
@@ -85,7 +86,12 @@ def write_latex(found: Collected, out: Path) -> Path:
     return _write(out, "\n".join(parts), (".tex",))
 
 
-def _cells(row: Row, escape: Callable[[str], str], bold: str) -> list[str]:
+def _has_variants(found: Collected) -> bool:
+    """Whether some variants were chosen before others; then the page marks them, and so do the tables."""
+    return any(not row.chosen for row in found.rows)
+
+
+def _cells(row: Row, escape: Callable[[str], str], bold: str, marks: bool) -> list[str]:
     from inlay.workflow.comparison import mean_of, pooled
 
     portraits = [dict(result.portrait) for result in row.results]
@@ -93,7 +99,7 @@ def _cells(row: Row, escape: Callable[[str], str], bold: str) -> list[str]:
     plus_minus = r"$\pm$" if escape is _escaped else "±"
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [
-        escape(row.label),
+        escape(row.label + ", chosen" * (marks and row.chosen and bool(row.variant))),
         bold.format(result) if row.best else result,
         str(len(row.results)),
         f"{portraits[0]['parameters']['trained']:,}",
