@@ -142,6 +142,32 @@ def test_rows_open_to_runs_and_commands(tab: Page) -> None:
     assert tab.locator(".detail").count() == 0
 
 
+def test_the_whole_row_opens(tab: Page) -> None:
+    """A click anywhere in it, as the text above the table says; its button once, not twice; not to select a text."""
+    row = tab.locator("#table tr.row", has_text="norm")
+    button, cell = row.locator(".open"), row.locator("td").nth(2)
+    cell.click()
+    assert button.get_attribute("aria-expanded") == "true"
+    assert tab.locator(".detail .run").count() == 3
+    cell.click()
+    assert button.get_attribute("aria-expanded") == "false"
+    assert tab.locator(".detail").count() == 0
+    button.click()
+    assert tab.locator(".detail .run").count() == 3
+    tab.locator(".detail .facts").first.click()
+    assert tab.locator(".detail .run").count() == 3, "what is open is there to be read"
+    button.press("Enter")
+    assert tab.locator(".detail").count() == 0
+    box = row.locator("td").first.bounding_box()
+    assert box is not None
+    tab.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2, steps=4)
+    tab.mouse.up()
+    assert not tab.evaluate("getSelection().isCollapsed")
+    assert tab.locator(".detail").count() == 0
+
+
 def test_plots_answer(tab: Page) -> None:
     """A mark tells of itself to the pointer and to the arrow keys; the axis can be chosen."""
     plot = tab.locator("#cost svg[role=img]").first

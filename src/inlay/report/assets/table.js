@@ -103,7 +103,9 @@ function line(row) {
   const button = el('button', { type: 'button', class: 'open', 'aria-expanded': state.open.has(row) ? 'true' : 'false', on: { click: toggle } },
     el('span', { class: 'turn', 'aria-hidden': 'true' }, '▸'), swatch(row.method), el('span', { class: 'method' }, row.method),
     hasVariants && row.chosen && row.variant ? el('span', { class: 'tag set' }, 'chosen') : null);
-  const made = el('tr', { class: 'row' }, el('th', { scope: 'row' }, button, row.variant ? el('span', { class: 'variant' }, row.variant) : null), ...cells);
+  // The row opens where nothing else is to be clicked; a text that was just selected in it is not a click.
+  const press = (event) => { if (!event.target.closest('a, button') && getSelection().isCollapsed) toggle(); };
+  const made = el('tr', { class: 'row', on: { click: press } }, el('th', { scope: 'row' }, button, row.variant ? el('span', { class: 'variant' }, row.variant) : null), ...cells);
   function toggle() {
     const open = !state.open.has(row);
     button.setAttribute('aria-expanded', String(open));
