@@ -48,6 +48,23 @@ def test_when_it_is_evaluated(changes: dict, expected: list[int]) -> None:
     assert steps(**changes) == expected
 
 
+@pytest.mark.parametrize(
+    ("held_out", "changes", "expected"),
+    [
+        (100, {"epochs": 3}, [10, 20, 30]),  # 480 trained on, 300 evaluated
+        (161, {"epochs": 3}, [20, 30]),  # thrice would be 483
+        (240, {"epochs": 3}, [20, 30]),
+        (481, {"epochs": 3}, [30]),
+        (10_000, {"epochs": 3}, [30]),
+        (1_600, {"epochs": 30}, [100, 200, 300]),
+        (10_000, {"epochs": 3, "evaluations": 3}, [10, 20, 30]),
+        (10_000, {"epochs": 3, "early_stopping": 2}, [10, 20, 30]),
+    ],
+)
+def test_no_more_is_evaluated_than_trained_on(held_out: int, changes: dict, expected: list[int]) -> None:
+    assert sorted(plans.make(SPEC.with_(**changes), METHOD, 160, held_out=held_out).evaluation_steps) == expected
+
+
 def test_the_last_partial_batch_counts_as_an_update() -> None:
     assert steps(161, epochs=1) == [11]
 

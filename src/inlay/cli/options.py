@@ -100,7 +100,12 @@ Patience = Annotated[
     typer.Option("--early-stopping", help="Stop after this many evaluations without gain.", rich_help_panel=TRAINING),
 ]
 Evaluations = Annotated[
-    int | None, typer.Option(help="Evaluations on held-out data during training.", rich_help_panel=TRAINING)
+    int | None,
+    typer.Option(
+        help="Evaluations on held-out data during training. Not given: one an epoch; without --early-stopping at most "
+        "10, and so few that no more examples are evaluated than trained on.",
+        rich_help_panel=TRAINING,
+    ),
 ]
 MaxLength = Annotated[int | None, typer.Option(help="Longest text, in tokens.", rich_help_panel=TRAINING)]
 Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=TRAINING)]

@@ -105,7 +105,9 @@ def fit(
     encode = partial(task.encode, processor=processor, max_length=length, model_config=model.config)
     augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment else {}
     train = encode("train", **augmented)
-    plan = plans.make(spec, method, len(train), anatomy(model).kind if method.rates else None)
+    held_out = encode("validation") if len(task.validation) else ()
+    kind = anatomy(model).kind if method.rates else None
+    plan = plans.make(spec, method, len(train), kind, held_out=len(held_out))
     place = Place(plan.device, plan.dtype, plan.micro_batch)
     collate = task.collator(processor, model)
     memory = PeakMemory(model, plan.device)
@@ -118,7 +120,7 @@ def fit(
         callbacks.append(tensorboard_callback(folder))
     validation: Validation | None = None
     if len(task.validation):
-        validation = Validation(model, task, encode("validation"), collate, place)
+        validation = Validation(model, task, held_out, collate, place)
     elif spec.early_stopping:
         raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
     trainer = InlayTrainer(

@@ -54,8 +54,9 @@ class Plan:
         return left if self.schedule == "linear" else 1.0
 
 
-def make(spec: Spec, method: Method, examples: int, kind: str | None = None) -> Plan:
-    """The plan for a training set of this many examples; `kind` is the model's, as `inlay.anatomy` says."""
+def make(spec: Spec, method: Method, examples: int, kind: str | None = None, held_out: int = 0) -> Plan:
+    """The plan for a training set of this many examples and a validation split of `held_out` (0: not known). `kind` is
+    the model's, as `inlay.anatomy` says."""
     if examples == 0:
         raise InlayError("The training set is empty: nothing can be learnt from it. Check the data and the split.")
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -78,7 +79,7 @@ def make(spec: Spec, method: Method, examples: int, kind: str | None = None) -> 
         world=world,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
-        evaluation_steps=evaluation_steps(spec, steps_per_epoch, total),
+        evaluation_steps=evaluation_steps(spec, steps_per_epoch, total, examples, held_out),
         learning_rate=learning_rate,
         # The shortest of runs has one update at the full rate.
         warmup_steps=min(math.ceil(spec.warmup * total), total - 1),
@@ -127,17 +128,18 @@ def pick_workers(device: torch.device, encoded: Any) -> int:
     return min(MOST_WORKERS, max(0, (os.cpu_count() or 1) - 1))
 
 
-def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int) -> frozenset[int]:
+def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int, examples: int, held_out: int) -> frozenset[int]:
     """After which updates to evaluate: always after the last.
 
-    `evaluations` asks for so many, evenly spread. Without it: after every epoch, but at most ten times unless early
-    stopping waits for them.
+    `evaluations` asks for so many, evenly spread. Without it: after every epoch, but at most ten times, and not on more
+    examples in all than are trained on, unless early stopping waits for them. Only a curve hangs on these.
     """
     if spec.evaluations is not None:
         count = min(spec.evaluations, total)
         return frozenset(math.ceil(total * i / count) for i in range(1, count + 1))
     epochs = math.ceil(total / steps_per_epoch)
-    every = 1 if spec.early_stopping else math.ceil(epochs / CURVE)
+    worth_it = max(1, total * examples // (steps_per_epoch * held_out)) if held_out else CURVE
+    every = 1 if spec.early_stopping else math.ceil(epochs / min(CURVE, worth_it))
     return frozenset(min(total, steps_per_epoch * i) for i in (*range(every, epochs, every), epochs))
 
 
