@@ -131,6 +131,16 @@ def test_a_run_of_ones_own_by_both_optimisers(run: Lab, tmp_path: Path) -> None:
         assert "step 60:" in lines[-1]
 
 
+def test_watching_leaves_the_bar_to_those_without_curves(run: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    import inlay.cli.lab_icl as command
+
+    monkeypatch.setattr(command, "ALL", ("proposition-1", "4"))
+    status, _, err = run("--figure", "all", *OPTIONS["4"], "--watch")
+    assert status == 0, err
+    assert re.findall(r"^\[(\d+)/(\d+)\] (.*)$", err, re.MULTILINE) == [("1", "1", "proposition 1")]
+    assert re.search(r"^figure 4: .*: step 20: training loss", err, re.MULTILINE)
+
+
 def test_all_on_one_page(run: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import inlay.cli.lab_icl as command
 
@@ -412,7 +422,11 @@ def test_a_kernel_average_lies_between_copying_and_the_mean() -> None:
     torch.testing.assert_close(tasks.smoothed(8, 1e6), tasks.mean(8))
 
 
-def test_a_tiny_language_model_answers(tmp_path: Path) -> None:
+NO_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_CUDA)])
+def test_a_tiny_language_model_answers(tmp_path: Path, device: str) -> None:
     """Probabilities of two digits, the same as from the model's own logits one prompt at a time."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -428,7 +442,8 @@ def test_a_tiny_language_model_answers(tmp_path: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **size)).eval()
     model.save_pretrained(tmp_path)
     texts = language.TextTasks.sample("linear", 3, 2, 0).texts(2)
-    odds = language_model(str(tmp_path), batch=2)(texts)
+    odds = language_model(str(tmp_path), batch=2, device=device)(texts)
+    assert odds.device.type == "cpu"
     assert odds.shape == (3, 100)
     ids = [words[letter] for letter in texts[2] + "7"]
     with torch.no_grad():
@@ -497,6 +512,7 @@ def test_a_trace_draws_itself() -> None:
         ),
         (("--figure", "proposition-1", "--heads", "5"), "Figure proposition-1 does not read --heads"),
         (("--figure", "2a", "--unit"), "Figure 2a does not read --unit"),
+        (("--figure", "3", "--device", "cuda"), "Figure 3 does not read --device"),
         (("--figure", "3", "--unit", "--N", "5"), "Figure 3 does not read --N, --unit"),
         (("--figure", "4", "--batch", "16", "--unit"), "Figure 4 does not read --unit, --batch"),
         (("--figure", "2a", "--model", "embedded:smollm2"), "Figure 2a does not read --model"),
@@ -521,7 +537,7 @@ def test_bad_options_are_told(run: Lab, tmp_path: Path, options: tuple[str, ...]
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@NO_CUDA
 @pytest.mark.parametrize("figure", ["2a", "2b", "4", "5", "run"])
 def test_every_training_runs_on_cuda(run: Lab, tmp_path: Path, figure: str) -> None:
     options = ("--figure", figure, *OPTIONS[figure]) if figure != "run" else (*TINY, "--steps", "20")

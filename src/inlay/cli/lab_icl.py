@@ -106,7 +106,9 @@ def command(
             rich_help_panel=o.OUTPUT,
         ),
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Draw the losses in the terminal as they fall.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Draw the losses of trainings in the terminal as they fall.")
+    ] = False,
     out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:
@@ -159,33 +161,36 @@ def command(
     for name, folder in folders.items():
         lab.check(name, setting)
         charts.check_folder(folder, folder.name)
-    total = sum(lab.beginnings(name, setting) for name in folders)
     told = ["inlay", *sys.argv[1:]]
-    live = LiveCurves("") if watch and not quiet else None
-    with Bar(total, "lab", "step", show=not quiet and not watch, lines=True) as bar, live or nullcontext():
+    # Curves take the place of the bar, for those that have some; without --watch one bar is over everything.
+    for part in [{name: folder} for name, folder in folders.items()] if watch else [folders]:
+        total = sum(lab.beginnings(name, setting) for name in part)
+        live = LiveCurves("") if watch and not quiet and {*part} <= {*lab.WATCHED} else None
+        with Bar(total, "lab", "step", show=not quiet and live is None, lines=True) as bar, live or nullcontext():
 
-        def tick(what: str) -> None:
-            bar.begin(what)
-            bar.advance()
+            def tick(what: str, bar: Bar = bar) -> None:
+                bar.begin(what)
+                bar.advance()
 
-        def look(name: str, trace: Trace) -> None:
-            if live is not None:
-                live.title = name
-                live.update({label: (trace.steps, values) for label, values in trace.curves.items()})
+            def look(name: str, trace: Trace, live: LiveCurves | None = live) -> None:
+                if live is not None:
+                    live.title = name
+                    live.update({label: (trace.steps, values) for label, values in trace.curves.items()})
 
-        for name, folder in folders.items():
-            if name == "language":
-                found = language.in_context(icl.language_model(model), model, tick, count=tasks, seed=seed)
-            elif name == "run":
-                if features is None:
-                    found = lab.free(setting.problem(), setting, tick, look)
+            for name, folder in part.items():
+                if name == "language":
+                    answers = icl.language_model(model, device=device)
+                    found = language.in_context(answers, model, tick, count=tasks, seed=seed)
+                elif name == "run":
+                    if features is None:
+                        found = lab.free(setting.problem(), setting, tick, look)
+                    else:
+                        problem = icl.real_problem(features, task, setting)
+                        found = lab.free(problem, setting, tick, look, f"{features} on {task}")
                 else:
-                    problem = icl.real_problem(features, task, setting)
-                    found = lab.free(problem, setting, tick, look, f"{features} on {task}")
-            else:
-                found = lab.EXPERIMENTS[name](setting, tick, look)
-            charts_theory.write(found, folder, told, charts_icl.DRAWN)
-            made.append((found, folder))
+                    found = lab.EXPERIMENTS[name](setting, tick, look)
+                charts_theory.write(found, folder, told, charts_icl.DRAWN)
+                made.append((found, folder))
     for found, folder in made:
         lab_show.tell(found, folder, quiet)
     if figure == "all":

@@ -85,17 +85,17 @@ def features(model: str, task: str, count: int, seed: int) -> tuple[Tensor, Tens
     return torch.cat(seen["first"]), torch.cat(seen["last"])
 
 
-def language_model(name: str, batch: int = 4) -> Answerer:
+def language_model(name: str, batch: int = 4, device: str = "cpu") -> Answerer:
     """A causal language model's probabilities of 00 to 99: the first digit's, times the second's after it."""
     from inlay.backbones.loading import load
     from inlay.tasks import kinds
 
     backbone = load(name, kind=kinds.CAUSAL_LM)
-    model, tokenizer = backbone.model.eval(), backbone.processor
+    model, tokenizer = backbone.model.eval().to(device), backbone.processor
     digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
     if any(len(ids) != 1 for ids in digits):
         raise InlayError(f"{name}: its tokenizer does not write a digit as one token. Choose a model whose does.")
-    ids_of = torch.tensor([ids[0] for ids in digits])
+    ids_of = torch.tensor([ids[0] for ids in digits], device=device)
 
     @torch.no_grad()
     def answer(texts: Sequence[str]) -> Tensor:
@@ -106,13 +106,13 @@ def language_model(name: str, batch: int = 4) -> Answerer:
                 raise InlayError(
                     f"{name}: its tokenizer joins digits, and answers are read digit by digit. Choose another."
                 )
-            seen = model(torch.tensor(rows), use_cache=True)
+            seen = model(torch.tensor(rows, device=device), use_cache=True)
             first = seen.logits[:, -1].softmax(-1)[:, ids_of]  # (b, 10)
             cache = seen.past_key_values
             cache.batch_repeat_interleave(10)
             after = model(ids_of.repeat(len(rows))[:, None], past_key_values=cache, use_cache=True)
             second = after.logits[:, -1].softmax(-1)[:, ids_of].view(len(rows), 10, 10)
-            found.append((first[..., None] * second).flatten(1))
+            found.append((first[..., None] * second).flatten(1).cpu())
         return torch.cat(found)
 
     return answer

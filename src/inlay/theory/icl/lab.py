@@ -22,7 +22,7 @@ from inlay.theory.icl.lab_training import (
 from inlay.theory.icl.language import KINDS, SIZES
 from inlay.theory.icl.setting import Setting, Show, reads
 
-__all__ = ["CLAIMS", "EXPERIMENTS", "Setting", "beginnings", "check", "check_given", "free"]
+__all__ = ["CLAIMS", "EXPERIMENTS", "WATCHED", "Setting", "beginnings", "check", "check_given", "free"]
 
 EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
     "2a": figure_2a,
@@ -35,6 +35,8 @@ EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
     "proposition-1": proposition_1,
 }
 
+# Those that show their trainings as they go, with a run of one's own.
+WATCHED = ("2a", "2b", "4", "5", "run")
 # Those of the trainings, from the rows that are kept: they can be read again without training again.
 CLAIMS: dict[str, Callable[[Finding], list[Claim]]] = {
     "icl-figure-2a": figure_2a_claims,

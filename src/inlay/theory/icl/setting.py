@@ -29,7 +29,7 @@ _READS = {
     "theorem-1": ("steps", "seed"),
     "theorem-2": ("seed",),
     "proposition-1": ("seed",),
-    "language": ("model", "tasks", "seed"),
+    "language": ("model", "tasks", "seed", "device"),
     "run": (*_SIZES, "unit", *_ADAM, "batch", "optimiser", "features", "task"),
 }
 
