@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -462,6 +463,22 @@ def test_features_of_a_frozen_backbone(run: Lab, tmp_path: Path) -> None:
     assert (facts["settings"]["m"], facts["settings"]["d"], facts["settings"]["K"]) == (4, 12, 30)
 
 
+def test_features_of_texts_in_a_folder(run: Lab, tmp_path: Path, text_model: Path) -> None:
+    """--data-dir: a named task from a local copy, as `inlay tune` takes it."""
+    folder = tmp_path / "data" / "sst2"
+    folder.mkdir(parents=True)
+    for split, first in (("train", 0), ("test", 60)):
+        rows = [{"sentence": f"w{at % 17} w{at % 13} w{at % 11}", "label": at % 2} for at in range(first, first + 60)]
+        with gzip.open(folder / f"{split}.jsonl.gz", "wt") as file:
+            file.write("\n".join(map(json.dumps, rows)))
+    options = ("--features", text_model, "--task", "sst2", *TINY, "--heads", "8", "--steps", "20", "--rate", "0.01")
+    status, _, err = run(*options, "--data-dir", "data")
+    assert status == 0, err
+    assert "my-model on sst2" in kept_in(tmp_path / "lab" / "icl-run")[1]["settings"]["name"]
+    status, _, err = run(*options, "--data-dir", "nowhere")
+    assert (status, "'nowhere' is not a folder" in err) == (2, True)
+
+
 def test_components_are_what_they_say() -> None:
     from inlay.workflow.icl import components
 
@@ -518,6 +535,7 @@ def test_a_trace_draws_itself() -> None:
         (("--figure", "2a", "--model", "embedded:smollm2"), "Figure 2a does not read --model"),
         (("--tasks", "5"), "A run of your own with adam does not read --tasks"),
         (("--task", "digits"), "--features: give both"),
+        (("--data-dir", "."), "--data-dir is about the examples that enter the model of --features: give both"),
         (("--redraw", "--N", "5"), "leave out --N"),
         (("--rate", "-1"), "rate = -1"),
         (("--batch", "20000"), "1 to 10000"),

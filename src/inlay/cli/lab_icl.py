@@ -35,7 +35,7 @@ ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
 THIS, HOW = "The problem", "The training"
 # The options that not every figure reads.
 SETTINGS = (
-    *("N", "K", "d", "m", "tau", "unit", "features", "task", "model", "tasks"),
+    *("N", "K", "d", "m", "tau", "unit", "features", "task", "data_dir", "model", "tasks"),
     *("heads", "steps", "seconds", "batch", "rate", "optimiser", "seed", "device"),
 )
 
@@ -72,6 +72,10 @@ def command(
     task: Annotated[
         str, typer.Option(help="Whose training examples are the tokens (with --features).", rich_help_panel=THIS)
     ] = "digits",
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder with local copies of named tasks (with --features).", rich_help_panel=THIS),
+    ] = None,
     model: Annotated[
         str, typer.Option(help="Figure language: the causal language model that answers.", rich_help_panel=THIS)
     ] = "embedded:smollm2",
@@ -139,7 +143,8 @@ def command(
     from inlay.workflow import icl
     from inlay.workflow.explain import Bar
 
-    options = [name for name in SETTINGS if getattr(given.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    sources = {name.replace("_", "-"): given.get_parameter_source(name) for name in SETTINGS}
+    options = [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
     if redraw and options:
         raise InlayError(f"--redraw trains nothing: leave out {', '.join(f'--{name}' for name in options)}.")
     if not redraw:
@@ -185,7 +190,7 @@ def command(
                     if features is None:
                         found = lab.free(setting.problem(), setting, tick, look)
                     else:
-                        problem = icl.real_problem(features, task, setting)
+                        problem = icl.real_problem(features, task, setting, data_dir)
                         found = lab.free(problem, setting, tick, look, f"{features} on {task}")
                 else:
                     found = lab.EXPERIMENTS[name](setting, tick, look)

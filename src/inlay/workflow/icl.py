@@ -16,7 +16,7 @@ from inlay.theory.icl.setting import Setting
 from inlay.workflow.explain_models import NO_METHOD, batched, drawn, subject
 
 
-def real_problem(model: str, task: str, setting: Setting) -> Problem:
+def real_problem(model: str, task: str, setting: Setting, data_dir: str | None = None) -> Problem:
     """K training examples of a task: what enters a backbone's first block are the tokens `v_k`, what leaves its last
     one (the mean over places) is `f(v_k)`.
 
@@ -24,7 +24,7 @@ def real_problem(model: str, task: str, setting: Setting) -> Problem:
     with a Gaussian representation.
     """
     wanted = 20 if setting.m is None else setting.m
-    first, last = features(model, task, setting.K, setting.seed)
+    first, last = features(model, task, setting.K, setting.seed, data_dir)
     tokens = components(first, min(setting.d, len(first) - 1, first.shape[1]))
     if setting.unit:
         tokens = tokens / tokens.norm(dim=1, keepdim=True)
@@ -49,12 +49,23 @@ def components(values: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def features(model: str, task: str, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What enters the first block and what leaves the last one, a row each for `count` training examples."""
+def features(model: str, task: str, count: int, seed: int, data_dir: str | None = None) -> tuple[Tensor, Tensor]:
+    """What enters the first block and what leaves the last one, a row each for `count` training examples.
+
+    `data_dir`: a folder with local copies of named tasks.
+    """
     from inlay.explain.features import rows_of
     from inlay.training.place import Place
 
-    spec = Spec(model=model, method=NO_METHOD, task=task, seed=seed, precision="float32", batch_size=50)
+    spec = Spec(
+        model=model,
+        method=NO_METHOD,
+        task=task,
+        data_dir=data_dir,
+        seed=seed,
+        precision="float32",
+        batch_size=50,
+    )
     found = drawn(spec, "train", count, smallest=count)
     one = subject(model, found, spec, None, "")
     parts, place = one.parts, Place.of(spec)

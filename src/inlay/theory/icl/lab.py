@@ -55,8 +55,9 @@ def check_given(names: Sequence[str], optimiser: str, given: Collection[str]) ->
         raise InlayError(
             f"{what} does not read {unread}: leave it out. What is read: {', '.join(f'--{option}' for option in read)}."
         )
-    if "task" in given and "features" not in given:
-        raise InlayError("--task says whose examples enter the model of --features: give both.")
+    for option in ("task", "data-dir"):
+        if option in given and "features" not in given:
+            raise InlayError(f"--{option} is about the examples that enter the model of --features: give both.")
 
 
 def check(name: str, setting: Setting) -> None:

@@ -30,7 +30,7 @@ _READS = {
     "theorem-2": ("seed",),
     "proposition-1": ("seed",),
     "language": ("model", "tasks", "seed", "device"),
-    "run": (*_SIZES, "unit", *_ADAM, "batch", "optimiser", "features", "task"),
+    "run": (*_SIZES, "unit", *_ADAM, "batch", "optimiser", "features", "task", "data-dir"),
 }
 
 
