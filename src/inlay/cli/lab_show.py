@@ -32,7 +32,7 @@ def chosen(figure: str, figures: Sequence[str]) -> tuple[str, ...]:
 def tell(found: Finding, folder: Path, quiet: bool) -> None:
     """The claims of an experiment as a table."""
     rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
-    show.table(("claim", "measured", "holds?"), rows, title=found.name)
+    show.table(("claim", "measured", "holds?"), rows, title=found.name, broken=(0,), whole=(2,))
     if not quiet:
         show.say(f"drawn in {folder}")
 
