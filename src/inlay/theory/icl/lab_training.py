@@ -232,7 +232,7 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
     dtype = torch.float64 if setting.optimiser == "gd" else torch.float32
     model = OneLayer(problem, heads, seed=setting.seed, dtype=dtype)
     told = assumptions(model)
-    tests, watch = held_out(problem, seed=setting.seed), _watching(show, name)
+    watch = _watching(show, name)
     if setting.optimiser == "gd":
         trace = descend(model, steps, watch=watch)
     else:
@@ -244,7 +244,7 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
             seed=setting.seed,
             every=max(1, min(EPOCH, steps // 50)),
             seconds=setting.seconds,
-            tests=tests,
+            tests=held_out(problem, seed=setting.seed),
             watch=watch,
         )
     claims = [
