@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,6 +101,60 @@ def test_a_span_that_is_too_long_keeps_both_its_ends(wordpiece: Any) -> None:
     kept = wordpiece.decode(ids).replace(" ", "").replace("##", "")
     assert ">cat</" in kept
     assert ">mat</" in kept
+
+
+def said(tokenizer: Any, columns: dict[str, list[list[int]]]) -> str:
+    """The first row without spaces; the test's vocabulary does not know e1 and e2."""
+    return tokenizer.decode(columns["input_ids"][0]).replace(" ", "").replace("##", "").replace("[UNK]", "e")
+
+
+@pytest.mark.parametrize("between", ["", " ", " sat on the ", " sat " * 30])
+def test_both_entities_survive_whole_where_they_fit(wordpiece: Any, between: str) -> None:
+    """Words between them go first, to the last one; words inside of the marks only where that is not enough."""
+    (row,) = prepare.marked_entities({"sentence": f"the the <e1>cat</e1>{between}<e2>mat</e2> today"})
+    least = len(wordpiece("<e1>cat</e1> <e2>mat</e2> [MASK]")["input_ids"])
+    for length in range(least, 41):
+        columns, _ = encode.encode_spans([row], "{text} {mask}", wordpiece, length)
+        kept = said(wordpiece, columns)
+        assert len(columns["input_ids"][0]) <= length
+        assert kept.count("<e>cat</e>") == kept.count("<e>mat</e>") == 1
+        assert kept.endswith("[MASK][SEP]")
+
+
+def test_entities_that_are_too_long_lose_their_middle_and_not_their_marks(wordpiece: Any) -> None:
+    one, other = f"cat {'the ' * 40}dog", f"sat {'the ' * 20}mat"
+    (row,) = prepare.marked_entities({"sentence": f"a <e1>{one}</e1> on <e2>{other}</e2> b"})
+    for length, wanted in ((30, "<e>cat(the)+dog</e><e>sat(the)+mat</e>"), (20, "<e>cat.*</e><e>sat.*</e>")):
+        columns, cut = encode.encode_spans([row], "{text}", wordpiece, length)
+        assert re.fullmatch(rf"\[CLS\]{wanted}\[SEP\]", said(wordpiece, columns))
+        assert (cut, len(columns["input_ids"][0]) <= length) == (1, True)
+    with pytest.raises(InlayError, match=r"The marks <e1> </e1> <e2> </e2> .* '\{text\}' alone .* the 12 tokens"):
+        encode.encode_spans([row], "{text}", wordpiece, 12)
+
+
+def test_entities_may_lie_in_each_other() -> None:
+    found = prepare.pieces("<e1>the king of <e2>Spain</e2></e1>")
+    assert [part for role, part in found if role == "mark"] == ["<e1>", "<e2>", "</e2>", "</e1>"]
+    assert [part for role, part in found if role == "inside"] == ["the king of ", "Spain", ""]
+    assert "".join(part for _, part in found) == "<e1>the king of <e2>Spain</e2></e1>"
+
+
+@pytest.mark.parametrize("template", ["{text}", "{text}{sep}{span}", "{left} {mask} {span} {right}"])
+def test_a_long_span_loses_its_middle_and_not_its_end(wordpiece: Any, template: str) -> None:
+    row = prepare.mark_words(["the", "cat", *["sat"] * 60, "mat", "the"], 1, 63)
+    columns, cut = encode.encode_spans([row], template, wordpiece, 24)
+    (ids,) = columns["input_ids"]
+    kept = said(wordpiece, columns)
+    assert (cut, len(ids) <= 24) == (1, True)
+    assert kept.count("cat") == kept.count("mat") == template.count("text") + template.count("span")
+    assert template.count("{text}") == kept.count("[cat") == kept.count("mat]")
+
+
+def test_of_a_word_that_is_too_long_there_is_the_beginning(byte_level: Any) -> None:
+    row = prepare.mark_words(["the", "catmatsatdog" * 30, "the"], 1, 2)
+    columns, _ = encode.encode_spans([row], "{text}", byte_level, 24)
+    assert re.search(r"\[catm\w*\]", said(byte_level, columns))
+    assert len(columns["input_ids"][0]) <= 24
 
 
 def test_a_span_that_fits_is_left_alone(wordpiece: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from inlay.errors import InlayError
-from inlay.tasks import templates
+from inlay.tasks import prepare, templates
 
 IGNORED = -100
 DEFAULT_LENGTH = 512
@@ -164,21 +164,31 @@ def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length
         if count := _most_that_fits(narrowed, most, template, tokenizer, max_length):
             return narrowed(count)
     if not _fits(of_words(0), template, tokenizer, max_length):
-        prompts = template.count(templates.MARK)
-        plain = re.sub(f"(?:{re.escape(templates.MARK)})+", f"{{{templates.PROMPT}}}", template)
-        shown = repr(plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}...")
         raise InlayError(
-            f"The template {shown}{f' with {prompts} prompt tokens' * bool(prompts)} alone is longer than the "
-            f"{max_length} tokens that fit. Make it shorter, use fewer prompt tokens, or give a larger max_length."
+            f"The template {_shown(template)} alone is longer than the {max_length} tokens that fit. Make it shorter, "
+            "use fewer prompt tokens, or give a larger max_length."
         )
     return of_words(0)
 
 
+def _shown(template: str) -> str:
+    """A template in an error: the beginning of it, and how many prompt tokens it has."""
+    prompts = template.count(templates.MARK)
+    plain = re.sub(f"(?:{re.escape(templates.MARK)})+", f"{{{templates.PROMPT}}}", template)
+    shown = repr(plain if len(plain) <= _SHOWN else f"{plain[:_SHOWN]}...")
+    return f"{shown}{f' with {prompts} prompt tokens' * bool(prompts)}"
+
+
 def _most_that_fits(
-    narrowed: Callable[[int], Mapping[str, Any]], most: int, template: str, tokenizer: Any, max_length: int
+    narrowed: Callable[[int], Mapping[str, Any]],
+    most: int,
+    template: str,
+    tokenizer: Any,
+    max_length: int,
+    least: int = 0,
 ) -> int:
-    """The largest number of words, by bisection, with which the row still fits."""
-    low, high = 0, most
+    """The largest number of words, by bisection, with which the row still fits, as it is known to with the least."""
+    low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2
         fits = _fits(narrowed(middle), template, tokenizer, max_length)
@@ -214,10 +224,11 @@ def _end(tokenizer: Any) -> int:
 def encode_spans(
     rows: Sequence[Mapping[str, Any]], template: str, tokenizer: Any, max_length: int
 ) -> tuple[dict[str, list[list[int]]], int]:
-    """As `encode_texts`, but a text that is too long is cut around its marked span, never through it.
+    """As `encode_texts`, but a text that is too long is cut around what is marked in it, never through a mark.
 
-    The window holds as much context as fits, in equal parts before and after while both last. A template may also name
-    `{left}` and `{right}`: what stands before and after the marked span.
+    The window holds as much context as fits, in equal parts before and after while both last. Where there is no room
+    for any, words between two marked entities go, from the middle; then words inside of the marks, in the same way. A
+    template may also name `{left}` and `{right}`: what stands before and after the marked span.
     """
     fitted, cut = [], 0
     for batch in _batches(rows):
@@ -239,9 +250,10 @@ def _with_sides(row: Mapping[str, Any], text: str, start: int, end: int) -> Mapp
 
 
 def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
-    """The row with as many words around its span as fit; a span that is itself too long loses its middle."""
+    """The row with as many words around its span as fit, or with fewer in it: see `encode_spans`."""
     text, start, end = row["text"], row["start"], row["end"]
     before, after = text[:start].split(), text[end:].split()
+    parts = prepare.pieces(text[start:end].strip())
 
     def narrowed(context: int) -> Mapping[str, Any]:
         left = min(context // 2, len(before))
@@ -252,17 +264,40 @@ def _window(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: i
         cut = " ".join(filter(None, (ahead, span, " ".join(after[:right]))))
         return _with_sides(row, cut, first, first + len(span))
 
-    def hollowed(count: int) -> Mapping[str, Any]:
-        words = text[start:end].split()
-        first = (count + 1) // 2
-        cut = " ".join([*words[:first], *words[len(words) - (count - first) :]])
-        return _with_sides(row, cut, 0, len(cut))
+    def hollowed(words: Mapping[str, int], characters: int | None = None) -> Mapping[str, Any]:
+        kept = [_hollow(part, words.get(role), characters if role == "inside" else None) for role, part in parts]
+        made = _with_sides(row, "".join(kept), 0, len("".join(kept)))
+        return {**made, "span": kept[1].strip()} if "span" in row else made
 
-    if _fits(narrowed(0), template, tokenizer, max_length):
-        most = len(before) + len(after)
-        return narrowed(_most_that_fits(narrowed, most, template, tokenizer, max_length))
-    most = len(text[start:end].split()) - 1
-    return hollowed(_most_that_fits(hollowed, most, template, tokenizer, max_length))
+    for narrower, least, most in (
+        (narrowed, 0, len(before) + len(after)),
+        (lambda count: hollowed({"between": count}), 0, _most_words(parts, "between")),
+        (lambda count: hollowed({"between": 0, "inside": count}), 1, _most_words(parts, "inside")),
+        (lambda count: hollowed({"between": 0, "inside": 1}, count), 0, max(len(part) for _, part in parts)),
+    ):
+        if _fits(narrower(least), template, tokenizer, max_length):
+            return narrower(_most_that_fits(narrower, most, template, tokenizer, max_length, least))
+    marks = " ".join(part for role, part in parts if role == "mark")
+    raise InlayError(
+        f"The marks {marks} and the template {_shown(template)} alone are longer than the {max_length} tokens that "
+        "fit. Make it shorter, use fewer prompt tokens, or give a larger max_length."
+    )
+
+
+def _hollow(part: str, words: int | None, characters: int | None) -> str:
+    """A part of a text with so many words of its beginning and end, each with so many characters; None: with all."""
+    found = part.split()
+    if words is None or (words >= len(found) and characters is None):
+        return part
+    first = (words + 1) // 2
+    kept = found if words >= len(found) else [*found[:first], *found[len(found) - (words - first) :]]
+    said = " ".join(word[:characters] for word in kept)
+    ahead, behind = part[:1].isspace(), part[-1:].isspace()
+    return f"{' ' * ahead}{said}{' ' * (behind and bool(said))}" or " "
+
+
+def _most_words(parts: Iterable[tuple[str, str]], role: str) -> int:
+    return max((len(part.split()) for is_, part in parts if is_ == role), default=0)
 
 
 # ----------------------------------------------------------------------------------------------------------- tokens

@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from inlay.errors import InlayError
 from inlay.tasks.tags import entities
 
 Row = dict[str, Any]
 Prepare = Callable[[Mapping[str, Any]], Iterable[Row]]
+Role = Literal["mark", "inside", "between"]
 
 OPEN, CLOSE = "[", "]"
 _ENTITY = re.compile(r"</?e[12]>")
+
+
+def pieces(stretch: str) -> list[tuple[Role, str]]:
+    """A marked stretch of text, in order: its marks, what stands inside of them, and the words between two entities."""
+    if stretch.startswith(OPEN) and stretch.endswith(CLOSE):
+        return [("mark", OPEN), ("inside", stretch[len(OPEN) : -len(CLOSE)]), ("mark", CLOSE)]
+    found: list[tuple[Role, str]] = []
+    at = depth = 0
+    for mark in _ENTITY.finditer(stretch):
+        found += [("inside" if depth else "between", stretch[at : mark.start()]), ("mark", mark.group())]
+        depth += -1 if mark.group().startswith("</") else 1
+        at = mark.end()
+    return [*found, ("between" if found else "inside", stretch[at:])]
 
 
 def mark_words(tokens: list[str], start: int, end: int) -> Row:
