@@ -205,7 +205,7 @@ def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tup
     for spec, run in runs:
         by_method.setdefault(spec.method, {}).setdefault(spec.learning_rate, {})[spec.seed] = run
     lost = Counter((spec.method, spec.learning_rate) for spec in failed)
-    lost.update((spec.method, spec.learning_rate) for spec, run in runs if run.failed_tasks)
+    lost.update((spec.method, spec.learning_rate) for spec, run in runs if run.record.get("failed"))
     chosen: list[Run] = []
     tried: list[Tried] = []
     for method, by_rate in by_method.items():
