@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -33,6 +35,23 @@ def test_accuracy_and_macro_f1(pair: tuple[list[int], list[int]]) -> None:
     assert found["accuracy"] == pytest.approx(sum(p == t for p, t in zip(predicted, true, strict=True)) / len(true))
     occurring = sorted({*predicted, *true})
     assert found["macro-f1"] == pytest.approx(np.mean([f1_of(c, predicted, true) for c in occurring]))
+
+
+@given(pairs_of)
+def test_accuracy_is_scikit_learns_to_the_bit(pair: tuple[list[int], list[int]]) -> None:
+    from sklearn.metrics import accuracy_score
+
+    predicted, true = (np.array(values) for values in pair)
+    assert metrics.of_classes(["accuracy"], predicted, true, NAMES) == {"accuracy": accuracy_score(true, predicted)}
+
+
+def test_an_accuracy_does_not_wait_for_scikit_learn() -> None:
+    code = (
+        "import sys, numpy as np; from inlay.tasks import metrics; "
+        "metrics.of_classes(['accuracy'], np.ones(2), np.ones(2), ['a', 'b']); print('sklearn' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
 
 
 @given(pairs_of)

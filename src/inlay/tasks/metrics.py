@@ -1,7 +1,7 @@
 """What a prediction is worth. Each metric is a name, the direction that is better, and a function of a few lines.
 
-Classes, values and rank correlations come from scikit-learn and SciPy, BLEU from sacrebleu; the entity scorer, the
-official SemEval-2010 score and the matching of mathematical answers are here.
+F1 and the correlations come from scikit-learn and SciPy, BLEU from sacrebleu; accuracy, the entity scorer, the official
+SemEval-2010 score and the matching of mathematical answers are here.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def of_classes(
 
 
 def _accuracy(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(true, predicted))
+    return float(np.mean(predicted == true))  # scikit-learn's is the same number, and takes a second to import
 
 
 def _f1(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
