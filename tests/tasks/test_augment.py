@@ -187,7 +187,7 @@ def test_texts_cannot_be_augmented(reviews: Path, spec: MakeSpec, wordpiece: Any
 
 
 def test_runs_without_it_keep_their_identity() -> None:
-    run = Spec(model="m", method="bias", task="t")
+    run = Spec(model="m", method="bias", task="t", epochs=3.0, batch_size=32)  # an id is made once they are known
     digests = {run.with_(augment=kind).digest() for kind in (None, *AUGMENTS)}
     assert len(digests) == 4
     # As it was before there was any augmentation.
