@@ -52,6 +52,12 @@ def _sizes(found: Finding) -> str:
     return f"N = {facts['N']}, K = {facts['K']}, d = {facts['d']}, m = {facts['m']}, tau = {facts['tau']:g}{shown}"
 
 
+def _length(found: Finding, printed: int) -> str:
+    """How far the longest training went, where it is less far than the printed one."""
+    epochs = max(column(found, "epoch"))
+    return f"; {epochs:.0f} of the printed {printed} epochs" if epochs < printed else ""
+
+
 def curves(trace: Trace) -> Figure:
     """A training of one's own, from `Trace.plot()`."""
     figure = charts.blank()
@@ -83,6 +89,8 @@ def run(found: Finding) -> Figure:
 
 def figure_2a(found: Finding) -> Figure:
     """Losses of one layer against epochs and steps."""
+    from inlay.theory.icl.lab_training import FIGURE_2_EPOCHS
+
     figure = charts.blank(11.0, 5.0)
     batch = found.facts["batch"]
     ways = {"closed form": ("-", ""), "samples": (":", f", batches of {batch}")}
@@ -100,12 +108,15 @@ def figure_2a(found: Finding) -> Figure:
         charts.dress(axes, words, "epochs of 10,000 samples", "loss" if tokens == "Gaussian" else "")
         _epochs(axes, found.facts["steps in an epoch"])
     below(figure, panels[0], 3)
-    figure.suptitle(f"Figure 2(a): one layer, {_sizes(found)}, Adam {found.facts['rate']:g}", fontsize=11)
+    words = f"Figure 2(a): one layer, {_sizes(found)}, Adam {found.facts['rate']:g}{_length(found, FIGURE_2_EPOCHS)}"
+    figure.suptitle(words, fontsize=11)
     return figure
 
 
 def figure_2b(found: Finding) -> Figure:
     """Losses of four layers against epochs and steps."""
+    from inlay.theory.icl.lab_training import FIGURE_2_EPOCHS
+
     facts = found.facts
     figure = charts.blank(7.4, 4.8)
     axes = figure.subplots()
@@ -117,13 +128,15 @@ def figure_2b(found: Finding) -> Figure:
     charts.dress(axes, "", "epochs of 10,000 samples", "loss")
     _epochs(axes, facts["steps in an epoch"])
     below(figure, axes, 2)
-    words = f"Figure 2(b): four layers, {_sizes(found)}, Adam {facts['rate']:g}, batch {facts['batch']}"
-    figure.suptitle(words, fontsize=10)
+    words = f"Figure 2(b): four layers, Adam {facts['rate']:g}, batch {facts['batch']}{_length(found, FIGURE_2_EPOCHS)}"
+    figure.suptitle(f"{words}\n{_sizes(found)}", fontsize=10)
     return figure
 
 
 def figure_4(found: Finding) -> Figure:
     """The population loss and its gap for each H: both kinds of tokens, and the larger rate."""
+    from inlay.theory.icl.lab_training import FIGURE_4_EPOCHS
+
     facts = found.facts
     figure = charts.blank(10.5, 11.0)
     heads = sorted(set(column(found, "H")))
@@ -144,7 +157,8 @@ def figure_4(found: Finding) -> Figure:
             charts.dress(axes, words, "epochs of 10,000 samples", label)
             _epochs(axes, facts["steps in an epoch"])
     below(figure, panels[0][0], 5)
-    figure.suptitle(f"Figure 4: one layer, {_sizes(found)}, Adam {facts['rate']:g}", fontsize=11)
+    words = f"Figure 4: one layer, {_sizes(found)}, Adam {facts['rate']:g}{_length(found, FIGURE_4_EPOCHS)}"
+    figure.suptitle(words, fontsize=11)
     return figure
 
 

@@ -87,7 +87,13 @@ def theorem_1(found: Finding) -> Figure:
         bound = positive(steps, column(found, "bound (18)", instance=name))
         axes.plot(*bound, "--", color=charts.COLOURS[1], label="bound (18)")
         axes.set_yscale("log")
-        charts.dress(axes, name, "step" if place > 1 else "", "" if place % 2 else "loss less its infimum")
+        floor, (low, high) = found.facts["rounding"], axes.get_ylim()
+        words = name
+        if low < floor:
+            axes.axhspan(low, floor, color=charts.GREY, alpha=0.15, linewidth=0)
+            axes.set_ylim(low, high)
+            words = f"{name}; grey: below {floor:g}, rounding"
+        charts.dress(axes, words, "step" if place > 1 else "", "" if place % 2 else "loss less its infimum")
     below(figure, panels[0], 2)
     figure.suptitle("Theorem 1 at its own step sizes (15), (16), with L of (61): norm 1, m = N, tau = 1", fontsize=11)
     return figure

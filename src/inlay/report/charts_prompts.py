@@ -59,8 +59,12 @@ def information(found: Information) -> Figure:
 
 
 def landscape(found: Landscape) -> Figure:
-    """A surface for each loss with the paths upon it, a star where each began: InfoPrompt's figure 2."""
-    figure = charts.blank(5.4 * len(found.values), 4.6)
+    """A surface for each loss with the paths upon it, a star where each began, a dot where it ended: InfoPrompt's
+    figure 2.
+
+    A path's own losses are not on the surface's scale, which has what the training ended with: they are written down.
+    """
+    figure = charts.blank(5.6 * len(found.values), 5.0)
     subject = f"{subject_name(found.spec)}, {model_name(found.spec.model)}"
     for axes, (name, table) in zip(
         figure.subplots(1, len(found.values), squeeze=False)[0], found.values.items(), strict=True
@@ -69,11 +73,18 @@ def landscape(found: Landscape) -> Figure:
         figure.colorbar(drawn, ax=axes, label=f"{name} loss, mean of {found.examples} texts")
         for colour, path in zip((charts.COLOURS[2], charts.COLOURS[3]), found.paths, strict=False):
             across, up = zip(*path.points, strict=True)
-            axes.plot(across, up, color=colour, linewidth=1.6, label=f"{path.name}, {path.steps[-1]} steps")
+            losses = {"task": path.task, "representation": path.representation}.get(name, ())
+            words = f"{path.name}, {path.steps[-1]} steps"
+            words += f": loss from {losses[0]:.3g} (star) to {losses[-1]:.3g} (dot)" if losses else ""
+            axes.plot(across, up, color=colour, linewidth=1.6, label=words)
             axes.plot(across[0], up[0], marker="*", ms=12, color=colour, markeredgecolor="white")
-        charts.dress(axes, f"{name} loss, {subject}", "component 1 of the embeddings, from their mean", "component 2")
+            axes.plot(across[-1], up[-1], marker="o", ms=6, color=colour, markeredgecolor="white")
+        fixed = "critic" if name == "representation" else "class vectors"
+        title = f"{name} loss, {subject}\nsurface: by the {fixed} after the last step of {found.paths[0].name};"
+        title += "\nby earlier ones losses were others: a path's own are below"
+        charts.dress(axes, title, "component 1 of the embeddings, from their mean", "component 2")
         axes.grid(visible=False)
-        axes.legend(fontsize=8, loc="upper right")
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
     return figure
 
 

@@ -55,7 +55,8 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
 
 def figure_2b_claims(found: Finding) -> list[Claim]:
     (trace,) = traces(found).values()
-    return figure_2_claims(trace, f"four layers, batch {found.facts['batch']}")
+    facts = found.facts
+    return figure_2_claims(trace, f"four layers, batch {facts['batch']}", facts["steps in an epoch"])
 
 
 def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
