@@ -77,6 +77,29 @@ def test_an_uninitialised_part_that_the_method_does_not_train_stands_still() -> 
     assert pieces.cache.computed == len({tuple(row) for row in batch["input_ids"].tolist()})
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "llama"])
+def test_checkpointed_layers_count_as_frozen_where_they_compute_in_eval_mode(family: str) -> None:
+    """So InfoPrompt's Phi(X) is kept; and the gradients are those without checkpointing."""
+    found = []
+    for checkpointing in (False, True):
+        model, modes, batch = adapted(family, "infoprompt", pad_token_id=0, state="mean", beta=0, gamma=0)
+        if checkpointing:
+            modes.checkpoint()
+        modes.train()
+        (layer,) = [module for module in model.modules() if isinstance(module, InfoPromptLayer)]
+        for _ in range(3):
+            model.zero_grad()
+            model(**batch)["loss"].backward()
+        assert layer.recalled[1] == len({tuple(row) for row in batch["input_ids"].tolist()})
+        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+        modes.close()
+        model.train()
+        model(**batch)
+        assert len(next(iter(layer.inlay_infoprompt_pieces.values())).cache) == 0, "a plain Trainer's mode"
+    assert found[0]
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_a_new_head_trains_with_its_own_dropout() -> None:
     model, modes, _ = adapted("roberta", "lora")
     modes.train()

@@ -9,7 +9,8 @@ statistics only inside such a new head. `full` trains everything, statistics inc
 
 Transformers checkpoints activations of a `GradientCheckpointingLayer` only while the layer itself is in train mode,
 and some layers pass that same flag to a functional dropout. So a checkpointed layer is in train mode when it is called
-and, by a pair of hooks, in eval mode while it computes, in the first pass and in the recomputation alike.
+and, by a pair of hooks, in eval mode while it computes, in the first pass and in the recomputation alike. It is marked,
+for whoever needs to know what it computes: `stands_still`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from inlay.errors import InlayError
+
+_IN_EVAL_MODE = "_inlay_computes_in_eval_mode"
+
+
+def stands_still(module: nn.Module) -> bool:
+    """Whether a module, not what is in it, computes in eval mode, whatever mode it seems to be in."""
+    return not module.training or getattr(module, _IN_EVAL_MODE, False)
 
 
 class Modes:
@@ -95,6 +103,7 @@ class Modes:
         for module in self._checkpointed:
             if isinstance(module, GradientCheckpointingLayer) and module in self._frozen:
                 self._handles += _compute_in_eval_mode(module)
+                setattr(module, _IN_EVAL_MODE, True)
 
     def trained_tensors(self) -> dict[str, Tensor]:
         """All that training changes: the trained parameters, and the statistics of batch norms that move."""
@@ -117,6 +126,9 @@ class Modes:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for module in self._checkpointed:
+            if hasattr(module, _IN_EVAL_MODE):
+                delattr(module, _IN_EVAL_MODE)
         if self._checkpointed:
             self._base.gradient_checkpointing_disable()
             self._checkpointed.clear()

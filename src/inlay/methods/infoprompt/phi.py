@@ -24,6 +24,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from inlay.training.modes import stands_still
+
 MOST_BYTES = 512 * 2**20
 FEWEST_ROWS = 256  # of a table
 
@@ -142,7 +144,7 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
     left: list[nn.Module] = [encoder]
     while left:  # this is done in every step, and `modules()` takes three times as long
         module = left.pop()
-        if module.training:
+        if not stands_still(module):
             return None
         kinds.add(type(module))
         if module._modules:
