@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from inlay import InlayError, Spec, tune
+from inlay import InlayError, Spec, backbones, tune
 from inlay.methods.infoprompt.config import InfoPromptConfig
+from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.pieces import Site
 from inlay.report import charts_explain
 from inlay.workflow import explain_prompts
@@ -63,6 +65,18 @@ def test_sources_are_compared_on_the_same_texts(
         seen.append((split, task.split(split)["body"], run.id))
         return looked(model, task, backbone, split, examples, run)
 
+    load, encode, done = backbones.load_for, InfoPromptLayer._encoded, Counter[str]()
+
+    def loaded(*given: Any) -> Any:
+        done["loaded"] += 1
+        return load(*given)
+
+    def encoded(*given: Any) -> Any:
+        done["encoded"] += 1
+        return encode(*given)
+
+    monkeypatch.setattr(backbones, "load_for", loaded)
+    monkeypatch.setattr(InfoPromptLayer, "_encoded", encoded)
     monkeypatch.setattr(explain_prompts, "observe", noted)
     found = information(
         runs[0].spec,
@@ -76,6 +90,10 @@ def test_sources_are_compared_on_the_same_texts(
     assert [source.name for source in found.sources] == ["infoprompt", "warp", "'w1 w2'", "random"]
     assert len({len(source.values) for source in found.sources}) == 1
     assert seen == seen[:2] * 4, "the first run's texts, drawn by its seed"
+    texts = sum(min(8, len(split)) for _, split, _ in seen[:2])
+    assert done == {"loaded": 1, "encoded": texts}, "one model for all sources, and the states without prompts once"
+    alone = information(runs[0].spec, [runs[0].id], examples=8, steps=5, store=tmp_path / "runs", progress=False)
+    assert alone.sources == [found.sources[0], found.sources[3]], "a source leaves nothing behind for the next"
     assert found.negatives == 6, "the first run's K, for all of them"
     assert all(value <= found.most + 1e-6 for source in found.sources for value in source.values)
     assert "infoprompt" in found.sentence

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from inlay.methods.infoprompt.config import InfoPromptConfig
     from inlay.methods.infoprompt.layer import InfoPromptLayer
+    from inlay.methods.infoprompt.phi import PhiCache
     from inlay.tasks.task import Task
 
 RANDOM = "random"
@@ -110,6 +111,8 @@ def information(
     and the same K, `negatives`: the first run's, unless it is given. Runs of another model or with other texts, and
     those that read Z elsewhere, are refused. Words stand in the first run's template.
     """
+    from inlay import backbones
+
     found = list({run.id: run for run in (prompted(Store(store).get(name)) for name in runs)}.values())
     settings = [_settings(run) for run in found]
     task = _common_task(found, settings)
@@ -119,10 +122,12 @@ def information(
     sources: list[Source] = []
     jobs: list[tuple[str, Run | None, str | None]] = [(_label(run, found), run, None) for run in found]
     jobs += [(f"'{phrase}'", None, phrase) for phrase in words] + [(RANDOM, None, None)]
+    backbone = backbones.load_for(found[0].spec.with_(trust_remote_code=False), task)
+    kept: dict[tuple[str, str], PhiCache] = {}
     with Bar(len(jobs), "information", "source", show=progress, lines=True) as bar:
         for name, run, phrase in jobs:
             bar.begin(name)
-            layer, splits = _states(found[0], settings[0], task, run, phrase, examples)
+            layer, splits = _states(backbone, found[0], settings[0], task, run, phrase, examples, kept)
             values = fitted_bounds(layer, splits["validation"], splits["test"], steps, negatives)
             sources.append(Source(name, tuple(values), None if run is None else run.id))
             bar.advance()
@@ -194,18 +199,27 @@ def _texts(run: Run) -> str:
 
 
 def _states(
-    first: Run, settings: InfoPromptConfig, task: Task, run: Run | None, phrase: str | None, examples: int
+    backbone: Any,
+    first: Run,
+    settings: InfoPromptConfig,
+    task: Task,
+    run: Run | None,
+    phrase: str | None,
+    examples: int,
+    kept: dict[tuple[str, str], PhiCache],
 ) -> tuple[InfoPromptLayer, dict[str, tuple[Tensor, ...]]]:
-    """P, Z and Z' of validation and test texts: of a run's prompts, of a phrase's words, or of random ones."""
+    """P, Z and Z' of validation and test texts: of a run's prompts, of a phrase's words, or of random ones.
+
+    The model is as it was afterwards. `kept` has Z', which the prompts have no part in, for the next source: by where
+    `Phi(X)` and Z' are read.
+    """
     import torch
 
-    from inlay import backbones
     from inlay.methods import attach
     from inlay.methods.infoprompt.config import InfoPromptConfig
     from inlay.tasks import TaskSchema
 
-    spec, schema = (run or first).spec, TaskSchema.from_json((run or first).record["task"]["schema"])
-    backbone = backbones.load_for(spec.with_(trust_remote_code=False), task)
+    schema = TaskSchema.from_json((run or first).record["task"]["schema"])
     if run is not None:
         method = registry.get(run.spec.method)
         model = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
@@ -223,7 +237,12 @@ def _states(
             task_kind=task.kind,
         )
     own = replace(task, schema=schema, notes=[])
-    return layer_of(model), {name: observe(model, own, backbone, name, examples, first) for name in SPLITS}
+    layer = layer_of(model)
+    (pieces,) = layer.inlay_infoprompt_pieces.values()
+    pieces.cache = kept.setdefault((pieces.site.it.phi, pieces.site.it.state), pieces.cache)
+    found = {name: observe(model, own, backbone, name, examples, first) for name in SPLITS}
+    model.unload()
+    return layer, found
 
 
 def layer_of(model: Any) -> InfoPromptLayer:
