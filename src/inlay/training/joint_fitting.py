@@ -118,7 +118,8 @@ def fit_joint(
     train = JointRows({name: encode[name]("train") for name in tasks})
     first = next(iter(tasks.values()))
     collate = first.collator(processor, model)
-    plan = plans.make(spec, method, len(train), anatomy(model).kind if method.rates else None)
+    kind = anatomy(model).kind if method.rates else None
+    plan = plans.make(spec, method, len(train), kind, held_out=sum(len(task.validation) for task in tasks.values()))
     if plan.world > 1:
         raise InlayError("Several tasks are trained in one process. Start it without `accelerate launch`.")
     if plan.dtype is torch.float16:
