@@ -51,11 +51,11 @@ def test_rows_are_padded_to_their_like_and_answered_in_order() -> None:
     seen = widths(model)
     metrics, predictions = evaluate(model, task, "test", None, SPEC)
     assert seen == ideal(task.test)
-    np.testing.assert_allclose(predictions, np.stack(expected), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(predictions, np.stack(expected), rtol=1e-5, atol=1e-6)
     truth = np.array([row["labels"] for row in task.test])
     assert metrics["accuracy"] == np.mean(np.stack(expected).argmax(-1) == truth)
     scores = torch.tensor(np.stack(expected), dtype=torch.float64)
-    assert metrics["loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, torch.tensor(truth))), rel=1e-4)
+    assert metrics["loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, torch.tensor(truth))), rel=1e-6)
 
 
 def test_tokens_come_back_to_their_rows() -> None:
@@ -65,7 +65,7 @@ def test_tokens_come_back_to_their_rows() -> None:
     metrics, predictions = evaluate(model, task, "test", None, SPEC)
     assert seen == ideal(task.test)
     for found, wanted in zip(predictions, expected, strict=True):
-        np.testing.assert_allclose(found[: len(wanted)], wanted, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found[: len(wanted)], wanted, rtol=1e-5, atol=1e-6)
     right = [one.argmax(-1) == row["labels"] for one, row in zip(expected, task.test, strict=True)]
     assert metrics["accuracy"] == np.concatenate(right).mean()
 
@@ -83,7 +83,7 @@ def test_new_rows_are_answered_in_order() -> None:
     seen = widths(model)
     predictions, _ = predict(model, Unlabelled(), rows, None, SPEC)
     assert seen == ideal(rows)
-    np.testing.assert_allclose(predictions, np.stack(expected), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(predictions, np.stack(expected), rtol=1e-5, atol=1e-6)
 
 
 def test_the_order_is_certain_and_pictures_keep_theirs() -> None:
