@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForS
 
 import inlay
 from inlay.methods.multi_lora.layer import MultiLoraLayer
-from inlay.methods.multi_lora.products import ConvolveFrozen, add_products
+from inlay.methods.multi_lora.products import ConvolveFrozen, add_product, add_products
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import draw
 from manytasks import TASKS, gradients, inputs, row, several, stir
@@ -80,6 +80,43 @@ def test_the_gradients_of_the_products(first: bool, tasks: int) -> None:
         return add_products(output, z, slots, scale if tasks > 1 else 2.0, parts, first, weights)
 
     assert torch.autograd.gradcheck(run, (*turned, *weights))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    leading=st.lists(st.integers(1, 3), max_size=3),
+    rank=st.integers(1, 3),
+    width=st.integers(1, 4),
+    scale=st.sampled_from([1.0, 0.5, 16 / 3]),
+    seed=st.integers(0, 99),
+)
+def test_the_product_of_one_task_against_a_loop(
+    leading: list[int], rank: int, width: int, scale: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    output, z = (torch.randn(*leading, n, dtype=torch.float64, requires_grad=True) for n in (width, rank))
+    weight = torch.randn(1, rank, width, dtype=torch.float64, requires_grad=True)
+    wanted = output.detach().clone()
+    for c in range(width):
+        for k in range(rank):
+            wanted[..., c] += scale * z.detach()[..., k] * weight.detach()[0, k, c]
+    torch.testing.assert_close(add_product(output, z, scale, weight), wanted)
+    assert torch.autograd.gradcheck(lambda o, z, w: add_product(o, z, scale, w), (output, z, weight))
+    half = add_product(output.detach().bfloat16(), z.detach(), scale, weight.detach())
+    torch.testing.assert_close(half.double(), wanted, atol=0.05 * float(1 + wanted.abs().max()), rtol=0.0)
+    assert half.dtype is torch.bfloat16
+
+
+def test_the_gradient_of_one_task_where_channels_come_first() -> None:
+    torch.manual_seed(0)
+    shapes = ((2, 6, 5), (2, 3, 5), (1, 3, 6))
+    output, z, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+
+    def run(output: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+        return add_products(output, z, None, 2.0, ((0, 6),), True, [weight])
+
+    torch.testing.assert_close(run(output, z, weight), output + 2 * weight[0].T @ z)
+    assert torch.autograd.gradcheck(run, (output, z, weight))
 
 
 def test_the_gradient_of_a_frozen_convolution() -> None:

@@ -23,6 +23,7 @@ from inlay.methods.multi_lora.products import (
     Parts,
     Scale,
     add_into,
+    add_product,
     add_products,
     without_autocast,
 )
@@ -227,6 +228,8 @@ class MultiLoraLayer(HookedLayer):
             return output
         z = self._project(self._dropped(x, present))
         scale: Scale = present[0].scale
+        if self.whole and not rows.mixed and torch.is_grad_enabled():
+            return add_product(output, z, present[0].scale, _weight_of(present[0]))
         if any(piece.scale != scale for piece in present):
             scales = tuple(1.0 if piece is None else piece.scale for piece in pieces)
             scale = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))

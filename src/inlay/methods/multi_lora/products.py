@@ -44,13 +44,24 @@ def add_products(
     """
     z = z if z.dtype == output.dtype else z.to(output.dtype)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (output, z, *weights)):
-        if slots is None and _is_whole(output, parts, first):  # torch's own keeps no more than ours
-            factor = weights[0][0].to(output.dtype).expand(len(output), -1, -1)
-            return torch.baddbmm(output, *((factor.mT, z) if first else (z, factor)), alpha=scale)
+        if slots is None and first and _is_whole(output, parts, first):  # torch's own keeps no more than ours
+            factor = weights[0].squeeze(0).mT.to(output.dtype).expand(len(output), -1, -1)
+            return torch.baddbmm(output, factor, z, alpha=scale)
         return _AddProducts.apply(output, z, slots, scale, parts, first, fetch, *weights)
     # Nothing else holds what a layer has just computed: it is written over, except where a compiler decides that.
     result = output.clone() if torch.compiler.is_compiling() else output
     return add_into(result, z, *_factors(weights, slots, scale, result, fetch), parts, first)
+
+
+def add_product(output: Tensor, z: Tensor, scale: float, weight: Tensor) -> Tensor:
+    """The same where all rows belong to one task and all channels, which come last, to one part: `torch.addmm`.
+
+    It keeps no more than ours, and takes the host, for which small models wait, the least time.
+    """
+    factor = weight.squeeze(0).to(output.dtype)
+    z = z if z.dtype == output.dtype else z.to(output.dtype)
+    flat = output.reshape(-1, output.shape[-1])
+    return torch.addmm(flat, z.reshape(-1, z.shape[-1]), factor, alpha=scale).view(output.shape)
 
 
 def add_into(result: Tensor, z: Tensor, factors: Sequence[Tensor], alpha: float, parts: Parts, first: bool) -> Tensor:
