@@ -10,8 +10,7 @@ the processor on a CPU, where other work must not count, and by the clock on a G
 
 Steps, on a GPU: models shaped as RoBERTa-large, batches of 8 and 32 texts of 128 tokens, bfloat16 autocast, as `inlay
 tune` trains: frozen parts in eval mode, frozen weights rounded once. The peer, PEFT's LoRA of rank 8 on queries and
-values, is trained in the same way, new head included. InfoPrompt without its cache is there too: a step of this size
-waits less for the host than one of the epochs above.
+values, is trained in the same way, new head included. InfoPrompt without its cache is there too.
 
     python benchmarks/infoprompt.py           # prints the ratios and their goals, writes results/infoprompt-*.json
     python benchmarks/infoprompt.py --quick   # one round: does it run

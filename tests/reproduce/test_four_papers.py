@@ -228,9 +228,9 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert tables.kept_scores("decoder", tables.TEXTS).cells
 
 
-@pytest.mark.parametrize(("gap", "judgement"), [(0.8, HOLDS), (-2.1, HOLDS), (2.1, HOLDS), (-2.2, FAILS), (2.2, FAILS)])
+@pytest.mark.parametrize(("gap", "judgement"), [(0.8, HOLDS), (-2.1, HOLDS), (2.2, HOLDS), (-2.2, FAILS)])
 def test_multi_lora_is_as_near_to_lora_as_the_printed_averages_are(gap: float, judgement: str) -> None:
-    """The tasks of the paper, and those that stand for two of them here."""
+    """The tasks of the paper, and those that stand for two of them here. To be better is no failure."""
     from inlay.reproduce.multi_lora import tables
 
     recipe = catalogue.recipes()["multi-lora/table-1"]

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from inlay.errors import InlayError
+from inlay.methods.infoprompt.task import for_task
 from inlay.tasks import encode, kinds, templates
-from inlay.tasks.prompts import PromptTokenizer, expand, with_places, without_mask
+from inlay.tasks.prompts import PromptTokenizer, before_the_end, expand, with_places, without_mask
 from inlay.tasks.schema import TaskSchema
+from zoo import tiny
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "[", "]", *"abcdefghijklmnopqrstuvwxyz"]
 PAD, CLS, SEP, MASK = range(4)
@@ -100,6 +102,42 @@ def test_a_word_longer_than_the_model_is_cut_too(shared: Path) -> None:
     assert len(found) <= 16
     assert found.count(tokenizer.mask_token_id) == 1
     assert sorted(each for each in found if each < 0) == [-2, -1]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("{soft_prompt} {a} {soft_prompt} {soft_prompt}", "{soft_prompt} {soft_prompt} {soft_prompt} {a}"),
+        ("{a} It was {soft_prompt} ", "{a} {soft_prompt} It was"),
+        ("{a} {soft_prompt}{sep}{b} {soft_prompt}", "{a} {soft_prompt}{sep}{soft_prompt} {b}"),
+        ("{a}{soft_prompt}", "{soft_prompt} {a}"),
+        ("{a} {{x}} {soft_prompt}", "{a} {soft_prompt} {{x}}"),
+        ("{soft_prompt} {a} It was", "{soft_prompt} {a} It was"),
+        ("{a}", "{a}"),
+    ],
+)
+def test_places_at_the_end_move_in_front_of_what_is_last(given: str, wanted: str) -> None:
+    assert before_the_end(given) == wanted
+    assert before_the_end(wanted) == wanted
+    assert before_the_end(given).count("{soft_prompt}") == given.count("{soft_prompt}")
+
+
+@pytest.mark.parametrize(
+    ("family", "told", "wanted"),
+    [
+        ("llama", {}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{soft_prompt} {b}"),
+        ("llama", {"state": "last"}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("bert", {"state": "last"}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+    ],
+)
+def test_in_a_decoder_no_prompt_stands_where_the_class_is_read(
+    family: str, told: dict[str, Any], wanted: str, tokenizer: Any
+) -> None:
+    schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR)
+    given, placed, notes = for_task(told, schema, tokenizer, tiny(family)[0])
+    assert given["state"] == "last"
+    assert placed.prompt_template == given["template"] == wanted
+    assert any("the last token" in note for note in notes)
 
 
 def test_an_empty_text_has_its_places(tokenizer: Any) -> None:

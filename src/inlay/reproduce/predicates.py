@@ -230,16 +230,24 @@ def within(
 
 
 def within_on_average(
-    one: str, other: str, most: float, *, columns: Sequence[str] | None = None, panels: Sequence[str] | None = None
+    one: str,
+    other: str,
+    most: float,
+    *,
+    below: bool = False,
+    columns: Sequence[str] | None = None,
+    panels: Sequence[str] | None = None,
 ) -> Test:
-    """Two rows differ by at most this much in their means over columns, in every panel."""
+    """Two rows differ by at most this much in their means over columns, in every panel; `below`: the first may be
+    above the other by any amount."""
 
     def test(results: Results) -> Verdict:
         means = _mean_gaps(results, one, other, columns, panels)
         if not means:
             return Verdict.untested(f"the table does not have {one} beside {other}")
-        worst = max(means, key=lambda gap: abs(gap.mean))
-        parts = [Part(gap, abs(gap.mean) <= most, -most, most) for gap in means]
+        worst = max(means, key=lambda gap: -gap.mean if below else abs(gap.mean))
+        high = math.inf if below else most
+        parts = [Part(gap, -most <= gap.mean <= high, -most, high) for gap in means]
         return every("; ".join(map(str, means)), parts, worst.interval)
 
     return test

@@ -32,6 +32,26 @@ def without_mask(template: str) -> str:
     )
 
 
+def before_the_end(template: str) -> str:
+    """The template with the places at its end moved in front of what stands before them, the last words or field: for
+    models that read from left to right, and whose class is read at the last token."""
+    pieces, place = [""], f"{{{PROMPT}}}"
+    for literal, name in parts(template):
+        pieces[-1] += _plain(literal)  # a plain brace divides a literal text
+        if name is not None:
+            pieces += [f"{{{name}}}", ""]
+    pieces = [piece for piece in pieces if piece]
+    end = len(pieces)
+    while end and (pieces[end - 1] == place or not pieces[end - 1].strip()):
+        end -= 1
+    moved = [place] * pieces[end:].count(place)
+    if not end or not moved:
+        return template
+    before, last = "".join(pieces[: end - 1]).rstrip(" "), pieces[end - 1].strip(" ")
+    between = "" if not before or before.endswith(f"{{{SEPARATOR}}}") else " "
+    return before + between + " ".join([*moved, last])
+
+
 def expand(template: str, count: int) -> str:
     """The template with `count` marks in its places, as `PromptTokenizer` reads them."""
     names = [name for _, name in parts(template)]
@@ -77,12 +97,17 @@ def _braced(name: str | None) -> str | None:
     return None if name is None else f"{{{name}}}"
 
 
+def _plain(literal: str) -> str:
+    """Literal text as a template has it."""
+    return literal.replace("{", "{{").replace("}", "}}")
+
+
 def _joined(pieces: Sequence[tuple[str, str | None, bool]]) -> str:
     """A template of literal texts, what follows each, and whether that was left out: then no second space stays."""
     made = ""
     left_out = False
     for literal, following, dropped in pieces:
-        literal = literal.replace("{", "{{").replace("}", "}}")
+        literal = _plain(literal)
         if left_out and (not made or made.endswith((" ", f"{{{SEPARATOR}}}"))):
             literal = literal.lstrip(" ")
         made += literal + (following or "")

@@ -95,14 +95,13 @@ def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool
     """Before which tokens `count` prompts go (B x count) in texts without places of their own.
 
     With a mask: before it, after the first token, after the mask, before the last token. Without: before the last token
-    and after the first. In a causal model the end is the mask's place: there, and after the first token; where it has a
-    class for every token, after the first alone, as no token sees what comes after it. More prompts go round these
-    places again.
+    and after the first. Where a causal model has a class for every token, after the first alone, as no token sees what
+    comes after it. More prompts go round these places again.
     """
     begin, last = first_of(real) + 1, last_of(real)
-    if causal:
-        places = [begin] if per_token else [last + 1, begin]
-    elif masks is None:
+    if causal and per_token:
+        places = [begin]
+    elif masks is None or causal:
         places = [torch.maximum(last, begin).minimum(last + 1), begin]
     else:
         places = [masks, begin, masks + 1, torch.maximum(last, begin)]

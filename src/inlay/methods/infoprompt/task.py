@@ -31,9 +31,10 @@ def for_task(
         if given["state"] == "mask":
             raise InlayError("state='mask': a text to be tagged has no mask. Read the mean, first or last state.")
         return given, schema, notes
-    if given.get("state") is None:
+    told = given.get("state") is not None
+    if not told:
         given["state"] = usual_state(model.config, given["mask_token_id"], causal=causal)
-    schema = _placed(given, schema)
+    schema = _placed(given, schema, at_the_end=told or not causal)
     given |= {"template": schema.prompt_template, "placeholders": True}
     notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
     words = _label_words(given, schema)
@@ -52,8 +53,12 @@ def for_task(
     return given, schema, notes
 
 
-def _placed(given: Mapping[str, Any], schema: TaskSchema) -> TaskSchema:
-    """The schema with a template that has places for prompts and, where Z is read there, a mask."""
+def _placed(given: Mapping[str, Any], schema: TaskSchema, *, at_the_end: bool) -> TaskSchema:
+    """The schema with a template that has places for prompts and, where Z is read there, a mask.
+
+    `at_the_end`: prompts may stand there. In a decoder Z would be read at the last of them, which is made of `Phi(X)`:
+    what the class vectors learn then is that state again, and little of what the model makes of text and prompts.
+    """
     template = given.get("template") or schema.prompt_template
     if template is None:
         first, sign, second = schema.full_template.partition(f"{{{templates.SEPARATOR}}}")
@@ -62,6 +67,7 @@ def _placed(given: Mapping[str, Any], schema: TaskSchema) -> TaskSchema:
     templates.check(template, kinds.fields_of(schema.kind, schema.fields))
     if given["state"] != "mask":
         template = prompts.without_mask(template)
+        template = template if at_the_end else prompts.before_the_end(template)
     elif not templates.uses_mask(template):
         raise InlayError(
             f"The template {template!r} has no {{mask}}, where Z is read. Put one in, or set state to mean, first"

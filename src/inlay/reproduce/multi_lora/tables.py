@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent
 TABLE = "multi_lora_table"
 AVERAGE = "Avg."
 PRINTED_GAP = 2.15  # 87.2 - 85.1 is 2.1; the means of the printed cells differ by 2.11, which is that to a tenth
+LARGER = "all-mpnet-base-v2"  # of RoBERTa-base's shape
 ROBERTA, GPT2 = "FacebookAI/roberta-base", "openai-community/gpt2-medium"
 GLUE = {
     "MNLI": "mnli",
@@ -77,6 +78,8 @@ def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
     part = {"shape": settings["shape"], "tasks": settings["count"], "settings": settings["lora"]}
     counts = bench.once("multi-lora/counts", part, lambda: counted(**part))
     found = kept_scores(settings["group"], AT_HAND if settings["group"] == "encoder" else TEXTS)
+    if found.cells and settings["group"] == "encoder":
+        found = found.with_([kept_scores("larger", AT_HAND, LARGER)])
     if not found.cells:
         if settings.get("gpu"):
             if not gpu():
@@ -87,14 +90,14 @@ def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
     return counts.with_([found.with_average(AVERAGE, list(GLUE if settings["group"] == "encoder" else TEXTS))])
 
 
-def kept_scores(group: str, tasks: Mapping[str, str]) -> Results:
+def kept_scores(group: str, tasks: Mapping[str, str], panel: str = "") -> Results:
     """What the table's script measured: whole lines, nothing without Multi-LoRA's; no cells where there is none."""
     found = kept.table(TABLE)
     if found is None:
         return Results()
     what, size = ("bleu", 1.0) if group == "decoder" else ("test", 100.0)
     cells = {
-        ("", row, column): {
+        (panel, row, column): {
             seed: kept.Measured(size * value, steps)
             for seed, (value, steps) in found.script.measured(found.runs, group, line, task, what).items()
         }
@@ -239,8 +242,8 @@ TABLE_1 = Recipe(
         ),
         "here": Scale(
             "Counts on RoBERTa-base, exactly. In a checkout the runs of scripts/multi_lora_table.py are read where "
-            "they are whole: MiniLM on eight tasks. Else five tasks, 200 examples of each, 60 steps of 8 a task, 2 "
-            "seeds.",
+            "they are whole: MiniLM on eight tasks, and all-mpnet-base-v2, which has RoBERTa-base's shape. Else five "
+            "tasks, 200 examples of each, 60 steps of 8 a task, 2 seeds.",
             "seconds in a checkout that has them; else 10 min on two cores",
             ("embedded:minilm",),
             tuple(SMALL.values()),
@@ -294,8 +297,8 @@ TABLE_1 = Recipe(
             READING,
         ),
         Claim(
-            "It is within 2.1 points of LoRA on average, to a tenth: the distance of the printed averages",
-            within_on_average("Multi-LoRA", "LoRA", PRINTED_GAP, columns=[*GLUE, "CB", "BoolQ"]),
+            "It is at most 2.1 points below LoRA on average, to a tenth: the distance of the printed averages",
+            within_on_average("Multi-LoRA", "LoRA", PRINTED_GAP, below=True, columns=[*GLUE, "CB", "BoolQ"]),
             "table 1",
         ),
         Claim(
