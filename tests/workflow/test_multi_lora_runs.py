@@ -81,3 +81,17 @@ def test_a_rate_above_the_others_counts_when_it_is_tried_and_is_told_until_then(
         assert "not tried" not in script.results_table(tried, "decoder")[2]
     alike = script.QUESTIONS.line("A of seed 1")
     assert script.rate_of([], "questions", alike) is None
+
+
+def test_a_later_measurement_replaces_an_earlier_one_and_a_miss_is_told(script: Any, tmp_path: Path) -> None:
+    def goal(name: str, value: float, bound: float | None) -> dict[str, Any]:
+        return {"name": name, "value": value, "bound": bound}
+
+    files = [tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "absent.json"]
+    files[0].write_text(json.dumps({"goals": [goal("one", 0.5, 1.0), goal("two", 0.7, 1.0)]}))
+    files[1].write_text(json.dumps({"goals": [goal("two", 1.25, 1.0), goal("three", 3.0, None)]}))
+    assert script.cost_table({"H200": files})[2:] == [
+        "| H200 | one | 1 | 0.50 |",
+        "| H200 | two | 1 | 1.25 (missed) |",
+        "| H200 | three | - | 3.00 |",
+    ]
