@@ -107,6 +107,17 @@ def test_the_product_of_one_task_against_a_loop(
     assert half.dtype is torch.bfloat16
 
 
+def test_the_product_of_one_task_where_rows_do_not_follow_one_another() -> None:
+    torch.manual_seed(0)
+    output, z = (torch.randn(3, 2, width, dtype=torch.float64).transpose(0, 1) for width in (5, 4))
+    weight = torch.randn(1, 4, 5, dtype=torch.float64, requires_grad=True)
+    found = add_product(output, z, 2.0, weight)
+    torch.testing.assert_close(found, output + 2 * z @ weight[0])
+    found.sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad[0], 2 * z.sum((0, 1)).unsqueeze(1).expand(4, 5))
+
+
 def test_the_gradient_of_one_task_where_channels_come_first() -> None:
     torch.manual_seed(0)
     shapes = ((2, 6, 5), (2, 3, 5), (1, 3, 6))
