@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.task import for_task
 from inlay.tasks import encode, kinds, templates
-from inlay.tasks.prompts import PromptTokenizer, before_the_end, expand, with_places, without_mask
+from inlay.tasks.prompts import PromptTokenizer, ended, expand, with_places, without_mask
 from inlay.tasks.schema import TaskSchema
 from zoo import tiny
 
@@ -107,33 +107,33 @@ def test_a_word_longer_than_the_model_is_cut_too(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ("{soft_prompt} {a} {soft_prompt} {soft_prompt}", "{soft_prompt} {soft_prompt} {soft_prompt} {a}"),
-        ("{a} It was {soft_prompt} ", "{a} {soft_prompt} It was"),
-        ("{a} {soft_prompt}{sep}{b} {soft_prompt}", "{a} {soft_prompt}{sep}{soft_prompt} {b}"),
-        ("{a}{soft_prompt}", "{soft_prompt} {a}"),
-        ("{a} {{x}} {soft_prompt}", "{a} {soft_prompt} {{x}}"),
+        ("{soft_prompt} {a} {soft_prompt} {soft_prompt}", "{soft_prompt} {a} {soft_prompt} {soft_prompt} So:"),
+        ("{a} It was {soft_prompt} ", "{a} It was {soft_prompt} So:"),
+        ("{a} {soft_prompt}{sep}{b} {soft_prompt}", "{a} {soft_prompt}{sep}{b} {soft_prompt} So:"),
+        ("{a}{soft_prompt}{{x}}", "{a}{soft_prompt}{{x}}"),
         ("{soft_prompt} {a} It was", "{soft_prompt} {a} It was"),
-        ("{a}", "{a}"),
+        ("{soft_prompt} {a}", "{soft_prompt} {a}"),
     ],
 )
-def test_places_at_the_end_move_in_front_of_what_is_last(given: str, wanted: str) -> None:
-    assert before_the_end(given) == wanted
-    assert before_the_end(wanted) == wanted
-    assert before_the_end(given).count("{soft_prompt}") == given.count("{soft_prompt}")
+def test_a_cue_follows_places_at_the_end(given: str, wanted: str) -> None:
+    assert ended(given, "So:") == wanted
+    assert ended(wanted, "So:") == wanted
 
 
 @pytest.mark.parametrize(
-    ("family", "told", "wanted"),
+    ("family", "told", "cue", "wanted"),
     [
-        ("llama", {}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{soft_prompt} {b}"),
-        ("llama", {"state": "last"}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
-        ("bert", {"state": "last"}, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("llama", {}, None, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} Answer:"),
+        ("llama", {}, "{a} is", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} {a} is"),
+        ("llama", {"template": "{soft_prompt} {a} so {mask}"}, None, "{soft_prompt} {a} so"),
+        ("llama", {"state": "last"}, "It was", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("bert", {"state": "last"}, "It was", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
     ],
 )
 def test_in_a_decoder_no_prompt_stands_where_the_class_is_read(
-    family: str, told: dict[str, Any], wanted: str, tokenizer: Any
+    family: str, told: dict[str, Any], cue: str | None, wanted: str, tokenizer: Any
 ) -> None:
-    schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR)
+    schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR, cue=cue)
     given, placed, notes = for_task(told, schema, tokenizer, tiny(family)[0])
     assert given["state"] == "last"
     assert placed.prompt_template == given["template"] == wanted
@@ -194,7 +194,7 @@ def test_a_schema_reads_with_prompts_only_where_it_has_some(tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["cola", "sst2", "rte", "mrpc", "semeval2010", "wnut17-spans"])
-def test_every_task_of_the_paper_has_a_template_with_a_mask_and_four_places(name: str) -> None:
+def test_every_task_of_the_paper_has_a_template_with_a_mask_four_places_and_a_cue(name: str) -> None:
     from inlay.tasks import catalogue
 
     card = catalogue.describe(name)
@@ -202,6 +202,10 @@ def test_every_task_of_the_paper_has_a_template_with_a_mask_and_four_places(name
     templates.check(card.prompt_template, kinds.fields_of(card.kind, card.fields))
     assert templates.uses_mask(card.prompt_template)
     assert card.prompt_template.count("{soft_prompt}") == 4
+    assert card.cue
+    for_decoders = ended(without_mask(card.prompt_template), card.cue)
+    assert for_decoders.endswith(card.cue)
+    templates.check(for_decoders, kinds.fields_of(card.kind, card.fields))
     assert card.words is None or len(card.words) == card.num_labels
 
 

@@ -247,6 +247,7 @@ def _task(parts: Mapping[str, _Part | None], draft: Draft) -> Task:
         label_names=draft.label_names,
         template=draft.template,
         prompt_template=draft.prompt_template,
+        cue=draft.cue,
         words=draft.words,
         prepare=draft.prepare,
         columns=draft.columns,

@@ -58,6 +58,7 @@ class TaskCard:
     target: str | None = None
     template: str | None = None
     prompt_template: str | None = None
+    cue: str | None = None
     words: tuple[str, ...] | None = None
     prepare: str | None = None
     group: str | None = None
@@ -102,7 +103,8 @@ def _card(name: str, entry: Mapping[str, Any]) -> TaskCard:
     splits = {split: hub.pop(split) for split in SPLITS if split in hub} if hub else {}
     labels = tuple(entry["labels"]) if "labels" in entry else None
     default_label = ("label", "labels", "cls") if image else ("label",)
-    plain = ("target", "template", "prompt_template", "prepare", "group", "lm", "max_new_tokens", "installed", "local")
+    texts = ("target", "template", "prompt_template", "cue")
+    plain = (*texts, "prepare", "group", "lm", "max_new_tokens", "installed", "local")
     return TaskCard(
         name=name,
         kind=kind,

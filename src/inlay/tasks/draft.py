@@ -29,6 +29,7 @@ class Draft:
     target: str | None = None
     template: str | None = None
     prompt_template: str | None = None
+    cue: str | None = None
     words: tuple[str, ...] | None = None
     prepare: str | None = None
     group: str | None = None

@@ -32,24 +32,11 @@ def without_mask(template: str) -> str:
     )
 
 
-def before_the_end(template: str) -> str:
-    """The template with the places at its end moved in front of what stands before them, the last words or field: for
-    models that read from left to right, and whose class is read at the last token."""
-    pieces, place = [""], f"{{{PROMPT}}}"
-    for literal, name in parts(template):
-        pieces[-1] += _plain(literal)  # a plain brace divides a literal text
-        if name is not None:
-            pieces += [f"{{{name}}}", ""]
-    pieces = [piece for piece in pieces if piece]
-    end = len(pieces)
-    while end and (pieces[end - 1] == place or not pieces[end - 1].strip()):
-        end -= 1
-    moved = [place] * pieces[end:].count(place)
-    if not end or not moved:
-        return template
-    before, last = "".join(pieces[: end - 1]).rstrip(" "), pieces[end - 1].strip(" ")
-    between = "" if not before or before.endswith(f"{{{SEPARATOR}}}") else " "
-    return before + between + " ".join([*moved, last])
+def ended(template: str, cue: str) -> str:
+    """The template with `cue` after the places at its end: for models that read from left to right, and whose class is
+    read at the last token. One that ends in words or a field stays as it is."""
+    ends = [(literal, name) for literal, name in parts(template) if name is not None or literal.strip()]
+    return f"{template.rstrip(' ')} {cue}" if ends and ends[-1][1] == PROMPT else template
 
 
 def expand(template: str, count: int) -> str:

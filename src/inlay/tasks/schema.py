@@ -30,8 +30,8 @@ class TaskSchema:
 
     `columns` names the user's column for a field where the two differ; `mean` and `deviation` undo the scaling of a
     regression's values; `answers` says that a language model completes a prompt. `prompt_template` is the template for
-    methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `words` is a
-    word for each class.
+    methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `cue` is what
+    such a text ends in for a model that reads from left to right. `words` is a word for each class.
     """
 
     name: str
@@ -41,6 +41,7 @@ class TaskSchema:
     label_names: tuple[str, ...] | None = None
     template: str | None = None
     prompt_template: str | None = None
+    cue: str | None = None
     prompt_tokens: int = 0
     words: tuple[str, ...] | None = None
     prepare: str | None = None

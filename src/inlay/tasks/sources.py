@@ -246,6 +246,7 @@ def _draft(card: TaskCard, splits: Mapping[str, Any], source: str, class_names: 
         target="target" if card.target else None,
         template=card.template,
         prompt_template=card.prompt_template,
+        cue=card.cue,
         words=card.words,
         prepare=card.prepare,
         group=card.group or ("source" if card.kind == kinds.DATA_TO_TEXT else None),

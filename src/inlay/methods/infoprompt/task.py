@@ -13,6 +13,8 @@ from inlay.methods.infoprompt.model import usual_state
 from inlay.tasks import kinds, prompts, templates
 from inlay.tasks.schema import TaskSchema
 
+CUE = "Answer:"  # what a text ends in, in a decoder, where the task has no words of its own for that
+
 
 def for_task(
     settings: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, model: Any
@@ -34,7 +36,7 @@ def for_task(
     told = given.get("state") is not None
     if not told:
         given["state"] = usual_state(model.config, given["mask_token_id"], causal=causal)
-    schema = _placed(given, schema, at_the_end=told or not causal)
+    schema = _placed(given, schema, with_cue=causal and not told)
     given |= {"template": schema.prompt_template, "placeholders": True}
     notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
     words = _label_words(given, schema)
@@ -53,10 +55,10 @@ def for_task(
     return given, schema, notes
 
 
-def _placed(given: Mapping[str, Any], schema: TaskSchema, *, at_the_end: bool) -> TaskSchema:
+def _placed(given: Mapping[str, Any], schema: TaskSchema, *, with_cue: bool) -> TaskSchema:
     """The schema with a template that has places for prompts and, where Z is read there, a mask.
 
-    `at_the_end`: prompts may stand there. In a decoder Z would be read at the last of them, which is made of `Phi(X)`:
+    `with_cue`: words stand at the end, and no prompt. In a decoder Z would be read at it, and it is made of `Phi(X)`:
     what the class vectors learn then is that state again, and little of what the model makes of text and prompts.
     """
     template = given.get("template") or schema.prompt_template
@@ -67,7 +69,7 @@ def _placed(given: Mapping[str, Any], schema: TaskSchema, *, at_the_end: bool) -
     templates.check(template, kinds.fields_of(schema.kind, schema.fields))
     if given["state"] != "mask":
         template = prompts.without_mask(template)
-        template = template if at_the_end else prompts.before_the_end(template)
+        template = prompts.ended(template, schema.cue or CUE) if with_cue else template
     elif not templates.uses_mask(template):
         raise InlayError(
             f"The template {template!r} has no {{mask}}, where Z is read. Put one in, or set state to mean, first"
