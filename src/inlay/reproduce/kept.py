@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -162,5 +163,6 @@ def experiment(name: str) -> tuple[Finding, str] | None:
 
 def _note(path: Path, command: str, versions: Mapping[str, Any]) -> str:
     machine = versions.get("gpu") or f"{versions.get('cpu') or 'a CPU'}, {versions.get('threads')} threads"
-    commit = f", commit {str(versions['commit'])[:7]}" if versions.get("commit") else ""
+    hashes = re.sub(r"([0-9a-f]{7})[0-9a-f]{33}", r"\1", versions.get("commit") or "")  # of several, where they differ
+    commit = f", commit {hashes}" if hashes else ""
     return f"{READ} {path.relative_to(ROOT)}: `{command}` on {machine}{commit}."
