@@ -163,6 +163,6 @@ def experiment(name: str) -> tuple[Finding, str] | None:
 
 def _note(path: Path, command: str, versions: Mapping[str, Any]) -> str:
     machine = versions.get("gpu") or f"{versions.get('cpu') or 'a CPU'}, {versions.get('threads')} threads"
-    hashes = re.sub(r"([0-9a-f]{7})[0-9a-f]{33}", r"\1", versions.get("commit") or "")  # of several, where they differ
+    hashes = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", versions.get("commit") or "")  # of several, where they differ
     commit = f", commit {hashes}" if hashes else ""
     return f"{READ} {path.relative_to(ROOT)}: `{command}` on {machine}{commit}."
