@@ -33,7 +33,7 @@ from transformers import BertConfig, BertForSequenceClassification, RobertaConfi
 
 from inlay.methods.attach import attach, trained_parameters
 from inlay.records.versions import versions
-from inlay.training.modes import Modes
+from inlay.training.modes import Modes, unchanging
 from inlay.training.precision import rounded_once
 
 RESULTS = Path(__file__).parent / "results"
@@ -102,6 +102,7 @@ class Contestant:
         modes.train()
         self.dtype = torch.bfloat16 if device.type == "cuda" else None
         stack.enter_context(rounded_once(self.model, self.dtype))
+        stack.enter_context(unchanging(self.model))
         self.optimizer = torch.optim.AdamW(
             trained_parameters(self.model).values(), lr=1e-4, fused=device.type == "cuda"
         )

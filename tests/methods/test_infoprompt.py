@@ -19,6 +19,7 @@ from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.model import usual_state
 from inlay.methods.infoprompt.pieces import Pieces, Trained
 from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
+from inlay.training.modes import promise_of, unchanging
 from zoo import BOS, EOS, PAD, ROW_LENGTHS, VOCABULARY, tiny
 
 ENCODERS = ("bert", "roberta", "distilbert", "electra", "modernbert", "mpnet", "deberta-v2")
@@ -313,8 +314,9 @@ def test_plain_numbers_start_the_same_and_the_critics_of_them_plainly(encoder: s
                 assert one.times == 1
                 torch.testing.assert_close(one.weight, other.weight / other.times)
     assert ours.critic is not None
-    for matrix in (ours.critic.mean.matrix, ours.critic.w2):
-        assert torch.equal(matrix.weight, torch.eye(len(matrix.weight)))
+    size = len(ours.critic.w2.weight)
+    for matrix in (ours.critic.matrix.weight[:size], ours.critic.w2.weight):
+        assert torch.equal(matrix, torch.eye(size))
     with torch.no_grad():
         torch.testing.assert_close(plain(**masked(batch)).logits, model(**masked(batch)).logits)
 
@@ -451,7 +453,7 @@ def test_options_as_released() -> None:
     torch.manual_seed(0)
     model.train()(**batch).loss.backward()
     assert list(layer_of(model).loss_parts) == ["task", "representation", "kl"]
-    assert pieces_of(model).critic.mean.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
+    assert pieces_of(model).critic.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
 
 
 def test_a_model_that_is_trained_on_samples_predicts_from_their_mean() -> None:
@@ -460,10 +462,11 @@ def test_a_model_that_is_trained_on_samples_predicts_from_their_mean() -> None:
     pieces, layer = pieces_of(model), layer_of(model)
     assert pieces.critic is not None
     with torch.no_grad():
-        pieces.critic.mean.matrix.weight.add_(torch.randn_like(pieces.critic.mean.matrix.weight))
+        f_mu = pieces.critic.matrix.weight.chunk(2)[0]
+        f_mu.add_(torch.randn_like(f_mu))
         with layer.observing() as seen:
             logits = model(**batch).logits
-        mean = seen.z[0] @ pieces.critic.mean.matrix().T + pieces.critic.mean.bias()
+        mean = seen.z[0] @ pieces.critic.matrix().chunk(2)[0].T + pieces.critic.bias().chunk(2)[0]
         torch.testing.assert_close(logits, mean @ pieces.theta().T)
         assert not torch.allclose(logits, seen.z[0] @ pieces.theta().T, atol=1e-2)
         sampled = torch.stack([frozen(model)(**batch).logits for _ in range(400)])
@@ -588,6 +591,25 @@ def test_nothing_is_kept_that_could_change() -> None:
     assert cache.computed == 6
     twin = copy.deepcopy(model)
     assert len(pieces_of(twin).cache) == 0
+
+
+def test_under_a_promise_the_encoder_is_looked_at_once_and_after_it_again() -> None:
+    model, batch = made("bert")
+    cache, host = pieces_of(model).cache, layer_of(model).host
+    frozen(model)
+    with unchanging(model), torch.no_grad():
+        before = model(**batch).logits
+        next(host.parameters()).mul_(1.5)  # which breaks the promise
+        model(**batch)
+        assert (cache.computed, cache.recalled) == (3, 3)
+        assert promise_of(copy.deepcopy(host)) is None, "of this model, not of copies"
+    with torch.no_grad():
+        assert not torch.equal(model(**batch).logits, before)
+    assert cache.computed == 6
+    with unchanging(model), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(**batch)
+    assert cache.computed == 9, "autocast is looked at every time"
+    assert promise_of(host) is None
 
 
 def test_a_cache_that_is_full_takes_no_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from inlay.training.display import Display
 from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest
-from inlay.training.modes import Modes
+from inlay.training.modes import Modes, unchanging
 from inlay.training.place import Place, gather
 from inlay.training.precision import rounded_once
 from inlay.training.progress import Journal
@@ -154,7 +155,9 @@ def fit(
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     kept: KeptSplit | None = None
-    with interrupts, deterministic(plan.device), rounded_once(model, plan.dtype):
+    # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode otherwise.
+    still = nullcontext() if spec.gradient_checkpointing else unchanging(model)
+    with interrupts, deterministic(plan.device), rounded_once(model, plan.dtype), still:
         try:
             kept, why_not = _keep_trunk(trainer, task, train, collate, spec, place, folder, resumed_from or 0)
             if kept is not None or kinds.modality(task.kind) == "image":

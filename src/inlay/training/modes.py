@@ -15,8 +15,10 @@ for whoever needs to know what it computes: `stands_still`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase as BatchNorm
@@ -26,11 +28,30 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from inlay.errors import InlayError
 
 _IN_EVAL_MODE = "_inlay_computes_in_eval_mode"
+_unchanging: WeakKeyDictionary[nn.Module, object] = WeakKeyDictionary()
 
 
 def stands_still(module: nn.Module) -> bool:
     """Whether a module, not what is in it, computes in eval mode, whatever mode it seems to be in."""
     return not module.training or getattr(module, _IN_EVAL_MODE, False)
+
+
+@contextmanager
+def unchanging(model: nn.Module) -> Iterator[None]:
+    """Inside, it is promised that the frozen modules of a model stay as they are: which there are, their weights and
+    their modes. Who depends on that need not look again in every step, which takes time."""
+    promise, modules = object(), list(model.modules())
+    _unchanging.update(dict.fromkeys(modules, promise))
+    try:
+        yield
+    finally:
+        for module in modules:
+            _unchanging.pop(module, None)
+
+
+def promise_of(module: nn.Module) -> object | None:
+    """The promise under which a module stands, a new one each time; None: anything may change."""
+    return _unchanging.get(module)
 
 
 class Modes:

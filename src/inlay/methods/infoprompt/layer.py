@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.checks import assert_right, check, reads_masks, waits
-from inlay.methods.infoprompt.phi import Batch, circumstances, encoded
+from inlay.methods.infoprompt.phi import Batch, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
 from inlay.methods.infoprompt.slots import Slots, first_of, read, usual_places, within
 from inlay.methods.tuner import ChildLayer
@@ -233,7 +233,7 @@ class InfoPromptLayer(ChildLayer):
                 check(site, given)
             return self._encoded(site, rows)
 
-        now = circumstances(self.host, self)
+        now = pieces.cache.circumstances(self.host, self)
         if now is not None and site.config.cache:
             return pieces.cache.get(batch, real, compute_new, now)
         if given is not None:
@@ -292,7 +292,7 @@ class InfoPromptLayer(ChildLayer):
             spread = self._spread(now, z)
         if site.config.predict_from_sample and critic is not None:
             # What the class vectors were trained to read: samples have f_mu(Z) as their mean, not Z.
-            seen = critic.mean(z) if spread is None else information.sample(*spread.z)
+            seen = critic(z)[0] if spread is None else information.sample(*spread.z)
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits
@@ -307,8 +307,8 @@ class InfoPromptLayer(ChildLayer):
         """The distributions of Z and of Z', by one pass of both through the critic."""
         assert now.pieces.critic is not None
         assert now.without is not None
-        means, deviations = information.gaussian(*now.pieces.critic(torch.stack((z, now.without.to(z.dtype)))))
-        return Spread(*zip(means.unbind(), deviations.unbind(), strict=True))
+        means, deviations = information.gaussian(*now.pieces.critic(torch.cat((z, now.without.to(z.dtype)))))
+        return Spread(*zip(means.chunk(2), deviations.chunk(2), strict=True))
 
     def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: Spread | None) -> Tensor:
         """The task's loss and what the information losses add to it."""

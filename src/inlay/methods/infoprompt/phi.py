@@ -4,9 +4,10 @@
 while the encoder is in eval mode, has nothing of its own to train and no other adapter in it: a pass where it has not
 throws everything away. So does a change of a weight, of its device or precision, or of autocast.
 
-A weight's change is known by its version and its place in memory, which take no time to look at. Not seen are writes
-through `.data`, which move neither (an adapter that is put in, merged and taken out again between two passes writes
-so), changed buffers and hooks of others: after these call `clear_cache()` of the layer.
+A weight's change is known by its version and its place in memory. To look at all of them takes a thirtieth
+of a step that waits for the host, and is done once where it is promised that nothing changes, as under `inlay tune`.
+Not seen are writes through `.data`, which move neither (an adapter that is put in, merged and taken out again between
+two passes writes so), changed buffers and hooks of others: after these call `clear_cache()` of the layer.
 
 It lies in one table where the model is. A GPU is waited for once a batch, for the tokens by which rows are found.
 
@@ -24,12 +25,13 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from inlay.training.modes import stands_still
+from inlay.training.modes import promise_of, stands_still
 
 MOST_BYTES = 512 * 2**20
 FEWEST_ROWS = 256  # of a table
 
 Batch = dict[str, Tensor]
+Look = tuple[int, int, torch.dtype, torch.device]  # the weights' versions and places, precision and device
 
 
 class PhiCache:
@@ -41,6 +43,8 @@ class PhiCache:
         self._row_of: dict[bytes, int] = {}
         self._table: Tensor | None = None
         self._circumstances: Hashable = None
+        self._look: Look | None = None
+        self._promise: object | None = None  # under which it was taken
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PhiCache:
         return PhiCache(self.most_bytes)
@@ -54,6 +58,19 @@ class PhiCache:
     def clear(self) -> None:
         """Forget everything."""
         self._row_of, self._table, self._circumstances = {}, None, None
+
+    def circumstances(self, encoder: nn.Module, own: nn.Module) -> Hashable:
+        """What the encoder's outputs depend on besides the text; None where they are not the same every time.
+
+        `own` hangs on the encoder and takes no part.
+        """
+        promise = promise_of(encoder)
+        if self._look is None or promise is None or promise is not self._promise:
+            self._look, self._promise = _look_at(encoder, own), promise
+        if self._look is None:
+            return None
+        kind = self._look[-1].type
+        return self._look, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
     def get(self, batch: Batch, real: Tensor, compute: Callable[[Batch], Tensor], circumstances: Hashable) -> Tensor:
         """A vector or several a row, those that are known from memory, the others by `compute`."""
@@ -134,15 +151,12 @@ def encoded(batch: Batch, real: Tensor, rows: Sequence[int], compute: Callable[[
     return compute(batch)
 
 
-def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
-    """What the encoder's outputs depend on besides the text; None where they are not the same every time.
-
-    `own` hangs on the encoder and takes no part.
-    """
+def _look_at(encoder: nn.Module, own: nn.Module) -> Look | None:
+    """The encoder as it is now; None where it does not stand still."""
     versions, pointers, weight = 0, 0, None
     kinds: set[type] = set()
     left: list[nn.Module] = [encoder]
-    while left:  # this is done in every step, and `modules()` takes three times as long
+    while left:  # `modules()` takes three times as long
         module = left.pop()
         if not stands_still(module):
             return None
@@ -160,6 +174,4 @@ def circumstances(encoder: nn.Module, own: nn.Module) -> Hashable:
     if any(issubclass(kind, BaseTunerLayer) for kind in kinds):
         return None
     assert weight is not None
-    kind = weight.device.type
-    autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return versions, pointers, weight.dtype, weight.device, autocast
+    return versions, pointers, weight.dtype, weight.device
