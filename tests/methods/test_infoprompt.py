@@ -314,9 +314,8 @@ def test_plain_numbers_start_the_same_and_the_critics_of_them_plainly(encoder: s
                 assert one.times == 1
                 torch.testing.assert_close(one.weight, other.weight / other.times)
     assert ours.critic is not None
-    size = len(ours.critic.w2.weight)
-    for matrix in (ours.critic.matrix.weight[:size], ours.critic.w2.weight):
-        assert torch.equal(matrix, torch.eye(size))
+    for matrix in (ours.critic.mean.matrix, ours.critic.w2):
+        assert torch.equal(matrix.weight, torch.eye(len(matrix.weight)))
     with torch.no_grad():
         torch.testing.assert_close(plain(**masked(batch)).logits, model(**masked(batch)).logits)
 
@@ -453,7 +452,7 @@ def test_options_as_released() -> None:
     torch.manual_seed(0)
     model.train()(**batch).loss.backward()
     assert list(layer_of(model).loss_parts) == ["task", "representation", "kl"]
-    assert pieces_of(model).critic.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
+    assert pieces_of(model).critic.mean.matrix.weight.grad.abs().sum() > 0  # type: ignore[union-attr]
 
 
 def test_a_model_that_is_trained_on_samples_predicts_from_their_mean() -> None:
@@ -462,11 +461,10 @@ def test_a_model_that_is_trained_on_samples_predicts_from_their_mean() -> None:
     pieces, layer = pieces_of(model), layer_of(model)
     assert pieces.critic is not None
     with torch.no_grad():
-        f_mu = pieces.critic.matrix.weight.chunk(2)[0]
-        f_mu.add_(torch.randn_like(f_mu))
+        pieces.critic.mean.matrix.weight.add_(torch.randn_like(pieces.critic.mean.matrix.weight))
         with layer.observing() as seen:
             logits = model(**batch).logits
-        mean = seen.z[0] @ pieces.critic.matrix().chunk(2)[0].T + pieces.critic.bias().chunk(2)[0]
+        mean = seen.z[0] @ pieces.critic.mean.matrix().T + pieces.critic.mean.bias()
         torch.testing.assert_close(logits, mean @ pieces.theta().T)
         assert not torch.allclose(logits, seen.z[0] @ pieces.theta().T, atol=1e-2)
         sampled = torch.stack([frozen(model)(**batch).logits for _ in range(400)])

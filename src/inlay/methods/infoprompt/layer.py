@@ -292,7 +292,7 @@ class InfoPromptLayer(ChildLayer):
             spread = self._spread(now, z)
         if site.config.predict_from_sample and critic is not None:
             # What the class vectors were trained to read: samples have f_mu(Z) as their mean, not Z.
-            seen = critic(z)[0] if spread is None else information.sample(*spread.z)
+            seen = critic.mean(z) if spread is None else information.sample(*spread.z)
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits

@@ -120,32 +120,41 @@ class PromptEncoder(nn.Module):
         return prompts if self.up_bias is None else prompts + self.up_bias()
 
 
+class Layer(nn.Module):
+    """A fully connected layer of states, whose entries are of size `unit`: begun as `diagonal` times them in that
+    unit, plus `offset`."""
+
+    def __init__(self, site: Site, unit: float, diagonal: float, offset: float = 0.0) -> None:
+        super().__init__()
+        size = site.hidden_size
+        matrix = torch.eye(size, device="cpu") * (diagonal / unit)
+        self.matrix = site.trained(matrix, size * unit)
+        self.bias = site.trained(torch.full((size,), offset, device="cpu"), math.sqrt(size))
+
+    def forward(self, z: Tensor) -> Tensor:
+        units = {"beta": 1 / self.bias.times, "alpha": 1 / self.matrix.times}  # which take no operation of their own
+        return torch.addmm(self.bias.weight, z, self.matrix.weight.T, **units)
+
+
 class RepresentationCritic(nn.Module):
     """`f_mu`, `f_sigma` and `W_2` of the representation loss (section 3.2).
 
     They start and learn in the units of prompts and states, so that scores are of size 1: `f_mu` divides by the size of
     states, `W_2` by that of prompts. As they come (`units=False`) these numbers are small; all scores are then alike,
     the loss stays at log K, and what it says to the prompts is lost beside the task's.
-
-    `f_mu` and `f_sigma` are fully connected layers, kept as one of twice as many outputs: `f_mu` begins as the identity
-    in the unit of states, `f_sigma` as a constant.
     """
 
     def __init__(self, site: Site, prompt_unit: float, state_unit: float) -> None:
         super().__init__()
         size = site.hidden_size
-        matrix = torch.cat((torch.eye(size, device="cpu") / state_unit, torch.zeros(size, size, device="cpu")))
-        bias = torch.cat((torch.zeros(size, device="cpu"), torch.full((size,), FIRST_LOG_DEVIATION, device="cpu")))
-        self.matrix = site.trained(matrix, size * state_unit)
-        self.bias = site.trained(bias, math.sqrt(size))
+        self.mean = Layer(site, state_unit, 1.0)
+        self.log_deviation = Layer(site, state_unit, 0.0, FIRST_LOG_DEVIATION)
         w2 = torch.eye(site.table.shape[1], size, device="cpu") / prompt_unit
         self.w2 = site.trained(w2, size * prompt_unit)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the logarithm of the deviation of z's distribution, B x H each."""
-        units = {"beta": 1 / self.bias.times, "alpha": 1 / self.matrix.times}
-        mean, log_deviation = torch.addmm(self.bias.weight, z, self.matrix.weight.T, **units).chunk(2, dim=1)
-        return mean, log_deviation
+        return self.mean(z), self.log_deviation(z)
 
 
 class Pieces(nn.Module):
