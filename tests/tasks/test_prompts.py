@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.task import for_task
 from inlay.tasks import encode, kinds, templates
-from inlay.tasks.prompts import PromptTokenizer, ended, expand, with_places, without_mask
+from inlay.tasks.prompts import PromptTokenizer, ends_in_a_place, expand, left_to_right, with_places, without_mask
 from inlay.tasks.schema import TaskSchema
 from zoo import tiny
 
@@ -107,27 +107,41 @@ def test_a_word_longer_than_the_model_is_cut_too(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ("{soft_prompt} {a} {soft_prompt} {soft_prompt}", "{soft_prompt} {a} {soft_prompt} {soft_prompt} So:"),
+        ("{soft_prompt} {a} {soft_prompt} {mask} {soft_prompt}", "{soft_prompt} {a} {soft_prompt} {soft_prompt} So:"),
         ("{a} It was {soft_prompt} ", "{a} It was {soft_prompt} So:"),
         ("{a} {soft_prompt}{sep}{b} {soft_prompt}", "{a} {soft_prompt}{sep}{b} {soft_prompt} So:"),
         ("{a}{soft_prompt}{{x}}", "{a}{soft_prompt}{{x}}"),
-        ("{soft_prompt} {a} It was", "{soft_prompt} {a} It was"),
         ("{soft_prompt} {a}", "{soft_prompt} {a}"),
+        ("{soft_prompt} {a} It was", "{soft_prompt} {a} It was"),
+        ("{soft_prompt} {a} It was {mask}.", "{soft_prompt} {a} It was"),
+        ("{a} It was", "{soft_prompt} {a} {soft_prompt} It was"),
+        ("{a} It was {mask}.", "{soft_prompt} {a} {soft_prompt} It was"),
+        ("{a}\nIt {{was}}", "{soft_prompt} {a} {soft_prompt}\nIt {{was}}"),
+        ("{a}", "{soft_prompt} {a} {soft_prompt} So:"),
+        ("{a} or {mask}? {b}", "{soft_prompt} {a} or ? {b} {soft_prompt} So:"),
     ],
 )
-def test_a_cue_follows_places_at_the_end(given: str, wanted: str) -> None:
-    assert ended(given, "So:") == wanted
-    assert ended(wanted, "So:") == wanted
+def test_from_left_to_right_a_text_ends_in_words(given: str, wanted: str) -> None:
+    assert left_to_right(given, "So:") == wanted
+    assert left_to_right(wanted, "So:") == wanted
+    assert left_to_right(given, "") == wanted.removesuffix(" So:")
+    assert ends_in_a_place(left_to_right(given, "")) == wanted.endswith(" So:")
 
 
 @pytest.mark.parametrize(
     ("family", "told", "cue", "wanted"),
     [
         ("llama", {}, None, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} Answer:"),
-        ("llama", {}, "{a} is", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} {a} is"),
-        ("llama", {"template": "{soft_prompt} {a} so {mask}"}, None, "{soft_prompt} {a} so"),
-        ("llama", {"state": "last"}, "It was", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
-        ("bert", {"state": "last"}, "It was", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("llama", {"state": "last"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} So"),
+        (
+            "llama",
+            {"cue": "{a} is"},
+            "So",
+            "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} {a} is",
+        ),
+        ("llama", {"cue": ""}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("llama", {"state": "mean"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("bert", {"state": "last"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
     ],
 )
 def test_in_a_decoder_no_prompt_stands_where_the_class_is_read(
@@ -135,9 +149,18 @@ def test_in_a_decoder_no_prompt_stands_where_the_class_is_read(
 ) -> None:
     schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR, cue=cue)
     given, placed, notes = for_task(told, schema, tokenizer, tiny(family)[0])
-    assert given["state"] == "last"
+    assert given["state"] == told.get("state", "last")
     assert placed.prompt_template == given["template"] == wanted
-    assert any("the last token" in note for note in notes)
+    assert any(("the mean" if given["state"] == "mean" else "the last token") in note for note in notes)
+
+
+def test_a_decoder_has_no_mask_and_no_cue_of_unknown_fields(tokenizer: Any) -> None:
+    schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR)
+    model = tiny("llama")[0]
+    with pytest.raises(InlayError, match=r"left to right and has no mask. Read the last state"):
+        for_task({"state": "mask"}, schema, tokenizer, model)
+    with pytest.raises(InlayError, match=r"'c'"):
+        for_task({"cue": "{c} is"}, schema, tokenizer, model)
 
 
 def test_an_empty_text_has_its_places(tokenizer: Any) -> None:
@@ -203,7 +226,7 @@ def test_every_task_of_the_paper_has_a_template_with_a_mask_four_places_and_a_cu
     assert templates.uses_mask(card.prompt_template)
     assert card.prompt_template.count("{soft_prompt}") == 4
     assert card.cue
-    for_decoders = ended(without_mask(card.prompt_template), card.cue)
+    for_decoders = left_to_right(card.prompt_template, card.cue)
     assert for_decoders.endswith(card.cue)
     templates.check(for_decoders, kinds.fields_of(card.kind, card.fields))
     assert card.words is None or len(card.words) == card.num_labels

@@ -234,6 +234,22 @@ def test_spans_to_type_are_prepared_as_in_training(write: Write, spec: MakeSpec)
         task.read_inputs(write("new3.jsonl", json.dumps({"words": ["to"]})))
 
 
+def test_spans_to_type_may_stand_in_words_or_in_a_text_row_by_row(write: Write, spec: MakeSpec) -> None:
+    rows = [{"tokens": ["in", "Rome", str(i)], "start": 1, "end": 2, "label": "ab"[i % 2]} for i in range(20)]
+    task = tasks.load(spec(data=write("a.jsonl", "\n".join(map(json.dumps, rows)))))
+    paris = {"text": "to [ Paris ]", "span": "Paris", "start": 3, "end": 12}
+    given = [
+        {"tokens": ["to", "Paris"], "start": 1, "end": 2},
+        {"text": "to Paris", "start": 3, "end": 8},
+        {"tokens": "to Paris", "start": 1, "end": 2},  # a text, not its letters
+    ]
+    mixed = write("mixed.jsonl", "\n".join(map(json.dumps, given)))
+    assert task.read_inputs(mixed) == [paris] * 3
+    neither = write("neither.jsonl", "\n".join(map(json.dumps, [*given, {"start": 3, "end": 8}])))
+    with pytest.raises(InlayError, match=r"neither.jsonl', row 4: it needs the columns .* \(it has start, end\)"):
+        task.read_inputs(neither)
+
+
 # -------------------------------------------------------------------------------------------------- language models
 
 

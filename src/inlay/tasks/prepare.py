@@ -66,14 +66,21 @@ def spans(row: Mapping[str, Any]) -> Iterable[Row]:
     if "start" in row and "end" in row:
         start, end = int(row["start"]), int(row["end"])
         rest = {key: value for key, value in row.items() if key not in ("tokens", "text", "start", "end")}
-        if "tokens" in row:
-            yield rest | mark_words(list(row["tokens"]), start, end)
-        else:
+        if row.get("tokens") is not None:
+            yield rest | mark_words(_words(row["tokens"]), start, end)
+        elif row.get("text") is not None:
             yield rest | mark_characters(str(row["text"]), start, end)
+        else:
+            raise InlayError("There is neither a text nor tokens.")
     else:
-        tokens = list(row["tokens"])
+        tokens = _words(row["tokens"])
         for kind, start, end in entities(row["ner_tags"]):
             yield mark_words(tokens, start, end) | {"type": kind}
+
+
+def _words(tokens: Any) -> list[str]:
+    """A sentence's words; one that is given as a text is divided at its spaces."""
+    return tokens.split() if isinstance(tokens, str) else list(tokens or ())
 
 
 def marked_entities(row: Mapping[str, Any]) -> Iterable[Row]:

@@ -32,11 +32,39 @@ def without_mask(template: str) -> str:
     )
 
 
-def ended(template: str, cue: str) -> str:
-    """The template with `cue` after the places at its end: for models that read from left to right, and whose class is
-    read at the last token. One that ends in words or a field stays as it is."""
-    ends = [(literal, name) for literal, name in parts(template) if name is not None or literal.strip()]
-    return f"{template.rstrip(' ')} {cue}" if ends and ends[-1][1] == PROMPT else template
+def left_to_right(template: str, cue: str) -> str:
+    """The template for a model that reads from left to right, and whose class is read at the last token.
+
+    The mask is left out, and so are words after it where no field follows: what stands before it is what the class is
+    read from. A template without places gets them at its beginning and before the words at its end. Where a place is
+    the end of it, `cue` follows.
+    """
+    items = list(parts(template))
+    names = [name for _, name in items]
+    if MASK in names and not any(name not in (None, PROMPT) for name in names[names.index(MASK) + 1 :]):
+        at = names.index(MASK) + 1
+        items = items[:at] + [("" if literal.strip() else literal, name) for literal, name in items[at:]]
+    text = without_mask(_written(items)).rstrip(" ")
+    if PROMPT not in names:
+        body, words = _divided(text)
+        text = f"{{{PROMPT}}} {body} {{{PROMPT}}}" + (words if words[:1].isspace() or not words else f" {words}")
+    return f"{text} {cue}" if cue and ends_in_a_place(text) else text
+
+
+def ends_in_a_place(template: str) -> bool:
+    """Whether the last that a template has, but for spaces, is a place for prompts."""
+    body, words = _divided(template)
+    return body.endswith(f"{{{PROMPT}}}") and not words
+
+
+def _divided(template: str) -> tuple[str, str]:
+    """The template up to its last field or place, and the words after it."""
+    items = list(parts(template))
+    end = len(items)
+    while end and items[end - 1][1] is None:
+        end -= 1
+    words = _written(items[end:])
+    return _written(items[:end]), words if words.strip() else ""
 
 
 def expand(template: str, count: int) -> str:
@@ -82,6 +110,11 @@ def encode(rows: Sequence[Mapping[str, Any]], tokenizer: Any, config: Any, max_l
 
 def _braced(name: str | None) -> str | None:
     return None if name is None else f"{{{name}}}"
+
+
+def _written(items: Sequence[tuple[str, str | None]]) -> str:
+    """The template of which these are the parts."""
+    return "".join(_plain(literal) + (_braced(name) or "") for literal, name in items)
 
 
 def _plain(literal: str) -> str:

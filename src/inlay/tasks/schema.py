@@ -162,12 +162,14 @@ class TaskSchema:
         """One row to predict, normalised as in training."""
         if self.prepare:
             needed = prepare.INPUTS[self.prepare]
-            renamed = {ours: row[theirs] for ours, theirs in self.columns.items() if theirs in row}
-            found = next((names for names in needed if all(n in row or n in renamed for n in names)), None)
+            renamed = {ours: row.get(theirs) for ours, theirs in self.columns.items()}
+            values = {**row, **{name: value for name, value in renamed.items() if not is_null(value)}}
+            found = next((names for names in needed if all(not is_null(values.get(n)) for n in names)), None)
             if found is None:
                 wanted = " or ".join(", ".join(map(repr, names)) for names in needed)
-                raise InlayError(f"{path.name!r} needs the columns {wanted} (it has {', '.join(columns)}).")
-            given = {name: renamed.get(name, row.get(name)) for name in found}
+                has = ", ".join(name for name in columns if not is_null(row[name])) or "none"
+                raise InlayError(f"{path.name!r}, row {number}: it needs the columns {wanted} (it has {has}).")
+            given = {name: values[name] for name in found}
             if isinstance(given.get("text"), list):
                 given["tokens"] = given.pop("text")
             try:

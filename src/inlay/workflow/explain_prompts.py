@@ -17,6 +17,7 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
+from inlay.tasks.prompts import ends_in_a_place
 from inlay.workflow.explain import Bar, Value
 from inlay.workflow.tune import DEFAULT_OUT, Say
 
@@ -180,6 +181,8 @@ def _common_task(runs: Sequence[Run], settings: Sequence[InfoPromptConfig]) -> T
             what = f"is of another model, {run.spec.model}; that one has {first.spec.model}"
         elif own.state != state:
             what = f"reads Z elsewhere, at the {own.state}; that one at the {state}"
+        elif state == settings[0].phi == "last" and _at_a_prompt(own) != _at_a_prompt(settings[0]):  # in a decoder
+            what = "reads Z at a prompt and that one at a word, or the other way round: see the ends of their templates"
         elif run.record["task"]["digest"] != first.record["task"]["digest"]:
             other = tasks.load(run.spec)
             if other.fields != task.fields or any(
@@ -192,6 +195,11 @@ def _common_task(runs: Sequence[Run], settings: Sequence[InfoPromptConfig]) -> T
                 "and seed."
             )
     return task
+
+
+def _at_a_prompt(settings: InfoPromptConfig) -> bool:
+    """Whether the last token of a text is a prompt."""
+    return settings.template is not None and ends_in_a_place(settings.template)
 
 
 def _texts(run: Run) -> str:

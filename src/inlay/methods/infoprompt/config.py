@@ -89,6 +89,13 @@ class InfoPromptConfig(InlayConfig):
         default=None,
         metadata={"help": "The text with its places, as in '{soft_prompt} {sentence} {mask}'; `inlay tune` reads it."},
     )
+    cue: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a text ends in, in a decoder, where a prompt would be its end; None: the task's words or "
+            "'Answer:', '': nothing. `inlay tune` reads it."
+        },
+    )
     initial: str = field(default="vocabulary", metadata={"help": f"How static prompts start: {', '.join(INITIAL)}."})
     initial_words: str | None = field(default=None, metadata={"help": "The words that `initial=words` starts from."})
     initial_ids: list[int] | None = field(default=None, metadata={"help": "Filled in: the tokens of those words."})

@@ -10,6 +10,7 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.config import tokens_of
 from inlay.methods.infoprompt.model import usual_state
+from inlay.methods.plain import base_of
 from inlay.tasks import kinds, prompts, templates
 from inlay.tasks.schema import TaskSchema
 
@@ -33,10 +34,14 @@ def for_task(
         if given["state"] == "mask":
             raise InlayError("state='mask': a text to be tagged has no mask. Read the mean, first or last state.")
         return given, schema, notes
-    told = given.get("state") is not None
-    if not told:
+    if given.get("state") is None:
         given["state"] = usual_state(model.config, given["mask_token_id"], causal=causal)
-    schema = _placed(given, schema, with_cue=causal and not told)
+    if given["state"] == "mask" and causal:
+        raise InlayError(
+            f"state='mask': {type(base_of(model)).__name__} reads from left to right and has no mask. Read the last "
+            "state, which is its default, the first or the mean."
+        )
+    schema = _placed(given, schema, causal=causal)
     given |= {"template": schema.prompt_template, "placeholders": True}
     notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
     words = _label_words(given, schema)
@@ -55,26 +60,31 @@ def for_task(
     return given, schema, notes
 
 
-def _placed(given: Mapping[str, Any], schema: TaskSchema, *, with_cue: bool) -> TaskSchema:
+def _placed(given: Mapping[str, Any], schema: TaskSchema, *, causal: bool) -> TaskSchema:
     """The schema with a template that has places for prompts and, where Z is read there, a mask.
 
-    `with_cue`: words stand at the end, and no prompt. In a decoder Z would be read at it, and it is made of `Phi(X)`:
-    what the class vectors learn then is that state again, and little of what the model makes of text and prompts.
+    In a decoder words stand at the end, and no prompt: Z would be read at it, and it is made of `Phi(X)`. What the
+    class vectors learn then is likely that state again, and little of what the model makes of text and prompts.
     """
+    fields = kinds.fields_of(schema.kind, schema.fields)
     template = given.get("template") or schema.prompt_template
     if template is None:
         first, sign, second = schema.full_template.partition(f"{{{templates.SEPARATOR}}}")
         template = prompts.with_places(f"{first} {{{templates.MASK}}}{sign}{second}")
-    template = prompts.with_places(template)
-    templates.check(template, kinds.fields_of(schema.kind, schema.fields))
-    if given["state"] != "mask":
-        template = prompts.without_mask(template)
-        template = prompts.ended(template, schema.cue or CUE) if with_cue else template
-    elif not templates.uses_mask(template):
-        raise InlayError(
-            f"The template {template!r} has no {{mask}}, where Z is read. Put one in, or set state to mean, first"
-            " or last."
-        )
+    templates.check(template, fields)
+    if causal and given["state"] == "last":
+        cue = given.get("cue")
+        template = prompts.left_to_right(template, (schema.cue or CUE) if cue is None else cue)
+        templates.check(template, fields)
+    else:
+        template = prompts.with_places(template)
+        if given["state"] != "mask":
+            template = prompts.without_mask(template)
+        elif not templates.uses_mask(template):
+            raise InlayError(
+                f"The template {template!r} has no {{mask}}, where Z is read. Put one in, or set state to mean, first"
+                " or last."
+            )
     return dataclasses.replace(schema, prompt_template=template, prompt_tokens=given.get("num_prompt_tokens", 4))
 
 
