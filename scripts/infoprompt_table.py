@@ -332,6 +332,19 @@ def run(args: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------------------- the tables
 
 
+def whole(runs: Iterable[Entry]) -> list[Entry]:
+    """Without the runs of a task and seed that other lines of the same table lack: the clock cut these off."""
+    runs = list(runs)
+    lines: dict[Key, set[str]] = {}  # by group and task, and by seed as well
+    for entry in runs:
+        if "test" in entry:
+            for key in ((entry["group"], entry["task"]), (entry["group"], entry["task"], entry["seed"])):
+                lines.setdefault(key, set()).add(entry["line"])
+    return [
+        r for r in runs if "test" not in r or lines[r["group"], r["task"], r["seed"]] == lines[r["group"], r["task"]]
+    ]
+
+
 def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
     """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
     chosen = choice(runs, group, line)
@@ -512,7 +525,7 @@ def rates_table(runs: Sequence[Entry]) -> list[str]:
 def write(args: argparse.Namespace) -> None:
     """Put the tables into the page, between its marks; the words around them are people's, and so is which of the
     groups have a place there."""
-    runs = json.loads(Path(args.results).read_text())["runs"]
+    runs = whole(json.loads(Path(args.results).read_text())["runs"])
     page = Path(args.page).read_text()
     tables = [name for name, group in GROUPS.items() if group.tasks == TASKS and f"<!-- {name} -->" in page]
     parts = {name: results_table(runs, name) for name in tables}
@@ -533,7 +546,7 @@ def draw(args: argparse.Namespace) -> None:
     from inlay.report.charts_prompts import learning_curves
 
     kept = json.loads(Path(args.results).read_text())
-    runs = kept["runs"]
+    runs = whole(kept["runs"])
     subjects = {"sst2": ("sst2",), "wnut17-spans": ("wnut17-spans",), "mean of six tasks": TASKS}
     panels = {
         title: {

@@ -53,6 +53,15 @@ def test_a_rate_that_lacks_a_run_is_not_chosen_and_shows_no_mean(script: Any) ->
     assert "**0.1: 44.5**" in shown
 
 
+def test_seeds_that_the_clock_cut_off_for_some_lines_are_in_no_table(script: Any) -> None:
+    named = {"group": "mlm-64", "task": "sst2", "rate": 0.1, "test": {"accuracy": 0.8}}
+    both = [named | {"line": line, "seed": seed} for line, seed in itertools.product(("infoprompt", "warp"), (0, 1))]
+    cut_off = named | {"line": "infoprompt", "seed": 2}
+    elsewhere = named | {"line": "infoprompt", "seed": 2, "task": "rte"}
+    choosing = chosen_from(script)
+    assert script.whole([*choosing, *both, cut_off, elsewhere]) == [*choosing, *both, elsewhere]
+
+
 def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) -> None:
     """A run that failed counts as none right, in the tables as in `run`; its line does not vanish."""
     runs = chosen_from(script)
