@@ -30,10 +30,9 @@ CS = np.logspace(-4, 1, 6)  # of features that have mean 0 and deviation 1
 
 def readings(schema: Any) -> dict[str, Any]:
     """The task's schema with the bare text, and with its cue and no prompts."""
-    from inlay.tasks.prompts import ended, expand, without_mask
-    from inlay.tasks.templates import MARK
+    from inlay.tasks.prompts import left_to_right
 
-    with_cue = expand(ended(without_mask(schema.prompt_template), schema.cue), 1).replace(f"{MARK} ", "")
+    with_cue = left_to_right(schema.prompt_template, schema.cue).removeprefix("{soft_prompt} ")
     return {"bare text": schema, "text and cue": dataclasses.replace(schema, template=with_cue)}
 
 

@@ -78,8 +78,10 @@ def test_places_of_prompts_as_the_paper_has_them() -> None:
     assert four.prompts.tolist() == [[1, 4, 6, 8], [1, 3, 5, 6]]
     one = Slots.inserted(usual_places(real, masks, 1, causal=False), 6)
     assert one.prompts.tolist() == [[3], [2]], "one stands before the mask"
-    last = Slots.inserted(usual_places(real, None, 1, causal=True), 6)
-    assert last.prompts.tolist() == [[5], [3]], "in a causal model before the last token, where Z is read"
+    mean = Slots.inserted(usual_places(real, None, 2, causal=False), 6)
+    assert mean.prompts.tolist() == [[1, 6], [1, 4]], "without a mask at both ends"
+    causal = Slots.inserted(usual_places(real, None, 2, causal=True), 6)
+    assert causal.prompts.tolist() == [[1, 2], [1, 2]], "in a causal model after the first token"
     alone = Slots.inserted(usual_places(real[:1, :1], None, 2, causal=True), 1)
     assert alone.prompts.tolist() == [[1, 2]], "after the first, where there is no other"
 
@@ -128,7 +130,7 @@ def test_a_given_vector_at_a_place_is_what_the_token_there_would_be(family: str)
     batch = batch if causal else masked(batch)
     texts = [row[:length].tolist() for row, length in zip(batch["input_ids"], ROW_LENGTHS, strict=True)]
     if causal:
-        with_words = [[row[0], 11, 12, *row[1:-1], 13, 14, row[-1]] for row in texts]
+        with_words = [[row[0], 11, 12, 13, 14, *row[1:]] for row in texts]
     else:
         with_words = [[row[0], 11, 12, row[1], 13, *row[2:-1], 14, row[-1]] for row in texts]
     wide = torch.full((3, max(map(len, with_words))), PAD)
@@ -158,7 +160,7 @@ def test_places_in_the_ids_are_the_same_as_places_that_are_found(family: str) ->
     for row, length in zip(batch["input_ids"].tolist(), ROW_LENGTHS, strict=True):
         text, padding = row[:length], row[length:]
         if causal:
-            rows.append([text[0], -1, -2, *text[1:-1], -3, -4, text[-1], *padding])
+            rows.append([text[0], -1, -2, -3, -4, *text[1:], *padding])
         else:
             rows.append([text[0], -1, -2, text[1], -3, *text[2:-1], -4, text[-1], *padding])
     ids = torch.tensor(rows)

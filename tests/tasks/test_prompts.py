@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.task import for_task
 from inlay.tasks import encode, kinds, templates
-from inlay.tasks.prompts import PromptTokenizer, ends_in_a_place, expand, left_to_right, with_places, without_mask
+from inlay.tasks.prompts import PromptTokenizer, expand, left_to_right, with_places, without_mask
 from inlay.tasks.schema import TaskSchema
 from zoo import tiny
 
@@ -107,39 +108,36 @@ def test_a_word_longer_than_the_model_is_cut_too(shared: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ("{soft_prompt} {a} {soft_prompt} {mask} {soft_prompt}", "{soft_prompt} {a} {soft_prompt} {soft_prompt} So:"),
+        ("{soft_prompt} {a} {soft_prompt} {mask} {soft_prompt}", "{soft_prompt} {a} So:"),
+        ("{soft_prompt} {a} {soft_prompt} {mask}{sep}{b} {soft_prompt}", "{soft_prompt} {a}{sep}{b} So:"),
+        ("{a} It was {soft_prompt} {mask}. {soft_prompt}", "{soft_prompt} {a} It was"),
+        ("{a} It was {mask}.", "{soft_prompt} {a} It was"),
+        ("{a} or {mask}? {b}", "{soft_prompt} {a} or ? {b} So:"),
+        ("{a}\nIt {{was}}", "{soft_prompt} {a}\nIt {{was}}"),
+        ("{a} It was", "{soft_prompt} {a} It was"),
+        ("{a}", "{soft_prompt} {a} So:"),
         ("{a} It was {soft_prompt} ", "{a} It was {soft_prompt} So:"),
         ("{a} {soft_prompt}{sep}{b} {soft_prompt}", "{a} {soft_prompt}{sep}{b} {soft_prompt} So:"),
         ("{a}{soft_prompt}{{x}}", "{a}{soft_prompt}{{x}}"),
         ("{soft_prompt} {a}", "{soft_prompt} {a}"),
-        ("{soft_prompt} {a} It was", "{soft_prompt} {a} It was"),
-        ("{soft_prompt} {a} It was {mask}.", "{soft_prompt} {a} It was"),
-        ("{a} It was", "{soft_prompt} {a} {soft_prompt} It was"),
-        ("{a} It was {mask}.", "{soft_prompt} {a} {soft_prompt} It was"),
-        ("{a}\nIt {{was}}", "{soft_prompt} {a} {soft_prompt}\nIt {{was}}"),
-        ("{a}", "{soft_prompt} {a} {soft_prompt} So:"),
-        ("{a} or {mask}? {b}", "{soft_prompt} {a} or ? {b} {soft_prompt} So:"),
+        ("{soft_prompt} {a} {soft_prompt} It was", "{soft_prompt} {a} {soft_prompt} It was"),
     ],
 )
 def test_from_left_to_right_a_text_ends_in_words(given: str, wanted: str) -> None:
     assert left_to_right(given, "So:") == wanted
     assert left_to_right(wanted, "So:") == wanted
-    assert left_to_right(given, "") == wanted.removesuffix(" So:")
-    assert ends_in_a_place(left_to_right(given, "")) == wanted.endswith(" So:")
+    assert left_to_right(given, "") == wanted.removesuffix(" So:").rstrip(" ")
 
 
 @pytest.mark.parametrize(
     ("family", "told", "cue", "wanted"),
     [
-        ("llama", {}, None, "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} Answer:"),
-        ("llama", {"state": "last"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} So"),
-        (
-            "llama",
-            {"cue": "{a} is"},
-            "So",
-            "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt} {a} is",
-        ),
-        ("llama", {"cue": ""}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
+        ("llama", {}, None, "{soft_prompt} {a}{sep}{b} Answer:"),
+        ("llama", {"state": "last"}, "So", "{soft_prompt} {a}{sep}{b} So"),
+        ("llama", {"cue": "{a} is"}, "So", "{soft_prompt} {a}{sep}{b} {a} is"),
+        ("llama", {"cue": ""}, "So", "{soft_prompt} {a}{sep}{b}"),
+        ("llama", {"template": "{a} {soft_prompt}"}, "So", "{a} {soft_prompt} So"),
+        ("llama", {"template": "{a} {soft_prompt}", "cue": ""}, "So", "{a} {soft_prompt}"),
         ("llama", {"state": "mean"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
         ("bert", {"state": "last"}, "So", "{soft_prompt} {a} {soft_prompt} {soft_prompt}{sep}{b} {soft_prompt}"),
     ],
@@ -152,6 +150,15 @@ def test_in_a_decoder_no_prompt_stands_where_the_class_is_read(
     assert given["state"] == told.get("state", "last")
     assert placed.prompt_template == given["template"] == wanted
     assert any(("the mean" if given["state"] == "mean" else "the last token") in note for note in notes)
+
+
+def test_two_texts_are_divided_where_the_tokenizer_does_not(tokenizer: Any) -> None:
+    schema = TaskSchema("t", kinds.PAIR, ("a", "b"), ("accuracy",), ("no", "yes"), prompt_template=PAIR)
+    bare = copy.deepcopy(tokenizer)
+    bare.backend_tokenizer.post_processor = processors.Sequence([])
+    placed = for_task({}, schema, bare, tiny("llama")[0])[1]
+    assert placed.prompt_template == "{soft_prompt} {a}\n{b} Answer:"
+    assert for_task({}, schema, tokenizer, tiny("llama")[0])[1].prompt_template == "{soft_prompt} {a}{sep}{b} Answer:"
 
 
 def test_a_decoder_has_no_mask_and_no_cue_of_unknown_fields(tokenizer: Any) -> None:

@@ -27,28 +27,32 @@ def with_places(template: str) -> str:
 
 def without_mask(template: str) -> str:
     """The template without its mask: for models that have none, or whose class is read elsewhere."""
+    return _without(template, (MASK,))
+
+
+def _without(template: str, left_out: Sequence[str]) -> str:
     return _joined(
-        [(literal, None if name == MASK else _braced(name), name == MASK) for literal, name in parts(template)]
+        [(literal, None if name in left_out else _braced(name), name in left_out) for literal, name in parts(template)]
     )
 
 
 def left_to_right(template: str, cue: str) -> str:
     """The template for a model that reads from left to right, and whose class is read at the last token.
 
-    The mask is left out, and so are words after it where no field follows: what stands before it is what the class is
-    read from. A template without places gets them at its beginning and before the words at its end. Where a place is
-    the end of it, `cue` follows.
+    One with a mask is for models that have it. Here all its prompts stand before the text, and the mask is left out,
+    with words after it where no field follows: the words before it are what the class is read from. One without places
+    gets one before the text as well. Where a text would end in a field, or in a prompt, `cue` follows; but one that has
+    places and no mask, and ends in a field, is taken as it is.
     """
     items = list(parts(template))
     names = [name for _, name in items]
+    if MASK not in names and PROMPT in names:
+        return template.rstrip(" ") + (f" {cue}" if cue and ends_in_a_place(template) else "")
     if MASK in names and not any(name not in (None, PROMPT) for name in names[names.index(MASK) + 1 :]):
-        at = names.index(MASK) + 1
-        items = items[:at] + [("" if literal.strip() else literal, name) for literal, name in items[at:]]
-    text = without_mask(_written(items)).rstrip(" ")
-    if PROMPT not in names:
-        body, words = _divided(text)
-        text = f"{{{PROMPT}}} {body} {{{PROMPT}}}" + (words if words[:1].isspace() or not words else f" {words}")
-    return f"{text} {cue}" if cue and ends_in_a_place(text) else text
+        items = items[: names.index(MASK) + 1]
+    body, words = _divided(_without(_written(items), (MASK, PROMPT)).strip(" "))
+    cue = words or (f" {cue}" if cue else "")
+    return f"{{{PROMPT}}} {body}{cue}".rstrip(" ")
 
 
 def ends_in_a_place(template: str) -> bool:
@@ -130,6 +134,8 @@ def _joined(pieces: Sequence[tuple[str, str | None, bool]]) -> str:
         literal = _plain(literal)
         if left_out and (not made or made.endswith((" ", f"{{{SEPARATOR}}}"))):
             literal = literal.lstrip(" ")
+        if left_out and not literal and following == f"{{{SEPARATOR}}}":
+            made = made.rstrip(" ")
         made += literal + (following or "")
         left_out = dropped
     return made.rstrip(" ") if left_out else made

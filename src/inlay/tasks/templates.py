@@ -1,8 +1,9 @@
 """How the fields of a row become the text that a model reads.
 
 A template is a string with the fields in braces. `{sep}` divides it into two segments, which the tokenizer joins with
-its own separator (that of many a decoder has none: there they stand side by side); `{mask}` is the tokenizer's mask token; `{soft_prompt}` is a place for prompt tokens, for methods
-that have them (tasks/prompts.py), and nothing to the others; `{{` and `}}` are plain braces.
+its own separator (many a decoder's has none: there they stand side by side); `{mask}` is the tokenizer's mask token;
+`{soft_prompt}` is a place for prompt tokens, for methods that have them (tasks/prompts.py), and nothing to the others;
+`{{` and `}}` are plain braces.
 
     "{premise}{sep}{hypothesis}"
     "{sentence} It was {mask}."

@@ -156,7 +156,7 @@ class InfoPromptLayer(ChildLayer):
         real, masks = _real(site, batch), _masks(site, batch)
         if slots is None:
             seen = masks if site.state == "mask" else None
-            where = usual_places(real, seen, count, causal=site.causal, per_token=site.per_token)
+            where = usual_places(real, seen, count, causal=site.causal)
             slots = Slots.inserted(where, real.shape[1])
         if site.longest is not None and slots.shape[1] > site.longest:
             raise InlayError(

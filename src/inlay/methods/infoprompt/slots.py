@@ -91,17 +91,17 @@ def within(real: Tensor) -> Tensor:
     return pad(inner, (1, real.shape[1] - 1 - inner.shape[1]))
 
 
-def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool, per_token: bool = False) -> Tensor:
+def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool) -> Tensor:
     """Before which tokens `count` prompts go (B x count) in texts without places of their own.
 
     With a mask: before it, after the first token, after the mask, before the last token. Without: before the last token
-    and after the first. Where a causal model has a class for every token, after the first alone, as no token sees what
-    comes after it. More prompts go round these places again.
+    and after the first. In a causal model after the first alone: no token sees what comes after it, and between a text
+    and the token where its class is read they do harm. More prompts go round these places again.
     """
     begin, last = first_of(real) + 1, last_of(real)
-    if causal and per_token:
+    if causal:
         places = [begin]
-    elif masks is None or causal:
+    elif masks is None:
         places = [torch.maximum(last, begin).minimum(last + 1), begin]
     else:
         places = [masks, begin, masks + 1, torch.maximum(last, begin)]

@@ -41,7 +41,7 @@ def for_task(
             f"state='mask': {type(base_of(model)).__name__} reads from left to right and has no mask. Read the last "
             "state, which is its default, the first or the mean."
         )
-    schema = _placed(given, schema, causal=causal)
+    schema = _placed(given, schema, tokenizer, causal=causal)
     given |= {"template": schema.prompt_template, "placeholders": True}
     notes.append(f"template {schema.prompt_template!r}; Z is read at {_in_words(given['state'])}")
     words = _label_words(given, schema)
@@ -60,11 +60,12 @@ def for_task(
     return given, schema, notes
 
 
-def _placed(given: Mapping[str, Any], schema: TaskSchema, *, causal: bool) -> TaskSchema:
+def _placed(given: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, *, causal: bool) -> TaskSchema:
     """The schema with a template that has places for prompts and, where Z is read there, a mask.
 
-    In a decoder words stand at the end, and no prompt: Z would be read at it, and it is made of `Phi(X)`. What the
-    class vectors learn then is likely that state again, and little of what the model makes of text and prompts.
+    In a decoder words stand at the end, and prompts before the text: they are made of `Phi(X)`, and from between the
+    text and where Z is read the class vectors likely learn that state again, not what the model makes of text and
+    prompts. Two segments whose tokenizer puts nothing between them are divided by a line break.
     """
     fields = kinds.fields_of(schema.kind, schema.fields)
     template = given.get("template") or schema.prompt_template
@@ -75,6 +76,8 @@ def _placed(given: Mapping[str, Any], schema: TaskSchema, *, causal: bool) -> Ta
     if causal and given["state"] == "last":
         cue = given.get("cue")
         template = prompts.left_to_right(template, (schema.cue or CUE) if cue is None else cue)
+        if tokenizer.num_special_tokens_to_add(pair=True) == tokenizer.num_special_tokens_to_add(pair=False):
+            template = template.replace(f"{{{templates.SEPARATOR}}}", "\n")
         templates.check(template, fields)
     else:
         template = prompts.with_places(template)
