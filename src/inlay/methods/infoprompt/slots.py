@@ -96,7 +96,7 @@ def usual_places(real: Tensor, masks: Tensor | None, count: int, *, causal: bool
 
     With a mask: before it, after the first token, after the mask, before the last token. Without: before the last token
     and after the first. In a causal model after the first alone: no token sees what comes after it, and between a text
-    and the token where its class is read they do harm. More prompts go round these places again.
+    and the token where its class is read they seem to do harm. More prompts go round these places again.
     """
     begin, last = first_of(real) + 1, last_of(real)
     if causal:
