@@ -4,8 +4,8 @@
 while the encoder is in eval mode, has nothing of its own to train and no other adapter in it: a pass where it has not
 throws everything away. So does a change of a weight, of its device or precision, or of autocast.
 
-A weight's change is known by its version and its place in memory. To look at all of them takes a thirtieth
-of a step that waits for the host, and is done once where it is promised that nothing changes, as under `inlay tune`.
+A weight's change is known by its version and its place in memory. To look at all of them in every step takes time, and
+is done once where it is promised that nothing changes, as under `inlay tune`.
 Not seen are writes through `.data`, which move neither (an adapter that is put in, merged and taken out again between
 two passes writes so), changed buffers and hooks of others: after these call `clear_cache()` of the layer.
 
