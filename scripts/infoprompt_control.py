@@ -23,7 +23,7 @@ import torch
 from infoprompt_table import GROUPS, MOST_LENGTH, SCORED_BATCH, TASKS, TEST_ROWS, rows, some, with_error
 from tables import RESULTS
 
-SEEDS = (0, 1, 2)
+SEEDS = tuple(range(5))
 SHOTS = GROUPS["smollm2-64"].shots
 CS = np.logspace(-4, 1, 6)  # of features that have mean 0 and deviation 1
 
