@@ -46,7 +46,7 @@ LINES: Mapping[str, tuple[str, float | None]] = {  # of a table here: the line o
 
 @dataclass(frozen=True)
 class Work(tables_of.Work):
-    """A run of the tables whose encoder of prompts sees a `share` of what tells texts apart; None: it has no encoder."""
+    """A run of the tables whose encoder of prompts sees a `share` of what tells texts apart; None: there is none."""
 
     share: float | None = None
 

@@ -150,6 +150,6 @@ def run_options(parser: argparse.ArgumentParser, results: str) -> None:
     parser.add_argument("--models-dir", required=True)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
+    parser.add_argument("--seconds", type=float, default=1e6, help="stop waiting for more after this long")
     parser.add_argument("--known", help="results of an earlier call: what they have is not run again")
     parser.add_argument("--results", default=str(RESULTS / results))
