@@ -415,7 +415,6 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
     tasks = GROUPS[group].tasks
     lines = head("infoprompt less", *tasks, "mean", "p")
     mine = {task: cell(runs, group, LINES[0], task) for task in tasks}
-    my_mean = by_seed(runs, group, LINES[0])
     for line in LINES[1:]:
         cells = []
         for task in tasks:
@@ -424,17 +423,51 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
             if seeds:
                 pair = [[value(one[seed]) for seed in seeds] for one in (mine[task], theirs)]
                 cells.append(difference(pair[0], pair[1], size=1))
-        their_mean = by_seed(runs, group, line)
-        seeds = sorted(set(my_mean) & set(their_mean))
-        if len(cells) < len(tasks) or not seeds:
+        a, b = mean_pair(runs, group, line)
+        if len(cells) < len(tasks) or not a:
             continue
-        a, b = [my_mean[seed] for seed in seeds], [their_mean[seed] for seed in seeds]
-        p = (
-            f"{ttest_rel(a, b).pvalue:.3f}"
-            if len(seeds) > 1 and stdev(x - y for x, y in zip(a, b, strict=True))
-            else "-"
-        )
+        p = f"{ttest_rel(a, b).pvalue:.3f}" if len(a) > 1 and stdev(x - y for x, y in zip(a, b, strict=True)) else "-"
         lines.append(row(line.name, *cells, difference(a, b, size=1), p))
+    return lines
+
+
+def mean_pair(runs: Sequence[Entry], group: str, line: Line) -> tuple[list[float], list[float]]:
+    """The means over tasks of InfoPrompt and of another line, of the seeds that both have."""
+    mine, theirs = by_seed(runs, group, LINES[0]), by_seed(runs, group, line)
+    seeds = sorted(set(mine) & set(theirs))
+    return [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+
+
+def summary_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """InfoPrompt less each other line, the mean over tasks, for all models and N."""
+    lines = head("infoprompt less", *map(titled, groups))
+    for line in LINES[1:]:
+        pairs = [mean_pair(runs, group, line) for group in groups]
+        lines.append(row(line.name, *(difference(*pair, size=1) if pair[0] else "-" for pair in pairs)))
+    return lines
+
+
+def titled(group: str) -> str:
+    return f"{GROUPS[group].model}, N = {GROUPS[group].shots}"
+
+
+def early_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """The first epochs on what is held out, the mean over tasks: what InfoPrompt is ahead by, how much seeds differ."""
+    epochs, others = EPOCHS[:3], [line for line in LINES if line.name in ("warp", "without both")]
+    ahead = [f"less {line.name}, after {epoch}" for line in others for epoch in epochs]
+    spread = LINES[:3]
+    lines = head("model and N", *ahead, *(f"deviation after 1, {line.name}" for line in spread))
+    for group in groups:
+        curves = {line.name: curve_of(runs, group, line) for line in (*spread, *others)}
+        mine = curves[LINES[0].name]
+        cells = []
+        for line, epoch in itertools.product(others, epochs):
+            theirs = curves[line.name]
+            seeds = sorted(set(mine.get(epoch, ())) & set(theirs.get(epoch, ())))
+            pair = [[found[epoch][seed] for seed in seeds] for found in (mine, theirs)]
+            cells.append(difference(pair[0], pair[1], size=1) if seeds else "-")
+        first = [list(curves[line.name].get(1, {}).values()) for line in spread]
+        lines.append(row(titled(group), *cells, *(f"{stdev(each):.1f}" if len(each) > 1 else "-" for each in first)))
     return lines
 
 
@@ -533,6 +566,8 @@ def write(args: argparse.Namespace) -> None:
     parts |= {f"{name} curves": curve_table(runs, name) for name in tables}
     parts |= {f"{name} losses": loss_table(runs, name) for name in tables}
     parts |= {
+        "summary": summary_table(runs, tables),
+        "early": early_table(runs, tables),
         "sensitivity": sensitivity_table(runs),
         "initialisation": initialisation_table(runs),
         "rates": rates_table(runs),

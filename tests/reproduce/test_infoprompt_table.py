@@ -81,3 +81,20 @@ def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) ->
     page.write_text((SCRIPTS.parent / "docs" / "infoprompt-measured.md").read_text())
     script.write(argparse.Namespace(results=str(results), page=str(page)))
     assert "| infoprompt | 10 | 0.01 | 80.0" in page.read_text()
+
+
+def test_the_tables_of_all_models_pair_what_they_compare(script: Any) -> None:
+    """Three seeds of WARP, two of InfoPrompt: what is compared are the two that both have."""
+    scores = {"infoprompt": (0.6, 0.8), "warp": (0.5, 0.6, 0.1), "without both": (0.6, 0.7)}
+    runs = []
+    for line, by_seed in scores.items():
+        runs += chosen_from(script, line)
+        for task, (seed, score) in itertools.product(script.TASKS, enumerate(by_seed)):
+            named = {"group": "mlm-64", "line": line, "task": task, "rate": 0.1, "seed": seed, "metric": "accuracy"}
+            curve = [[8 * epoch, score / 2] for epoch in script.EPOCHS]
+            runs.append(named | {"test": {"accuracy": score}, "curve": curve})
+    told = script.summary_table(runs, ["mlm-64", "minilm-64"])
+    assert told[2].startswith("| warp | +15.0 ± 63.5 | - |")
+    (early,) = script.early_table(runs, ["mlm-64"])[2:]
+    assert early.startswith("| minilm_l6_mlm, N = 64 | +7.5 ± 31.8 |")
+    assert early.endswith("| 7.1 | 13.2 | - |"), "deviations of 30 and 40; of 25, 30 and 5; IDPG has none"
