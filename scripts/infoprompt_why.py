@@ -6,8 +6,8 @@ different from text to text. Here they are taken one by one. What the encoder of
     Phi_a(X) = c + a (Phi(X) - c),        c the mean of Phi over the first batch,
 
 so that at a = 0 all texts have the same prompts, which are trained by InfoPrompt's matrices; a = 1 is InfoPrompt
-without both losses. All else is as in the tables, at one rate (0.3, the default, and what the tables chose there for
-WARP and for InfoPrompt without both losses). How much texts differ in Phi is measured too, on the others as well.
+without both losses, and InfoPrompt itself is there too. All else is as in the tables, at one rate (0.3, the default, and
+what the tables chose there for WARP and for InfoPrompt without both losses). How much texts differ in Phi is measured too, on the others as well.
 
     python scripts/infoprompt_why.py run --models-dir <folder> --data-dir <folder> --workers 2
     python scripts/infoprompt_why.py write    # its table, from benchmarks/results/infoprompt_why.json
@@ -41,7 +41,9 @@ LINES: Mapping[str, tuple[str, float | None]] = {  # of a table here: the line o
     "fixed prompts, made by matrices (a = 0)": ("without both", 0.0),
     "a = 0.3": ("without both", 0.3),
     "prompts made of the text (a = 1)": ("without both", 1.0),
+    "the same with both losses (InfoPrompt)": ("infoprompt", 1.0),
 }
+OF_THE_TEXT = "prompts made of the text (a = 1)"  # with which the others are compared
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     def wanted(known: Mapping[Key, Entry]) -> Iterator[Work]:
         for seed, task, (line, share) in itertools.product(SEEDS, TASKS, LINES.values()):
             yield Work(GROUP, line, task, RATE, seed, args.models_dir, args.data_dir, share=share)
-        *_, (line, share) = LINES.values()
+        line, share = LINES[OF_THE_TEXT]
         for group, task in itertools.product(OTHERS, TASKS):
             yield Work(group, line, task, RATE, 0, args.models_dir, args.data_dir, share=share)
 
@@ -110,15 +112,14 @@ def scores(runs: Sequence[Entry], task: str, name: str) -> dict[int, float]:
 
 def table(runs: Sequence[Entry]) -> list[str]:
     """Every line's mean and standard error by task, and by how much it is above prompts made of the text."""
-    *_, last = LINES
     lines = tables_of.head("prompts", *(f"{task}{what}" for task in TASKS for what in ("", ", above a = 1")), "seeds")
     for name in LINES:
         cells = []
         for task in TASKS:
-            mine, theirs = scores(runs, task, name), scores(runs, task, last)
+            mine, theirs = scores(runs, task, name), scores(runs, task, OF_THE_TEXT)
             seeds = sorted(set(mine) & set(theirs))
             pair = [[found[seed] for seed in seeds] for found in (mine, theirs)]
-            cells += [tables_of.with_error(pair[0]), "" if name == last else difference(*pair, size=1)]
+            cells += [tables_of.with_error(pair[0]), "" if name == OF_THE_TEXT else difference(*pair, size=1)]
         lines.append(tables_of.row(name, *cells, str(len(seeds))))
     return lines
 

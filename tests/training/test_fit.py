@@ -64,7 +64,10 @@ def test_the_portrait_is_measured_from_the_run(trained: tuple[Path, Outcome]) ->
     assert portrait["peak_memory"]["bytes"] > 4 * portrait["parameters"]["total"]
     rate = portrait["train_examples_per_second"]
     assert rate["repetitions"] > 5
-    assert portrait["seconds_per_epoch"]["mean"] == pytest.approx(96 / rate["mean"], rel=0.5)
+    epoch = portrait["seconds_per_epoch"]
+    assert epoch["repetitions"] == rate["repetitions"]
+    # Of the same blocks: a mean of 96 / rate is at least 96 / mean rate, by how much depends on the machine.
+    assert epoch["mean"] >= 96 / rate["mean"] * (1 - 1e-9)
     assert portrait["inference_examples_per_second"]["repetitions"] == 4
 
 
