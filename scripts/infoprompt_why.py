@@ -6,8 +6,9 @@ different from text to text. Here they are taken one by one. What the encoder of
     Phi_a(X) = c + a (Phi(X) - c),        c the mean of Phi over the first batch,
 
 so that at a = 0 all texts have the same prompts, which are trained by InfoPrompt's matrices; a = 1 is InfoPrompt
-without both losses, and InfoPrompt itself is there too. All else is as in the tables, at one rate (0.3, the default, and
-what the tables chose there for WARP and for InfoPrompt without both losses). How much texts differ in Phi is measured too, on the others as well.
+without both losses, and InfoPrompt itself is there too. All else is as in the tables, at one rate (0.3, the default,
+and what the tables chose there for WARP and for InfoPrompt without both losses). How much texts differ in Phi is
+measured too, also on the other models.
 
     python scripts/infoprompt_why.py run --models-dir <folder> --data-dir <folder> --workers 2
     python scripts/infoprompt_why.py write    # its table, from benchmarks/results/infoprompt_why.json
