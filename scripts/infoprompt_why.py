@@ -1,17 +1,14 @@
-"""Why prompts made of the text lose against fixed ones on the sentence encoder: docs/infoprompt-measured.md.
+"""Why prompts made of the text are below fixed ones on the sentence encoder: docs/infoprompt-measured.md.
 
-From WARP to InfoPrompt without its losses there are two steps: prompts become products of matrices, and they become
-different from text to text. Here they are taken one by one. What the encoder of prompts gets is
-
-    Phi_a(X) = c + a (Phi(X) - c),        c the mean of Phi over the first batch,
-
-so that at a = 0 all texts have the same prompts, which are trained by InfoPrompt's matrices; a = 1 is InfoPrompt
-without both losses, and InfoPrompt itself is there too. All else is as in the tables, at one rate (0.3, the default,
-and what the tables chose there for WARP and for InfoPrompt without both losses). How much texts differ in Phi is
-measured too, also on the other models.
+WARP's prompts start from words and are trained themselves. Those of InfoPrompt, here without its losses, start from
+random numbers, are made by matrices, and differ from text to text. One step is taken at a time: WARP's from random
+numbers; InfoPrompt's matrices, which get the state of the first text, and so make the same prompts, for every text;
+InfoPrompt's as they are. All else is as in the tables: N = 64, and the rate of 0.3 that these chose for both. The two
+tasks are those where InfoPrompt lacks most of WARP there: the seeds are new, so that this choice is no part of what is
+found. How much texts differ in Phi(X), of which prompts are made, is measured as well, on all three models.
 
     python scripts/infoprompt_why.py run --models-dir <folder> --data-dir <folder> --workers 2
-    python scripts/infoprompt_why.py write    # its table, from benchmarks/results/infoprompt_why.json
+    python scripts/infoprompt_why.py write    # its tables, from benchmarks/results/infoprompt_why.json
 """
 
 from __future__ import annotations
@@ -21,126 +18,139 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import infoprompt_table as tables_of
+import infoprompt_table as large
 import torch
 from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 FILE = "infoprompt_why.json"
-NAMES = (*tables_of.NAMES, "share")
+NAMES = (*large.NAMES, "prompts")
 GROUP = "minilm-64"
-OTHERS = ("mlm-64", "smollm2-64")  # of which only a = 1 is run, with one seed: how much texts differ
-TASKS = ("wnut17-spans", "sst2")  # where InfoPrompt lacks most of WARP
-SEEDS = range(5)
+OTHERS = ("mlm-64", "smollm2-64")  # where it is only measured how much texts differ
+TASKS = ("wnut17-spans", "sst2")
+SEEDS = range(5, 10)
 RATE = 0.3
-LINES: Mapping[str, tuple[str, float | None]] = {  # of a table here: the line of the large tables, and a
-    "fixed prompts, trained themselves (WARP)": ("warp", None),
-    "fixed prompts, made by matrices (a = 0)": ("without both", 0.0),
-    "a = 0.3": ("without both", 0.3),
-    "prompts made of the text (a = 1)": ("without both", 1.0),
-    "the same with both losses (InfoPrompt)": ("infoprompt", 1.0),
-}
-OF_THE_TEXT = "prompts made of the text (a = 1)"  # with which the others are compared
 
 
 @dataclass(frozen=True)
-class Work(tables_of.Work):
-    """A run of the tables whose encoder of prompts sees a `share` of what tells texts apart; None: there is none."""
+class Prompts:
+    """A line of the table: a line of the large ones, changed."""
 
-    share: float | None = None
+    line: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    alike: bool = False  # whether all texts are seen as the first
+
+
+OF_THE_TEXT = "made of the text"
+LINES = {
+    "fixed, started from words (WARP)": Prompts("warp"),
+    "fixed, started from random numbers": Prompts("warp", {"initial": "uniform"}),
+    "fixed, made by matrices": Prompts("without both", alike=True),
+    OF_THE_TEXT: Prompts("without both"),
+}
+
+
+@dataclass(frozen=True)
+class Work(large.Work):
+    prompts: str = OF_THE_TEXT
 
     @property
     def named(self) -> dict[str, Any]:
-        return super().named | {"share": self.share}
+        return super().named | {"prompts": self.prompts}
+
+    def spec(self) -> Any:
+        plain = super().spec()
+        return plain.with_(settings={**plain.settings, **LINES[self.prompts].settings})
 
 
 @contextmanager
-def seen_in_part(share: float, apart: list[float]) -> Iterator[None]:
-    """Inside, encoders of prompts get Phi_a(X). `apart` gets |Phi(X) - c|^2 / |Phi(X)|^2, a mean of each batch."""
-    from inlay.methods.infoprompt.layer import InfoPromptLayer
+def states_seen(alike: bool) -> Iterator[list[torch.Tensor]]:
+    """Inside, the states Phi(X) that encoders of prompts get are noted; where `alike`, all get the first one."""
+    from inlay.methods.infoprompt.pieces import PromptEncoder
 
-    plain = InfoPromptLayer._context
-    centre: list[torch.Tensor] = []
+    seen: list[torch.Tensor] = []
 
-    def context(layer: Any, *args: Any) -> torch.Tensor:
-        phi, without = plain(layer, *args).unbind(1)
-        if not centre:
-            centre.append(phi.mean(0))
-        own = phi - centre[0]
-        apart.append(float((own.square().sum(1) / phi.square().sum(1)).mean()))
-        return torch.stack((centre[0] + share * own, without), dim=1)
+    def note(module: torch.nn.Module, inputs: Any) -> Any:
+        if not isinstance(module, PromptEncoder):
+            return None
+        phi, rows = inputs
+        seen.append(phi.detach())
+        return (seen[0][:1].expand_as(phi) if alike else phi), rows
 
-    InfoPromptLayer._context = context  # type: ignore[method-assign]
+    handle = register_module_forward_pre_hook(note)
     try:
-        yield
+        yield seen
     finally:
-        InfoPromptLayer._context = plain  # type: ignore[method-assign]
+        handle.remove()
+
+
+def spread(states: Sequence[torch.Tensor]) -> float:
+    """How much texts differ: `1 - |mean Phi|^2 / mean |Phi|^2`, 0 where all are alike, 1 where nothing is shared."""
+    texts = torch.cat(list(states)).double().unique(dim=0)
+    return float(1 - texts.mean(0).square().sum() / texts.square().sum(1).mean())
 
 
 def measure(work: Work) -> dict[str, Any]:
-    if work.share is None:
-        return tables_of.measure(work)
-    apart: list[float] = []
-    with seen_in_part(work.share, apart):
-        found = tables_of.measure(work)
-    return found | {"apart": round(fmean(apart), 4)}
+    with states_seen(LINES[work.prompts].alike) as seen:
+        found = large.measure(work)
+    return found | ({"spread": round(spread(seen), 4)} if seen else {})
 
 
 def run(args: argparse.Namespace) -> None:
     def wanted(known: Mapping[Key, Entry]) -> Iterator[Work]:
-        for seed, task, (line, share) in itertools.product(SEEDS, TASKS, LINES.values()):
-            yield Work(GROUP, line, task, RATE, seed, args.models_dir, args.data_dir, share=share)
-        line, share = LINES[OF_THE_TEXT]
+        folders = (args.models_dir, args.data_dir)
         for group, task in itertools.product(OTHERS, TASKS):
-            yield Work(group, line, task, RATE, 0, args.models_dir, args.data_dir, share=share)
+            yield Work(group, LINES[OF_THE_TEXT].line, task, RATE, SEEDS[0], *folders, steps=1)
+        for seed, task, (name, prompts) in itertools.product(SEEDS, TASKS, LINES.items()):
+            yield Work(GROUP, prompts.line, task, RATE, seed, *folders, prompts=name)
 
     run_all(measure, wanted, NAMES, args)
 
 
-def scores(runs: Sequence[Entry], task: str, name: str) -> dict[int, float]:
-    """Test accuracy times 100 by seed."""
-    found = (GROUP, task, *LINES[name])
+def chosen(runs: Sequence[Entry], group: str, task: str, name: str) -> dict[int, Entry]:
+    """The runs of one cell by seed."""
     return {
-        entry["seed"]: tables_of.value(entry)
+        entry["seed"]: entry
         for entry in runs
-        if (entry["group"], entry["task"], entry["line"], entry["share"]) == found
+        if (entry["group"], entry["task"], entry["prompts"]) == (group, task, name) and "test" in entry
     }
 
 
-def table(runs: Sequence[Entry]) -> list[str]:
-    """Every line's mean and standard error by task, and by how much it is above prompts made of the text."""
-    lines = tables_of.head("prompts", *(f"{task}{what}" for task in TASKS for what in ("", ", above a = 1")), "seeds")
+def steps_table(runs: Sequence[Entry]) -> list[str]:
+    """Test accuracy of each line, mean and standard error, and by how much it is above prompts made of the text."""
+    lines = large.head(
+        "prompts", *(f"{task}{what}" for task in TASKS for what in ("", f", above {OF_THE_TEXT}")), "seeds"
+    )
     for name in LINES:
-        cells = []
+        cells, counts = [], []
         for task in TASKS:
-            mine, theirs = scores(runs, task, name), scores(runs, task, OF_THE_TEXT)
+            mine, theirs = chosen(runs, GROUP, task, name), chosen(runs, GROUP, task, OF_THE_TEXT)
             seeds = sorted(set(mine) & set(theirs))
-            pair = [[found[seed] for seed in seeds] for found in (mine, theirs)]
-            cells += [tables_of.with_error(pair[0]), "" if name == OF_THE_TEXT else difference(*pair, size=1)]
-        lines.append(tables_of.row(name, *cells, str(len(seeds))))
+            a, b = ([large.value(found[seed]) for seed in seeds] for found in (mine, theirs))
+            cells += [large.with_error(a), "" if name == OF_THE_TEXT else difference(a, b, size=1)]
+            counts.append(len(seeds))
+        lines.append(large.row(name, *cells, str(min(counts))))
     return lines
 
 
-def apart_table(runs: Sequence[Entry]) -> list[str]:
-    """How much texts differ in Phi(X), by model and task: |Phi(X) - c|^2 / |Phi(X)|^2 with seed 0."""
-    lines = tables_of.head("model", *TASKS)
+def spread_table(runs: Sequence[Entry]) -> list[str]:
+    """How much texts differ in Phi(X), by model and task."""
+    lines = large.head("model", *TASKS)
     for group in (GROUP, *OTHERS):
-        found = {
-            entry["task"]: entry["apart"]
-            for entry in runs
-            if (entry["group"], entry["share"], entry["seed"]) == (group, 1, 0)
-        }
-        lines.append(tables_of.row(tables_of.GROUPS[group].model, *(f"{found[task]:.2f}" for task in TASKS)))
+        found = [chosen(runs, group, task, OF_THE_TEXT).get(SEEDS[0]) for task in TASKS]
+        lines.append(
+            large.row(large.GROUPS[group].model, *(f"{each['spread']:.2f}" if each else "-" for each in found))
+        )
     return lines
 
 
 def write(args: argparse.Namespace) -> None:
     runs = json.loads(Path(args.results).read_text())["runs"]
-    fill(Path(args.page), {"why": table(runs), "apart": apart_table(runs)})
+    fill(Path(args.page), {"steps": steps_table(runs), "spread": spread_table(runs)})
 
 
 def main() -> None:

@@ -35,22 +35,28 @@ def prompts_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat(observed.prompts)
 
 
-def test_texts_are_seen_in_part(script: Any) -> None:
-    """a = 0: one prompt for all; a = 1: as without; between them the mixture, as prompts are linear in Phi."""
+def test_all_texts_are_seen_as_the_first_of_all(script: Any) -> None:
+    """In the first batch and in a later one; and as they are where that is not asked for."""
     model, batch = zoo.tiny("bert", "classification")
     model = attach(model, "infoprompt", settings={"beta": 0.0, "gamma": 0.0})
     model.eval()
-    found, apart = {}, []
-    for share in (0.0, 0.3, 1.0):
-        with script.seen_in_part(share, apart):
-            found[share] = prompts_of(model, batch)
+    later = {name: value.flip(0) for name, value in batch.items()}
     plain = prompts_of(model, batch)
-    assert_close(found[1.0], plain)
-    assert_close(found[0.0], plain.mean(0, keepdim=True).expand_as(plain))
-    assert_close(found[0.3], 0.7 * found[0.0] + 0.3 * plain)
     assert (plain[0] - plain[1]).abs().max() > 1e-4, "texts that look alike would tell nothing"
-    assert len(apart) == 3
-    assert apart[0] > 0
+    with script.states_seen(alike=True) as seen:
+        for each in (batch, later):
+            assert_close(prompts_of(model, each), plain[:1].expand_as(plain))
+    with script.states_seen(alike=False) as as_they_are:
+        assert_close(prompts_of(model, later), plain.flip(0))
+    assert_close(seen[0], as_they_are[0].flip(0))
+    assert_close(prompts_of(model, later), plain.flip(0))
+
+
+def test_how_much_texts_differ(script: Any) -> None:
+    """Each text counts once: of (3, 4) and (3, -4) 9 parts of 25 are shared."""
+    states = [torch.tensor([[3.0, 4.0], [3.0, -4.0]]), torch.tensor([[3.0, 4.0]])]
+    assert script.spread(states) == pytest.approx(16 / 25)
+    assert script.spread([torch.ones(4, 3)]) == pytest.approx(0)
 
 
 def test_it_can_wait_without_a_limit_of_time(script: Any) -> None:
