@@ -1,12 +1,12 @@
 """What InfoPrompt costs: an epoch with and without the cache of Phi(X), beside WARP; a step beside PEFT's LoRA.
 
-Epochs: 256 texts of 8 to 48 tokens, batches of 8, a model shaped as MiniLM (on a GPU as RoBERTa-base), four prompt
+Epochs: 256 texts of 8 to 48 tokens, batches of 8, a model shaped as MiniLM (on a GPU as BERT-base), four prompt
 tokens, Adam. The methods take turns, epoch by epoch, after each has seen a batch of other texts of every width: some
 libraries plan for a shape when they first see it, which would count against whoever comes first. An epoch with the
 cache is the mean of 30, of which the first fills it: `(first + 29 later) / 30`, `later` the median of those measured;
 so are the others'. The floor of with / without is 2/3: a pass forward and one back, of three; on a CPU it is less, as
-what is not kept is encoded text by text there (against a pass of whole batches 0.63 would be about 0.71). Times are of
-the processor on a CPU, where other work must not count, and by the clock on a GPU.
+what is not kept is encoded text by text there. Times are of the processor on a CPU, where other work must not count,
+and by the clock on a GPU.
 
 Steps, on a GPU: models shaped as RoBERTa-large, batches of 8 and 32 texts of 128 tokens, bfloat16 autocast, as `inlay
 tune` trains: frozen parts in eval mode, frozen weights rounded once. The peer, PEFT's LoRA of rank 8 on queries and
@@ -50,7 +50,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def small_model(device: torch.device) -> Any:
-    """MiniLM's shape, or RoBERTa-base's where there is a GPU."""
+    """MiniLM's shape, or BERT-base's where there is a GPU."""
     if device.type == "cuda":
         return BertForSequenceClassification(BertConfig(num_labels=2))
     shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}

@@ -5,7 +5,8 @@ bare text, as adapters, LoRA and full training have it, and at the end of the te
 prompts do, but without prompts. The same 64 training examples, seeds and test rows; C is chosen by five-fold
 cross-validation on those 64 (three-fold where a class has fewer).
 
-    python scripts/infoprompt_control.py --data-dir <folder> [--model embedded:smollm2]
+    python scripts/infoprompt_control.py run --data-dir <folder> [--model embedded:smollm2]
+    python scripts/infoprompt_control.py write    # its table, from benchmarks/results/infoprompt_control.json
 """
 
 from __future__ import annotations
@@ -20,11 +21,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from infoprompt_table import GROUPS, MOST_LENGTH, SCORED_BATCH, TASKS, TEST_ROWS, rows, some, with_error
-from tables import RESULTS
+from infoprompt_table import (
+    FILE,
+    GROUPS,
+    MOST_LENGTH,
+    SCORED_BATCH,
+    TASKS,
+    TEST_ROWS,
+    cell,
+    head,
+    row,
+    rows,
+    some,
+    value,
+    whole,
+    with_error,
+)
+from tables import RESULTS, ROOT, Entry, fill
 
 SEEDS = tuple(range(5))
-SHOTS = GROUPS["smollm2-64"].shots
+GROUP = "smollm2-64"
+SHOTS = GROUPS[GROUP].shots
 CS = np.logspace(-4, 1, 6)  # of features that have mean 0 and deviation 1
 
 
@@ -64,15 +81,10 @@ def fitted(features: np.ndarray, labels: np.ndarray) -> Any:
         )
 
 
-def main() -> None:
+def run(args: argparse.Namespace) -> None:
     from inlay import backbones
     from inlay.records.versions import versions
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--model", default="embedded:smollm2")
-    parser.add_argument("--results", default=str(RESULTS / "infoprompt_control.json"))
-    args = parser.parse_args()
     found: dict[str, Any] = {"versions": versions(), "model": args.model, "shots": SHOTS, "seeds": SEEDS, "tasks": {}}
     for name in TASKS:
         drawn = [rows(name, args.data_dir, SHOTS, seed) for seed in SEEDS]
@@ -93,9 +105,42 @@ def main() -> None:
             found["tasks"].setdefault(name, {})[reading] = [round(each, 2) for each in scores]
             print(f"{name:<14} {reading:<13} {with_error(scores)}", flush=True)
             Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
-    for reading in found["tasks"][TASKS[0]]:
-        means = [fmean(found["tasks"][name][reading][i] for name in TASKS) for i in range(len(SEEDS))]
-        print(f"{'mean':<14} {reading:<13} {with_error(means)}")
+
+
+def table(control: dict[str, Any], runs: list[Entry]) -> list[str]:
+    """The control beside the lines of the decoder's table, of the same seeds."""
+    lines = head("", *TASKS, "mean")
+    scored = {
+        f"logistic regression, {reading}": [control["tasks"][task][reading] for task in TASKS]
+        for reading in control["tasks"][TASKS[0]]
+    }
+    for line in GROUPS[GROUP].lines:
+        cells = [cell(runs, GROUP, line, task) for task in TASKS]
+        scored[line.name] = [[value(each[seed]) for seed in control["seeds"]] for each in cells]
+    for name, by_task in scored.items():
+        means = [fmean(each) for each in zip(*by_task, strict=True)]
+        lines.append(row(name, *(with_error(each) for each in (*by_task, means))))
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    runs = whole(json.loads((RESULTS / FILE).read_text())["runs"])
+    fill(Path(args.page), {"control": table(json.loads(Path(args.results).read_text()), runs)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", default=str(RESULTS / "infoprompt_control.json"))
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="fit the regressions")
+    doing.add_argument("--data-dir", required=True)
+    doing.add_argument("--model", default="embedded:smollm2")
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the table into the page")
+    writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
+    writing.set_defaults(do=write)
+    args = parser.parse_args()
+    args.do(args)
 
 
 if __name__ == "__main__":

@@ -423,7 +423,7 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
             if seeds:
                 pair = [[value(one[seed]) for seed in seeds] for one in (mine[task], theirs)]
                 cells.append(difference(pair[0], pair[1], size=1))
-        a, b = mean_pair(runs, group, line)
+        a, b = mean_pair(runs, group, LINES[0], line)
         if len(cells) < len(tasks) or not a:
             continue
         p = f"{ttest_rel(a, b).pvalue:.3f}" if len(a) > 1 and stdev(x - y for x, y in zip(a, b, strict=True)) else "-"
@@ -431,19 +431,24 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
     return lines
 
 
-def mean_pair(runs: Sequence[Entry], group: str, line: Line) -> tuple[list[float], list[float]]:
-    """The means over tasks of InfoPrompt and of another line, of the seeds that both have."""
-    mine, theirs = by_seed(runs, group, LINES[0]), by_seed(runs, group, line)
+def mean_pair(runs: Sequence[Entry], group: str, one: Line, other: Line) -> tuple[list[float], list[float]]:
+    """The means over tasks of two lines, of the seeds that both have."""
+    mine, theirs = by_seed(runs, group, one), by_seed(runs, group, other)
     seeds = sorted(set(mine) & set(theirs))
     return [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
 
 def summary_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
-    """InfoPrompt less each other line, the mean over tasks, for all models and N."""
-    lines = head("infoprompt less", *map(titled, groups))
-    for line in LINES[1:]:
-        pairs = [mean_pair(runs, group, line) for group in groups]
-        lines.append(row(line.name, *(difference(*pair, size=1) if pair[0] else "-" for pair in pairs)))
+    """InfoPrompt less each other line, and each prompt method less LoRA: the mean over tasks, for all models and N."""
+    lora = next(line for line in LINES if line.name == "lora")
+    pairs = [(LINES[0], line) for line in LINES[1:]] + [
+        (line, lora) for line in LINES if line.method in ("warp", "idpg")
+    ]
+    lines = head("", *map(titled, groups))
+    for one, other in pairs:
+        found = [mean_pair(runs, group, one, other) for group in groups]
+        cells = (difference(*each, size=1) if each[0] else "-" for each in found)
+        lines.append(row(f"{one.name} less {other.name}", *cells))
     return lines
 
 
@@ -510,6 +515,43 @@ def loss_table(runs: Sequence[Entry], group: str) -> list[str]:
     return lines
 
 
+def losses_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """InfoPrompt's information losses in each stretch of training, the mean over seeds and tasks; the worst task."""
+    spans = [f"{before + 1} to {epoch}" if epoch > before + 1 else str(epoch) for before, epoch in stretches()]
+    lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "the most of a task at the end")
+    for group, name in itertools.product(groups, ("head_loss", "representation_loss")):
+        by_task = {
+            task: [fmean(each) for each in zip(*found, strict=True)]
+            for task in GROUPS[group].tasks
+            if (
+                found := [
+                    [stretch[name] for stretch in entry["losses"]]
+                    for entry in cell(runs, group, LINES[0], task).values()
+                ]
+            )
+        }
+        if by_task:
+            means = (fmean(each) for each in zip(*by_task.values(), strict=True))
+            worst = max(by_task, key=lambda task: by_task[task][-1])
+            shown = (f"{mean:.2f}" for mean in means)
+            lines.append(row(f"{titled(group)}, {name.split('_')[0]}", *shown, f"{by_task[worst][-1]:.2f} ({worst})"))
+    return lines
+
+
+def stretches() -> Iterator[tuple[int, int]]:
+    return itertools.pairwise((0, *EPOCHS))
+
+
+def official_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """SemEval's official macro-F1, mean and standard error."""
+    lines = head("method", *map(titled, groups))
+    for line in LINES:
+        cells = [cell(runs, group, line, "semeval2010").values() for group in groups]
+        scored = [[100 * entry["test"]["semeval-f1"] for entry in each] for each in cells]
+        lines.append(row(line.name, *(with_error(each) if each else "-" for each in scored)))
+    return lines
+
+
 def sensitivity_table(runs: Sequence[Entry]) -> list[str]:
     """Test accuracy after one epoch, mean and standard error over ten seeds, as section 6.2 has it."""
     group = GROUPS["sensitivity"]
@@ -568,6 +610,8 @@ def write(args: argparse.Namespace) -> None:
     parts |= {
         "summary": summary_table(runs, tables),
         "early": early_table(runs, tables),
+        "official": official_table(runs, tables),
+        "losses": losses_table(runs, tables),
         "sensitivity": sensitivity_table(runs),
         "initialisation": initialisation_table(runs),
         "rates": rates_table(runs),

@@ -94,7 +94,7 @@ def test_the_tables_of_all_models_pair_what_they_compare(script: Any) -> None:
             curve = [[8 * epoch, score / 2] for epoch in script.EPOCHS]
             runs.append(named | {"test": {"accuracy": score}, "curve": curve})
     told = script.summary_table(runs, ["mlm-64", "minilm-64"])
-    assert told[2].startswith("| warp | +15.0 ± 63.5 | - |")
+    assert told[2].startswith("| infoprompt less warp | +15.0 ± 63.5 | - |")
     (early,) = script.early_table(runs, ["mlm-64"])[2:]
     assert early.startswith("| minilm_l6_mlm, N = 64 | +7.5 ± 31.8 |")
     assert early.endswith("| 7.1 | 13.2 | - |"), "deviations of 30 and 40; of 25, 30 and 5; IDPG has none"
