@@ -520,21 +520,16 @@ def losses_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
     spans = [f"{before + 1} to {epoch}" if epoch > before + 1 else str(epoch) for before, epoch in stretches()]
     lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "the most of a task at the end")
     for group, name in itertools.product(groups, ("head_loss", "representation_loss")):
-        by_task = {
-            task: [fmean(each) for each in zip(*found, strict=True)]
-            for task in GROUPS[group].tasks
-            if (
-                found := [
-                    [stretch[name] for stretch in entry["losses"]]
-                    for entry in cell(runs, group, LINES[0], task).values()
-                ]
-            )
-        }
+        by_task: dict[str, list[float]] = {}
+        for task in GROUPS[group].tasks:
+            found = [entry["losses"] for entry in cell(runs, group, LINES[0], task).values() if entry["losses"]]
+            if found:
+                by_task[task] = [fmean(stretch[name] for stretch in each) for each in zip(*found, strict=True)]
         if by_task:
             means = (fmean(each) for each in zip(*by_task.values(), strict=True))
             worst = max(by_task, key=lambda task: by_task[task][-1])
-            shown = (f"{mean:.2f}" for mean in means)
-            lines.append(row(f"{titled(group)}, {name.split('_')[0]}", *shown, f"{by_task[worst][-1]:.2f} ({worst})"))
+            end = f"{by_task[worst][-1]:.2f} ({worst})"
+            lines.append(row(f"{titled(group)}, {name.split('_')[0]}", *(f"{mean:.2f}" for mean in means), end))
     return lines
 
 

@@ -69,7 +69,14 @@ def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) ->
         if (run["rate"], run["task"], run["seed"]) == (0.1, "sst2", 100):
             del run["validation"]
             run["error"] = "out of memory"
-    tested = {"test": {"accuracy": 0.8}, "metric": "accuracy", "trained": 10, "steps": 240, "curve": [], "losses": []}
+    tested = {
+        "test": {"accuracy": 0.8, "semeval-f1": 0.7},
+        "metric": "accuracy",
+        "trained": 10,
+        "steps": 240,
+        "curve": [],
+        "losses": [],
+    }
     named = {"group": "mlm-64", "line": "infoprompt"}
     args = argparse.Namespace(models_dir="", data_dir="", steps=None, choosing_seeds=2, seeds=1, groups=["mlm-64"])
     known = {tuple(run[name] for name in script.NAMES): run for run in runs}
