@@ -3,9 +3,10 @@
 WARP's prompts start from words and are trained themselves. Those of InfoPrompt, here without its losses, start from
 random numbers, are made by matrices, and differ from text to text. One step is taken at a time: WARP's from random
 numbers; InfoPrompt's matrices, which get the state of the first text, and so make the same prompts, for every text;
-InfoPrompt's as they are. All else is as in the tables: N = 64, and the rate of 0.3 that these chose for both. The two
-tasks are those where InfoPrompt lacks most of WARP there: the seeds are new, so that this choice is no part of what is
-found. How much texts differ in Phi(X), of which prompts are made, is measured as well, on all three models.
+InfoPrompt's as they are. All else is as in the tables, and so is the rate of 0.3, which these chose for both. The tasks
+are those where InfoPrompt lacks most of WARP there: the seeds are new, so that this choice is no part of what is found.
+Where it lacks most of all, on spans at N = 256, the first step and the last are run. How much texts differ in Phi(X),
+of which prompts are made, is measured as well, on all three models.
 
     python scripts/infoprompt_why.py run --models-dir <folder> --data-dir <folder> --workers 2
     python scripts/infoprompt_why.py write    # its tables, from benchmarks/results/infoprompt_why.json
@@ -29,8 +30,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 FILE = "infoprompt_why.json"
 NAMES = (*large.NAMES, "prompts")
-GROUP = "minilm-64"
-OTHERS = ("mlm-64", "smollm2-64")  # where it is only measured how much texts differ
+GROUPS = ("minilm-64", "mlm-64", "smollm2-64")  # of the last two it is only measured how much texts differ
 TASKS = ("wnut17-spans", "sst2")
 SEEDS = range(5, 10)
 RATE = 0.3
@@ -51,6 +51,12 @@ LINES = {
     "fixed, started from random numbers": Prompts("warp", {"initial": "uniform"}),
     "fixed, made by matrices": Prompts("without both", alike=True),
     OF_THE_TEXT: Prompts("without both"),
+}
+ENDS = (next(iter(LINES)), OF_THE_TEXT)
+COLUMNS = {  # by group and task the lines that are run
+    ("minilm-64", "wnut17-spans"): tuple(LINES),
+    ("minilm-64", "sst2"): tuple(LINES),
+    ("minilm-256", "wnut17-spans"): ENDS,
 }
 
 
@@ -103,10 +109,11 @@ def measure(work: Work) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> None:
     def wanted(known: Mapping[Key, Entry]) -> Iterator[Work]:
         folders = (args.models_dir, args.data_dir)
-        for group, task in itertools.product(OTHERS, TASKS):
+        for group, task in itertools.product(GROUPS[1:], TASKS):
             yield Work(group, LINES[OF_THE_TEXT].line, task, RATE, SEEDS[0], *folders, steps=1)
-        for seed, task, (name, prompts) in itertools.product(SEEDS, TASKS, LINES.items()):
-            yield Work(GROUP, prompts.line, task, RATE, seed, *folders, prompts=name)
+        for seed, ((group, task), names) in itertools.product(SEEDS, COLUMNS.items()):
+            for name in names:
+                yield Work(group, LINES[name].line, task, RATE, seed, *folders, prompts=name)
 
     run_all(measure, wanted, NAMES, args)
 
@@ -122,29 +129,29 @@ def chosen(runs: Sequence[Entry], group: str, task: str, name: str) -> dict[int,
 
 def steps_table(runs: Sequence[Entry]) -> list[str]:
     """Test accuracy of each line, mean and standard error, and by how much it is above prompts made of the text."""
-    lines = large.head(
-        "prompts", *(f"{task}{what}" for task in TASKS for what in ("", f", above {OF_THE_TEXT}")), "seeds"
-    )
+    titles = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
+    lines = large.head("prompts", *(f"{title}{what}" for title in titles for what in ("", f", above {OF_THE_TEXT}")))
     for name in LINES:
-        cells, counts = [], []
-        for task in TASKS:
-            mine, theirs = chosen(runs, GROUP, task, name), chosen(runs, GROUP, task, OF_THE_TEXT)
+        cells = []
+        for group, task in COLUMNS:
+            mine, theirs = chosen(runs, group, task, name), chosen(runs, group, task, OF_THE_TEXT)
             seeds = sorted(set(mine) & set(theirs))
             a, b = ([large.value(found[seed]) for seed in seeds] for found in (mine, theirs))
-            cells += [large.with_error(a), "" if name == OF_THE_TEXT else difference(a, b, size=1)]
-            counts.append(len(seeds))
-        lines.append(large.row(name, *cells, str(min(counts))))
+            cells += [
+                large.with_error(a) if a else "-",
+                difference(a, b, size=1) if a and name != OF_THE_TEXT else "",
+            ]
+        lines.append(large.row(name, *cells))
     return lines
 
 
 def spread_table(runs: Sequence[Entry]) -> list[str]:
     """How much texts differ in Phi(X), by model and task."""
     lines = large.head("model", *TASKS)
-    for group in (GROUP, *OTHERS):
+    for group in GROUPS:
         found = [chosen(runs, group, task, OF_THE_TEXT).get(SEEDS[0]) for task in TASKS]
-        lines.append(
-            large.row(large.GROUPS[group].model, *(f"{each['spread']:.2f}" if each else "-" for each in found))
-        )
+        shown = (f"{each['spread']:.2f}" if each else "-" for each in found)
+        lines.append(large.row(large.GROUPS[group].model, *shown))
     return lines
 
 
