@@ -37,8 +37,9 @@ from infoprompt_table import (
     whole,
     with_error,
 )
-from tables import RESULTS, ROOT, Entry, fill
+from tables import RESULTS, Entry, fill, write_options
 
+CONTROL = "infoprompt_control.json"
 SEEDS = tuple(range(5))
 GROUP = "smollm2-64"
 SHOTS = GROUPS[GROUP].shots
@@ -130,14 +131,14 @@ def write(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", default=str(RESULTS / "infoprompt_control.json"))
     commands = parser.add_subparsers(required=True)
     doing = commands.add_parser("run", help="fit the regressions")
     doing.add_argument("--data-dir", required=True)
     doing.add_argument("--model", default="embedded:smollm2")
+    doing.add_argument("--results", default=str(RESULTS / CONTROL))
     doing.set_defaults(do=run)
     writing = commands.add_parser("write", help="put the table into the page")
-    writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
+    write_options(writing, CONTROL, "infoprompt-measured.md")
     writing.set_defaults(do=write)
     args = parser.parse_args()
     args.do(args)

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where
+from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where, write_options
 
 NAMES = ("group", "line", "task", "rate", "seed")
 FILE = "infoprompt_table.json"
@@ -656,8 +656,7 @@ def main() -> None:
     doing.add_argument("--steps", type=int, help="fewer updates and rows than the protocol's: to try it out")
     doing.set_defaults(do=run)
     writing = commands.add_parser("write", help="put the tables into the page")
-    writing.add_argument("--results", default=str(RESULTS / FILE))
-    writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
+    write_options(writing, FILE, "infoprompt-measured.md")
     writing.set_defaults(do=write)
     drawing = commands.add_parser("draw", help="draw figure 3")
     drawing.add_argument("--results", default=str(RESULTS / FILE))

@@ -25,7 +25,7 @@ from typing import Any
 
 import infoprompt_table as large
 import torch
-from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options
+from tables import Entry, Key, difference, fill, run_all, run_options, write_options
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 FILE = "infoprompt_why.json"
@@ -167,8 +167,7 @@ def main() -> None:
     run_options(doing, FILE)
     doing.set_defaults(do=run)
     writing = commands.add_parser("write", help="put the tables into the page")
-    writing.add_argument("--results", default=str(RESULTS / FILE))
-    writing.add_argument("--page", default=str(ROOT / "docs" / "infoprompt-measured.md"))
+    write_options(writing, FILE, "infoprompt-measured.md")
     writing.set_defaults(do=write)
     args = parser.parse_args()
     args.do(args)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]
 Entry = dict[str, Any]  # of one run: what names it, and what was found or the error
@@ -150,6 +151,12 @@ def run_options(parser: argparse.ArgumentParser, results: str) -> None:
     parser.add_argument("--models-dir", required=True)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    parser.add_argument("--seconds", type=float, default=1e6, help="stop waiting for more after this long")
+    parser.add_argument("--seconds", type=float, default=NO_LIMIT, help="stop waiting for more after this long")
     parser.add_argument("--known", help="results of an earlier call: what they have is not run again")
     parser.add_argument("--results", default=str(RESULTS / results))
+
+
+def write_options(parser: argparse.ArgumentParser, results: str, page: str) -> None:
+    """The options that a `write` has: the runs, and the page their tables go into."""
+    parser.add_argument("--results", default=str(RESULTS / results))
+    parser.add_argument("--page", default=str(ROOT / "docs" / page))

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tables import NO_LIMIT
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "vision_table.json"
 SETS = ("oxford-pets", "flowers102", "caltech101", "cifar10")
@@ -286,7 +288,7 @@ def main() -> None:
         command.add_argument("--methods", nargs="+", default=list(METHODS))
         command.add_argument("--epochs", type=float, default=20)
         command.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-        command.add_argument("--seconds", type=float, default=1e9, help="stop waiting for more after this long")
+        command.add_argument("--seconds", type=float, default=NO_LIMIT, help="stop waiting for more after this long")
         command.add_argument("--out", default="runs")
         command.add_argument("--known", help="results of an earlier call: what they have is not run again")
         command.add_argument("--results", default=str(RESULTS))

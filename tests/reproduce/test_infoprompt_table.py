@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    if not SCRIPTS.is_dir():
-        pytest.skip("no checkout: the scripts of the tables are not installed")
-    monkeypatch.syspath_prepend(SCRIPTS)
+def script(scripts: Path) -> Any:
     import infoprompt_table
 
     return infoprompt_table
@@ -62,7 +57,7 @@ def test_seeds_that_the_clock_cut_off_for_some_lines_are_in_no_table(script: Any
     assert script.whole([*choosing, *both, cut_off, elsewhere]) == [*choosing, *both, elsewhere]
 
 
-def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) -> None:
+def test_the_tables_choose_the_rate_that_was_run(script: Any, scripts: Path, tmp_path: Path) -> None:
     """A run that failed counts as none right, in the tables as in `run`; its line does not vanish."""
     runs = chosen_from(script)
     for run in runs:
@@ -85,7 +80,7 @@ def test_the_tables_choose_the_rate_that_was_run(script: Any, tmp_path: Path) ->
     runs += [named | {"task": task, "rate": rate, "seed": 0} | tested for task in script.TASKS]
     results, page = tmp_path / "runs.json", tmp_path / "page.md"
     results.write_text(json.dumps({"runs": runs}))
-    page.write_text((SCRIPTS.parent / "docs" / "infoprompt-measured.md").read_text())
+    page.write_text((scripts.parent / "docs" / "infoprompt-measured.md").read_text())
     script.write(argparse.Namespace(results=str(results), page=str(page)))
     assert "| infoprompt | 10 | 0.01 | 80.0" in page.read_text()
 

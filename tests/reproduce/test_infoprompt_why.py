@@ -15,14 +15,9 @@ import zoo
 from inlay.methods.attach import attach
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    if not SCRIPTS.is_dir():
-        pytest.skip("no checkout: the scripts of the tables are not installed")
-    monkeypatch.syspath_prepend(SCRIPTS)
+def script(scripts: Path) -> Any:
     import infoprompt_why
 
     return infoprompt_why
