@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,9 +13,11 @@ import pytest
 import torch
 from peft import get_peft_model
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 import inlay
 from inlay.errors import InlayError
+from inlay.methods.multi_lora.rows import BACKWARD_PASSES, Routing
 from manytasks import gradients, inputs, several, stir
 from zoo import tiny
 
@@ -177,3 +180,44 @@ def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
     assert functions == [
         m._gradient_checkpointing_func for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")
     ]
+
+
+@pytest.mark.parametrize("names", [None, ["rte", "sst2", "stsb"]], ids=["one task", "mixed"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
+def test_functions_in_python_take_no_parameter_that_is_trained(family: str, names: list[str] | None) -> None:
+    """Taking one deadlocks now and then, with a thread that runs the same model; see `no_leaves`."""
+    model, batch = several(family)
+    rows = {name: value[:3] for name, value in inputs(batch).items()}
+    seen, waiting, ours = set(), [model(**rows, adapter_names=names).logits.grad_fn], []
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        before = [following for following, _ in node.next_functions]
+        if isinstance(node, BackwardCFunction):
+            ours.append(node)
+            assert not any(hasattr(each, "variable") for each in before), node.name()
+        waiting += before
+    assert ours or names is None
+
+
+@pytest.mark.usefixtures("often")
+def test_backward_passes_of_several_threads_are_forgotten_one_at_a_time() -> None:
+    class Hesitant(dict[int, Any]):
+        def __iter__(self) -> Iterator[int]:
+            oldest = next(super().__iter__())
+            time.sleep(0.001)  # in which another thread may forget it
+            return iter([oldest])
+
+    routing = Routing()
+    routing._in_backward = Hesitant()
+
+    def run() -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 1
+        routing.follow([y])
+        y.sum().backward()
+
+    at_once([run] * 4, BACKWARD_PASSES)
+    assert len(routing._in_backward) == BACKWARD_PASSES

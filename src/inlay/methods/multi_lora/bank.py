@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from inlay.methods.multi_lora.products import no_leaves
+
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
     from inlay.methods.multi_lora.products import Factors
@@ -89,7 +91,7 @@ class Bank:
             if self.shape[0] == 1:
                 return [((own,), alpha) for own in found.squeeze(2).unbind()]
             return [(own.unbind(1), alpha) for own in found.unbind()]
-        weights = [weight for place in places if place is not None for weight in place.weights]
+        weights = no_leaves(weight for place in places if place is not None for weight in place.weights)
         return [(own.unbind(1), 1.0) for own in _Fetch.apply(self, places, rows, dtype, *weights)]
 
     @torch.no_grad()

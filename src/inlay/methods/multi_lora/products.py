@@ -7,7 +7,7 @@ not meet: what is not a number in one of them stays there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -47,10 +47,20 @@ def add_products(
         if slots is None and first and _is_whole(output, parts, first):  # torch's own keeps no more than ours
             factor = weights[0].squeeze(0).mT.to(output.dtype).expand(len(output), -1, -1)
             return torch.baddbmm(output, factor, z, alpha=scale)
-        return _AddProducts.apply(output, z, slots, scale, parts, first, fetch, *weights)
+        return _AddProducts.apply(output, z, slots, scale, parts, first, fetch, *no_leaves(weights))
     # Nothing else holds what a layer has just computed: it is written over, except where a compiler decides that.
     result = output.clone() if torch.compiler.is_compiling() else output
     return add_into(result, z, *_factors(weights, slots, scale, result, fetch), parts, first)
+
+
+def no_leaves(weights: Iterable[Tensor]) -> list[Tensor]:
+    """Parameters as a function of autograd that is written in Python may take them where threads share a model: views.
+
+    Of a parameter torch asks such a function's caller for the node that sums its gradients, which is found under a lock
+    of the parameter, while the caller holds the interpreter's. An operation of torch in another thread that makes this
+    node takes the two in the other order, and neither thread goes on (torch 2.13).
+    """
+    return [weight.view_as(weight) for weight in weights]
 
 
 def add_product(output: Tensor, z: Tensor, scale: float, weight: Tensor) -> Tensor:

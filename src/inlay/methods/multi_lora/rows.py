@@ -212,9 +212,10 @@ class Routing:
 
         def reached(_: Tensor) -> None:
             number = torch._C._current_graph_task_id()
-            self._in_backward.setdefault(number, set()).add(tasks)
-            while len(self._in_backward) > BACKWARD_PASSES:
-                del self._in_backward[next(iter(self._in_backward))]
+            with LOCK:
+                self._in_backward.setdefault(number, set()).add(tasks)
+                while len(self._in_backward) > BACKWARD_PASSES:
+                    del self._in_backward[next(iter(self._in_backward))]
 
         for output in outputs:
             output.register_hook(reached)
