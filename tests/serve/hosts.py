@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,14 @@ def _said(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return data.decode()
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for what must come; fail where it does not."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:

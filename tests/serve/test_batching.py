@@ -112,6 +112,17 @@ def test_a_first_row_waits_for_others_but_not_for_ever(echo: Echo) -> None:
     assert echo.batches == [[0], [1, 2, 3]]
 
 
+def test_who_hurries_waits_for_nobody(echo: Echo) -> None:
+    echo.go.set()
+    patient = Batcher(echo, max_batch=3, max_wait=10 * PATIENCE, max_queue=10)
+    (first,) = patient.submit([request(0)])
+    patient.hurry()
+    first.result(PATIENCE)
+    patient.submit([request(1)])[0].result(PATIENCE)  # more is taken all the same
+    patient.close()
+    assert echo.batches == [[0], [1]]
+
+
 def test_what_came_before_a_removal_is_answered_and_what_came_after_is_told(batcher: Batcher, echo: Echo) -> None:
     held(batcher, echo)
     (before,) = batcher.submit([request(1, "sst")])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hosts import TEXTS, call, rows, same, write
+from hosts import TEXTS, call, rows, same, until, write
 from typer.testing import CliRunner
 
 from inlay import InlayError, Spec, predict, tune
@@ -86,12 +86,11 @@ def test_stopped_killed_and_started_again(tmp_path: Path) -> None:
         assert process.returncode == -signal.SIGKILL
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    # Started again everything is there; told to stop, it answers what it has taken on.
-    with service(folder, "--max-wait", "1500", "--max-batch", "500") as (process, address, _):
+    # Started again everything is there; told to stop, it waits for no more and answers what it has taken on.
+    with service(folder, "--max-wait", "60000", "--max-batch", "500", "--timeout", "120") as (process, address, _):
         with ThreadPoolExecutor(60) as pool:
             asked = [pool.submit(call, address, "/predict", each) for each in given]
-            while call(address, "/health")[1]["waiting"] < len(given):
-                time.sleep(0.01)
+            until(lambda: call(address, "/health")[1]["waiting"] == len(given), seconds=50)
             process.send_signal(signal.SIGTERM)
             for each, wanted in zip(asked, expected, strict=True):
                 status, said = each.result()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import IMAGES, TEXTS, WRITTEN, call, in_base64, picture, rows, same, write
+from hosts import IMAGES, TEXTS, WRITTEN, call, in_base64, picture, rows, same, until, write
 
 from inlay import InlayError
 from inlay.serve.batching import FAILING, Batcher
@@ -239,7 +239,7 @@ def test_a_full_queue_refuses_and_loses_nothing(folder: Path, offline: Tasks) ->
         ThreadPoolExecutor(30) as pool,
     ):
         asked = [pool.submit(call, address, "/predict", each) for each in given]
-        _until(lambda: sum(each.done() for each in asked) >= 30 - 12)
+        until(lambda: sum(each.done() for each in asked) >= 30 - 12)
         assert call(address, "/health")[1]["waiting"] <= 8
         assert call(address, "/predict", given[:9])[0] == 413  # more at once than ever fits
         hosted.go.set()
@@ -266,10 +266,10 @@ def test_what_has_waited_too_long_or_is_not_wanted_any_more(folder: Path) -> Non
         head = f"POST /predict HTTP/1.1\r\nHost: {name}\r\nContent-Type: application/json\r\n"
         with socket.create_connection((name, int(port))) as connection:
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            _until(lambda: call(address, "/health")[1]["waiting"] == 1)
-        _until(lambda: 'status="499"' in call(address, "/metrics")[1])
+            until(lambda: call(address, "/health")[1]["waiting"] == 1)
+        until(lambda: 'status="499"' in call(address, "/metrics")[1])
         hosted.go.set()
-        _until(lambda: _value(call(address, "/metrics")[1], "inlay_rows_cancelled_total") == 1)
+        until(lambda: _value(call(address, "/metrics")[1], "inlay_rows_cancelled_total") == 1)
         assert call(address, "/predict", rows(1)[0])[0] == 200
         assert hosted.sizes == [1, 1]
 
@@ -446,10 +446,3 @@ def test_texts_are_written(place: Path) -> None:
 
 def _value(text: str, name: str) -> float:
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
-
-
-def _until(holds: Any, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -109,6 +109,12 @@ class Batcher:
             self._changed.notify()
         return change.done
 
+    def hurry(self) -> None:
+        """Wait for nobody any more: what is there, and what still comes, leaves at once."""
+        with self._changed:
+            self.max_wait = 0.0
+            self._changed.notify()
+
     def close(self) -> None:
         """Take no more, answer what waits, and end."""
         with self._changed:

@@ -76,7 +76,9 @@ def serving(hosted: Any, settings: Settings) -> Iterator[str]:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="inlay-http", daemon=True)
         thread.start()
         try:
-            ready.wait()
+            while not ready.wait(1):
+                if not thread.is_alive():
+                    raise InlayError("The service did not start; what was printed before this says why.")
             yield address(bound)
         finally:
             server.should_exit = True
@@ -125,6 +127,10 @@ def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            batcher.hurry()  # nobody comes to whom a batch could be worth waiting for
+            await super().shutdown(sockets)
 
     config = uvicorn.Config(
         create_app(batcher, settings),
