@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 
@@ -32,7 +31,6 @@ def test_a_table_that_does_not_fit_is_cut_in_two(
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(show.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
     show.comparison(Comparison([row], []))
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert printed.count("activation-prompt") == tables

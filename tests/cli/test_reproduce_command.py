@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from dataclasses import replace
@@ -30,7 +29,6 @@ def test_the_list_has_one_recipe_a_line(typed) -> None:
 def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr(show.shutil, "get_terminal_size", lambda: os.terminal_size((columns, 24)))
 
 
 def test_the_list_has_one_recipe_a_line_on_a_terminal(
