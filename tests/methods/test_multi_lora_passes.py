@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.rows import BACKWARD_PASSES, Routing
+from inlay.methods.multi_lora.rows import BACKWARD_PASSES, LOCK, Routing
 from manytasks import gradients, inputs, several, stir
 from zoo import tiny
 
@@ -184,10 +185,13 @@ def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
 
 @pytest.mark.parametrize("names", [None, ["rte", "sst2", "stsb"]], ids=["one task", "mixed"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
-def test_functions_in_python_take_no_parameter_that_is_trained(family: str, names: list[str] | None) -> None:
-    """Taking one deadlocks now and then, with a thread that runs the same model; see `no_leaves`."""
+def test_where_threads_share_a_model_functions_in_python_take_no_parameter(
+    family: str, names: list[str] | None
+) -> None:
+    """Taking one that is trained deadlocks now and then with what another thread does; see `no_leaves`."""
     model, batch = several(family)
     rows = {name: value[:3] for name, value in inputs(batch).items()}
+    at_once([partial(model, **rows), partial(model, **rows)], 1)
     seen, waiting, ours = set(), [model(**rows, adapter_names=names).logits.grad_fn], []
     while waiting:
         node = waiting.pop()
@@ -200,6 +204,19 @@ def test_functions_in_python_take_no_parameter_that_is_trained(family: str, name
             assert not any(hasattr(each, "variable") for each in before), node.name()
         waiting += before
     assert ours or names is None
+
+
+def test_a_second_thread_does_not_begin_while_the_first_counts_on_being_alone() -> None:
+    routing = Routing()
+    routing.enter()
+    second = threading.Thread(target=routing.enter)
+    with LOCK:
+        second.start()
+        second.join(0.2)
+        assert second.is_alive()
+        assert not routing.shared
+    second.join()
+    assert routing.shared
 
 
 @pytest.mark.usefixtures("often")

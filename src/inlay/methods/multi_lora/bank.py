@@ -81,7 +81,7 @@ class Bank:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
 
         `tracked`: so that autograd finds the way back to the parameters. None: the `B`s cannot be kept here, since they
-        are not ordinary parameters or belong to someone else's memory.
+        are not ordinary parameters or belong to someone else's memory. Only for a holder of `LOCK`.
         """
         places = self._find(rows.tasks) or self._take_in(rows.tasks)
         if places is None:
@@ -91,7 +91,9 @@ class Bank:
             if self.shape[0] == 1:
                 return [((own,), alpha) for own in found.squeeze(2).unbind()]
             return [(own.unbind(1), alpha) for own in found.unbind()]
-        weights = no_leaves(weight for place in places if place is not None for weight in place.weights)
+        weights = [weight for place in places if place is not None for weight in place.weights]
+        if self.layers[0].routing.shared:  # else nobody is there to wait for
+            weights = no_leaves(weights)
         return [(own.unbind(1), 1.0) for own in _Fetch.apply(self, places, rows, dtype, *weights)]
 
     @torch.no_grad()

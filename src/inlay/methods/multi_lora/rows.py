@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.products import Factors
 
 BASE = "__base__"  # PEFT's name for "no adapter"
-LOCK = threading.RLock()  # for what passes share: where the `B`s lie, and what layers are recomputed by
+LOCK = threading.RLock()  # for what passes share: where the `B`s lie, what layers are recomputed by, who runs them
 BACKWARD_PASSES = 16  # that may be under way at once: of one within another, and of several threads
 ROUTING = "_inlay_multi_lora_routing"
 
@@ -136,6 +136,7 @@ class Routing:
         self.taken: frozenset[str] | None = None  # names that no task can have; None: not looked up
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
         self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
+        self._threads: set[int] = set()  # that have run the model
 
     @classmethod
     def of(cls, model: nn.Module) -> Routing:
@@ -146,6 +147,18 @@ class Routing:
             found.checkpointed = [m for _, m in plain_modules(model) if hasattr(m, "gradient_checkpointing")]
             setattr(model, ROUTING, found)
         return found
+
+    def enter(self) -> None:
+        """A pass begins. One of a thread that was not known waits here for whoever has `LOCK`, who is still alone."""
+        own = threading.get_ident()
+        if own not in self._threads:
+            with LOCK:
+                self._threads.add(own)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several threads run the model; asked under `LOCK`, that remains so until it is let go."""
+        return len(self._threads) > 1
 
     @property
     def rows(self) -> Rows | None:
