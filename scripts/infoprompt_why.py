@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import infoprompt_table as large
@@ -138,6 +139,21 @@ def steps_table(runs: Sequence[Entry]) -> list[str]:
     return lines
 
 
+def fit_table(runs: Sequence[Entry]) -> list[str]:
+    """The loss on the rows trained on, in the last stretch of training, and that on the test rows: means over seeds."""
+    titles = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
+    lines = large.head("prompts", *(f"{title}, {what}" for title in titles for what in ("trained on", "test")))
+    for name in LINES:
+        cells = []
+        for group, task in COLUMNS:
+            found = chosen(runs, group, task, name).values()
+            losses = [(entry["losses"][-1]["task_loss"], entry["test"]["loss"]) for entry in found]
+            trained, test = zip(*losses, strict=True) if losses else ((), ())
+            cells += [f"{fmean(trained):.4f}", f"{fmean(test):.2f}"] if losses else ["-", "-"]
+        lines.append(large.row(name, *cells))
+    return lines
+
+
 def spread_table(runs: Sequence[Entry]) -> list[str]:
     """How much texts differ in Phi(X), by model and task."""
     lines = large.head("model", *TASKS)
@@ -150,7 +166,7 @@ def spread_table(runs: Sequence[Entry]) -> list[str]:
 
 def write(args: argparse.Namespace) -> None:
     runs = json.loads(Path(args.results).read_text())["runs"]
-    fill(Path(args.page), {"steps": steps_table(runs), "spread": spread_table(runs)})
+    fill(Path(args.page), {"steps": steps_table(runs), "fit": fit_table(runs), "spread": spread_table(runs)})
 
 
 def main() -> None:
