@@ -227,7 +227,7 @@ def test_hub_that_never_answers_is_given_up_soon(tmp_path: Path) -> None:
         (said,) = hub.run(script, HF_ENDPOINT=address)
         assert "could not be reached" in said
         assert embedded.HUB_TIMEOUT <= 5
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < 60
 
 
 def test_unknown_embedded_name() -> None:

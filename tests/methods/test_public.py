@@ -53,6 +53,7 @@ def test_in_any_order_methods_are_registered_and_anatomy_is_the_function(imports
     code = f"""
 {imports}
 import inlay
+print(type(inlay.anatomy).__name__)
 config = inlay.BiasTuningConfig()
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as configs, PEFT_TYPE_TO_TUNER_MAPPING as tuners
 print(configs["INLAY_BIAS"].__name__, tuners[config.peft_type].__name__, configs["INLAY_NORM"].__name__)
@@ -61,6 +62,7 @@ from inlay.anatomy import Part
 print(type(inlay.anatomy).__name__)
 """
     assert run(code).splitlines() == [
+        "function",
         "BiasTuningConfig BiasTuningModel NormTuningConfig",
         "SourceFileLoader True",
         "function",

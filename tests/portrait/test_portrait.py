@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +61,9 @@ def test_peak_memory_is_the_model_and_what_came_on_top(sampled: bool, monkeypatc
     peak.start()
     on_top = np.ones(60 * MIB, dtype=np.uint8)
     if sampled:
-        import time
-
-        time.sleep(5 * memory.PERIOD)
+        end, before = time.monotonic() + 60, peak.now()
+        while peak.now() < before + 50 * MIB and time.monotonic() < end:
+            time.sleep(memory.PERIOD)
     del on_top
     found = peak.stop()
     assert found["how"] == ("sampled" if sampled else "resident set")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import TEXTS
+from hosts import TEXTS, until
 
 from inlay.serve.batching import FAILING, Batcher
 from inlay.serve.refusals import Refusal
@@ -175,10 +175,11 @@ def test_what_is_cancelled_gives_up_its_place(batcher: Batcher, echo: Echo) -> N
 
 def test_a_first_row_that_is_cancelled_while_its_batch_fills(echo: Echo) -> None:
     echo.go.set()
-    batcher = Batcher(echo, max_batch=2, max_wait=0.2, max_queue=10)
+    batcher = Batcher(echo, max_batch=2, max_wait=10 * PATIENCE, max_queue=10)
     (first,) = batcher.submit([request(1)])
     assert first.cancel()
     (second,) = batcher.submit([request(2)])
+    batcher.hurry()
     assert second.result(PATIENCE) == {"number": 2}
     batcher.close()
     assert echo.batches == [[2]]
@@ -259,8 +260,7 @@ def test_at_the_end_what_waits_is_answered_and_no_more_is_taken(batcher: Batcher
     waiting = batcher.submit([request(i) for i in range(1, 8)])
     ending = threading.Thread(target=batcher.close)
     ending.start()
-    while batcher.alive:
-        time.sleep(0.001)
+    until(lambda: not batcher.alive)
     with pytest.raises(Refusal, match="stopping"):
         batcher.submit([request(9)])
     with pytest.raises(Refusal, match="stopping"):

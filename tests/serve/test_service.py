@@ -7,7 +7,6 @@ import json
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +65,7 @@ class Slow(ManyTasks):
 
     def answer(self, requests: Any) -> list[dict[str, Any]]:
         self.sizes.append(len(requests))
-        assert self.go.wait(30)
+        assert self.go.wait(300)
         return super().answer(requests)
 
 
@@ -76,7 +75,7 @@ class Slow(ManyTasks):
 def test_two_hundred_clients_at_once(address: str, offline: Tasks) -> None:
     given = rows(400)
     expected = answers(offline, given)
-    together = threading.Barrier(200)
+    together = threading.Barrier(200, timeout=60)
 
     def client(number: int) -> list[tuple[int, Any]]:
         together.wait()
@@ -223,6 +222,16 @@ def test_without_a_token_only_this_machine(address: str) -> None:
     assert call(address, "/tasks", headers={"Host": "LOCALHOST:80"})[0] == 200
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_service_that_does_not_start_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("no sockets today")
+
+    monkeypatch.setattr("uvicorn.Server.startup", broken)
+    with pytest.raises(InlayError, match="did not start"), serving(host(folder, only=["cola"], batch=4), ANY):
+        pass
+
+
 def test_a_port_that_is_taken(address: str) -> None:
     with pytest.raises(InlayError, match="another --port"):
         Settings(port=int(address.rpartition(":")[2])).bind()
@@ -260,7 +269,15 @@ def test_what_has_waited_too_long_or_is_not_wanted_any_more(folder: Path) -> Non
         status, said = call(address, "/predict", rows(1)[0])
         assert status == 504
         assert "1.5 seconds" in said["error"]
-        # A client that goes away leaves the queue.
+        hosted.go.set()
+    # A client that goes away leaves the queue.
+    hosted = Slow(folder)
+    with (
+        serving(hosted, Settings(port=0, timeout=300, max_wait=0, max_batch=1)) as address,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(call, address, "/predict", rows(1)[0])
+        until(lambda: hosted.sizes == [1])
         name, port = address.removeprefix("http://").split(":")
         body = json.dumps(rows(1)[0]).encode()
         head = f"POST /predict HTTP/1.1\r\nHost: {name}\r\nContent-Type: application/json\r\n"
@@ -270,6 +287,7 @@ def test_what_has_waited_too_long_or_is_not_wanted_any_more(folder: Path) -> Non
         until(lambda: 'status="499"' in call(address, "/metrics")[1])
         hosted.go.set()
         until(lambda: _value(call(address, "/metrics")[1], "inlay_rows_cancelled_total") == 1)
+        assert first.result()[0] == 200
         assert call(address, "/predict", rows(1)[0])[0] == 200
         assert hosted.sizes == [1, 1]
 
@@ -336,18 +354,18 @@ def test_tasks_come_and_go_under_load(folder: Path, offline: Tasks) -> None:
                     200,
                     {"removed": "sst", "tasks": ["cb", "cola", "stsb"]},
                 )
-                time.sleep(0.05)
+                missed = seen[404]
+                until(lambda missed=missed: seen[404] > missed)
                 status, said = call(address, "/tasks", {"task": "sst"})
                 assert status == 201, said
                 assert said["tasks"] == ["cb", "cola", "sst", "stsb"]
-                time.sleep(0.05)
+                answered = seen[200]
+                until(lambda answered=answered: seen[200] > answered + 20)
         finally:
             stop.set()
             for each in running:
                 each.result()
         assert not wrong
-        assert seen[404]
-        assert seen[200] > seen[404]
 
 
 def test_what_cannot_be_added(folder: Path, place: Path, offline: Tasks, tmp_path: Path) -> None:

@@ -39,7 +39,11 @@ def test_interrupted_and_killed_the_same_command_ends_the_same(text_model: Path,
                     process.send_signal(number)
                     break
                 time.sleep(0.005)
-            said, complained = process.communicate(timeout=PATIENCE)
+            try:
+                said, complained = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
         return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -33,8 +33,6 @@ class ModelHooks:
 
     def before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Count the rows; keep the labels back where the model could not use them."""
-        if not torch.compiler.is_compiling():
-            self.routing.enter()
         rows = self.routing.rows
         if rows is None:
             return None

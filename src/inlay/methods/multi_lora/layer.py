@@ -202,6 +202,7 @@ class MultiLoraLayer(HookedLayer):
             if torch.compiler.is_compiling():
                 return self._add_of(x, output, rows, None)
             if self.training or torch.is_grad_enabled():
+                self.routing.enter()
                 return self._add_of(x, output, rows, partial(rows.factors, self) if rows.mixed else None)
             # As most rows are ever run: only what differs from layer to layer is done here.
             found = rows.factors(self, output.dtype) if rows.mixed else self._alone(rows.tasks[0], output)

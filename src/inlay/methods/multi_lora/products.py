@@ -56,9 +56,9 @@ def add_products(
 def no_leaves(weights: Iterable[Tensor]) -> list[Tensor]:
     """Parameters as a function of autograd that is written in Python may take them where threads share a model: views.
 
-    Of a parameter torch asks such a function's caller for the node that sums its gradients, which is found under a lock
-    of the parameter, while the caller holds the interpreter's. An operation of torch in another thread that makes this
-    node takes the two in the other order, and neither thread goes on (torch 2.13).
+    torch 2.13 looks for the node that sums a parameter's gradients under a lock of the parameter, and may wait there
+    for the interpreter's. Who asks for that node while holding the interpreter's, waits for the other, and neither
+    goes on. Such functions do, and so do `.mT` and indices: of a parameter, take `squeeze` or `view_as` first.
     """
     return [weight.view_as(weight) for weight in weights]
 

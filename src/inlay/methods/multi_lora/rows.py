@@ -136,7 +136,7 @@ class Routing:
         self.taken: frozenset[str] | None = None  # names that no task can have; None: not looked up
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
         self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
-        self._threads: set[int] = set()  # that have run the model
+        self._threads: set[int] = set()  # that have run the model with gradients
 
     @classmethod
     def of(cls, model: nn.Module) -> Routing:
@@ -148,8 +148,15 @@ class Routing:
             setattr(model, ROUTING, found)
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a model has been run by nobody."""
+        return {**self.__dict__, "_threads": set()}
+
     def enter(self) -> None:
-        """A pass begins. One of a thread that was not known waits here for whoever has `LOCK`, who is still alone."""
+        """This thread is about to use the tasks' parameters, so that autograd knows of it.
+
+        A thread that was not known waits for a fetch that was begun on the understanding that there is no other.
+        """
         own = threading.get_ident()
         if own not in self._threads:
             with LOCK:
@@ -157,7 +164,7 @@ class Routing:
 
     @property
     def shared(self) -> bool:
-        """Whether several threads run the model; asked under `LOCK`, that remains so until it is let go."""
+        """Whether several threads have run the model with gradients, ever; a no holds for as long as one has `LOCK`."""
         return len(self._threads) > 1
 
     @property
@@ -239,7 +246,7 @@ class Routing:
         if not passes or layer.merged_adapters:
             return
         acts = layer.running()
-        for tasks in passes:
+        for tasks in tuple(passes):  # a backward pass on several devices adds to them meanwhile
             if [task for task in tasks if task in layer.pieces] != acts or (len(tasks) > 1 and tasks != tuple(acts)):
                 raise InlayError(
                     f"A layer is recomputed in the backward pass and no longer knows which rows belong to which task: "
