@@ -53,6 +53,7 @@ LINES = {
     OF_THE_TEXT: Prompts("without both"),
 }
 COLUMNS = (("minilm-64", "wnut17-spans"), ("minilm-64", "sst2"), ("minilm-256", "wnut17-spans"))  # group and task
+TITLES = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,7 @@ def chosen(runs: Sequence[Entry], group: str, task: str, name: str) -> dict[int,
 
 def steps_table(runs: Sequence[Entry]) -> list[str]:
     """Test accuracy of each line, mean and standard error, and by how much it is above prompts made of the text."""
-    titles = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
-    lines = large.head("prompts", *(f"{title}{what}" for title in titles for what in ("", f", above {OF_THE_TEXT}")))
+    lines = large.head("prompts", *(f"{title}{what}" for title in TITLES for what in ("", f", above {OF_THE_TEXT}")))
     for name in LINES:
         cells = []
         for group, task in COLUMNS:
@@ -141,15 +141,14 @@ def steps_table(runs: Sequence[Entry]) -> list[str]:
 
 def fit_table(runs: Sequence[Entry]) -> list[str]:
     """The loss on the rows trained on, in the last stretch of training, and that on the test rows: means over seeds."""
-    titles = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
-    lines = large.head("prompts", *(f"{title}, {what}" for title in titles for what in ("trained on", "test")))
+    lines = large.head("prompts", *(f"{title}, {what}" for title in TITLES for what in ("trained on", "test")))
     for name in LINES:
         cells = []
         for group, task in COLUMNS:
             found = chosen(runs, group, task, name).values()
-            losses = [(entry["losses"][-1]["task_loss"], entry["test"]["loss"]) for entry in found]
-            trained, test = zip(*losses, strict=True) if losses else ((), ())
-            cells += [f"{fmean(trained):.4f}", f"{fmean(test):.2f}"] if losses else ["-", "-"]
+            trained = [entry["losses"][-1]["task_loss"] for entry in found]
+            test = [entry["test"]["loss"] for entry in found]
+            cells += [f"{fmean(trained):.4f}", f"{fmean(test):.2f}"] if found else ["-", "-"]
         lines.append(large.row(name, *cells))
     return lines
 

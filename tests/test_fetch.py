@@ -152,5 +152,5 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
     start = time.monotonic()
     with quiet_hub(), pytest.raises(OSError, match="owner/nothing"):
         datasets.load_dataset("owner/nothing")
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 15, "the library by itself asks again and again for 23 seconds"
     assert (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE) == (False, False)

@@ -7,7 +7,7 @@ not meet: what is not a number in one of them stays there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -53,7 +53,7 @@ def add_products(
     return add_into(result, z, *_factors(weights, slots, scale, result, fetch), parts, first)
 
 
-def no_leaves(weights: Iterable[Tensor]) -> list[Tensor]:
+def no_leaves(weights: Sequence[Tensor]) -> list[Tensor]:
     """Parameters as a function of autograd that is written in Python may take them where threads share a model: views.
 
     torch 2.13 looks for the node that sums a parameter's gradients under a lock of the parameter, and may wait there
