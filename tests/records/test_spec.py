@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +66,68 @@ def test_identity_follows_contents_and_not_paths_or_the_order_of_settings() -> N
 def test_what_cannot_be_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(InlayError, match=message):
         SPEC.with_(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": "3"}, "epochs='3' will not do: give a finite number or None"),
+        ({"epochs": True}, "epochs=True will not do"),
+        ({"learning_rate": math.inf}, "learning_rate=inf will not do: give a finite number"),
+        ({"learning_rate": 10**400}, "learning_rate=1000.*will not do"),
+        ({"clip": None}, r"clip=None will not do: give a finite number\."),
+        ({"seed": 1.5}, "seed=1.5 will not do: give a whole number"),
+        ({"seed": True}, "seed=True will not do"),
+        ({"shots": 2**70}, "shots=1180591620717411303424 will not do: give a whole number of at most"),
+        ({"text": 5}, "text=5 will not do: give a text or a list of texts"),
+        ({"text": ["a", None]}, "text=.*will not do: give a list, and in it a text"),
+        ({"tasks": {"rte": 1}}, "tasks=.*will not do"),
+        ({"model": 3}, "model=3 will not do: give a text"),
+        ({"model": "a\0b"}, "model=.*NUL"),
+        ({"data": "caf\udce9.csv", "task": None}, "data=.*UTF-8"),
+        ({"label": ["a"]}, r"label=\['a'\] will not do: give a text or None"),
+        ({"schedule": 1}, "schedule=1 will not do"),
+        ({"gradient_checkpointing": 1}, "gradient_checkpointing=1 will not do: give True or False"),
+        ({"settings": [1]}, r"settings=\[1\] will not do: give a mapping"),
+        ({"settings": {"r": math.nan}}, "settings=.*finite number"),
+        ({"settings": {1: 2}}, "settings=.*JSON"),
+        ({"settings": {"target_modules": {"q", "v"}}}, "settings=.*JSON"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_when_the_spec_is_made(changes: dict, message: str) -> None:
+    with pytest.raises(InlayError, match=message):
+        SPEC.with_(**changes)
+
+
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["linear", "auto", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(SPEC.to_json())), ANY_JSON, max_size=4), ANY_JSON)
+def test_whatever_stands_in_a_spec_it_is_read_or_refused(changed: dict, instead: object) -> None:
+    for data in ({**SPEC.to_json(), **changed}, {**SPEC.to_json(), "task": None, **changed}, instead):
+        try:
+            spec = Spec.from_json(data)  # type: ignore[arg-type]
+        except InlayError:
+            continue
+        assert Spec.from_json(json.loads(json.dumps(spec.to_json()))).digest() == spec.digest()
+        json.dumps(spec.to_json(), ensure_ascii=False).encode()
+
+
+def test_settings_nested_without_end_are_refused_and_shown_in_short() -> None:
+    deep: dict = {}
+    for _ in range(900):
+        deep = {"a": [deep]}
+    with pytest.raises(InlayError, match="at most 16 levels") as refused:
+        SPEC.with_(settings=deep)
+    assert len(str(refused.value)) < 300
+
+
+def test_numbers_of_numpy_and_one_task_by_itself_are_taken_for_what_they_are() -> None:
+    spec = SPEC.with_(seed=np.int64(3), learning_rate=np.float32(0.5), epochs=np.int64(2), model=Path("m"))
+    assert spec == SPEC.with_(seed=3, learning_rate=0.5, epochs=2.0)
+    assert json.loads(json.dumps(spec.to_json()))["seed"] == 3
+    assert Spec(model="m", method="multi-lora", tasks="rte").tasks == ("rte",)  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.errors import InlayError, unknown
+from inlay.records.spec_values import fitting, shown
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Spec:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", tuple(self.tasks))
+        for entry in dataclasses.fields(self):
+            object.__setattr__(self, entry.name, fitting(entry, getattr(self, entry.name)))
         if [self.task is None, self.data is None, not self.tasks].count(False) != 1:
             raise InlayError(
                 f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
@@ -79,11 +80,6 @@ class Spec:
             raise InlayError(
                 f"temperature={self.temperature!r} says nothing to {self.sampling} sampling: leave it out."
             )
-        for name in ("model", "data", "test_data", "data_dir"):
-            if isinstance(getattr(self, name), os.PathLike):
-                object.__setattr__(self, name, os.fspath(getattr(self, name)))
-        object.__setattr__(self, "text", (self.text,) if isinstance(self.text, str) else tuple(self.text))
-        object.__setattr__(self, "settings", dict(self.settings))
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
         for name in (*positive, *optional, "evaluations"):
@@ -120,11 +116,16 @@ class Spec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        """A spec from what `to_json` made; unknown keys are errors."""
+        """A spec from what `to_json` made, now or by an earlier inlay; whatever else it is given is an `InlayError`."""
+        if not isinstance(data, Mapping):
+            raise InlayError(f"A run's spec is an object with its fields, not {shown(data)}.")
         names = {entry.name for entry in dataclasses.fields(cls)}
         for key in data:
             if key not in names:
-                raise unknown("field of a run's spec", key, names)
+                raise unknown("field of a run's spec", str(key), names)
+        for name in ("model", "method"):
+            if name not in data:
+                raise InlayError(f"A run's spec lacks {name!r}: it is not whole.")
         return cls(**data)
 
     def with_(self, **changes: Any) -> Spec:
