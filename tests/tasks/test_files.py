@@ -178,5 +178,7 @@ def test_a_column_named_split_divides_a_table(write: Write) -> None:
         "train": ["a", "c"],
         "test": ["b"],
     }
-    other = files.by_split(files.read_table(write("b.csv", "text,split\na,left\nb,right\n")))
-    assert list(other) == ["all"]
+    other = files.read_table(write("b.csv", "text,split\na,left\nb,right\n"))
+    with pytest.raises(InlayError, match=r"b\.csv, row 1: the column 'split' says 'left'.*or rename the column"):
+        files.by_split(other)
+    assert list(files.by_split(other, used=["split"])) == ["all"]

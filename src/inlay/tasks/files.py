@@ -11,40 +11,41 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.tasks import labels
+from inlay.tasks.split_names import known, one_of_each, resembles_split, split_of
 
 Row = dict[str, Any]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
 TEXTS = (".txt",)
-SPLIT_NAMES: Mapping[str, str] = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
 
 
 @dataclass
 class Table:
-    """Rows with named columns, and where they came from. `class_names` when the file brings them."""
+    """Rows with named columns, and where they came from. `class_names` when the file brings them.
+
+    `numbers` are those of the rows in the file, where they are not simply counted from 1.
+    """
 
     path: Path
     columns: list[str]
     rows: list[Row]
     class_names: list[str] | None = None
     notes: list[str] = field(default_factory=list)
+    numbers: Sequence[int] | None = None
+
+    @property
+    def numbered(self) -> Iterable[tuple[int, Row]]:
+        """The rows, each with its number in the file."""
+        return zip(self.numbers or range(1, len(self.rows) + 1), self.rows, strict=True)
 
     @property
     def untyped(self) -> bool:
@@ -283,16 +284,12 @@ def read_folder(folder: Path) -> dict[str, Table]:
     A folder that is not divided gives the one entry "all".
     """
     found = visible(folder)
-    split_folders = {SPLIT_NAMES[p.name.lower()]: p for p in found if p.is_dir() and p.name.lower() in SPLIT_NAMES}
-    if "train" in split_folders:
-        return {split: class_folders(path) for split, path in split_folders.items()}
-    tables = {
-        SPLIT_NAMES[stem]: p
-        for p in found
-        if p.is_file() and suffix(p) in TABLES and (stem := p.name.split(".")[0].lower()) in SPLIT_NAMES
-    }
-    if "train" in tables:
-        return {split: read_table(path) for split, path in tables.items()}
+    if folders := _split_folders(folder, found):
+        notes = _passed_over(folder, [p for p in found if p.is_dir()], folders.values())
+        return _noted({split: class_folders(folder / name) for split, name in folders.items()}, notes)
+    if "train" in (tables := split_tables(folder)):
+        notes = _passed_over(folder, [p for p in found if _is_table(p)], tables.values())
+        return _noted({split: _whole_split(folder / name) for split, name in tables.items()}, notes)
     if any(p.is_dir() for p in found):
         _check_level(folder, found)
         return {"all": class_folders(folder)}
@@ -306,6 +303,64 @@ def read_folder(folder: Path) -> dict[str, Table]:
         f"{str(folder)!r} holds no data that is understood (there is {names}). It should hold class folders, the "
         "folders train, validation and test of class folders, or tables named train and test."
     )
+
+
+def _whole_split(path: Path) -> Table:
+    """The table of one split, which must not be divided once more by a column of its own."""
+    table = read_table(path)
+    column = _split_column(table)
+    if column is not None and _divides(row[column] for row in table.rows):
+        raise InlayError(
+            f"{str(path)!r} is one split by its name, and its column {column!r} divides it again. Rename or remove the "
+            "column, or give the file alone."
+        )
+    return table
+
+
+def _is_table(path: Path) -> bool:
+    return path.is_file() and suffix(path) in TABLES
+
+
+def split_tables(folder: Path) -> dict[str, str]:
+    """The names of the tables in a folder that are named after splits, by split."""
+    return one_of_each((p.name for p in visible(folder) if _is_table(p)), repr(str(folder)))
+
+
+def _split_folders(folder: Path, found: Sequence[Path]) -> dict[str, str]:
+    """The names of the folders that are named after splits, by split; none where such a name is that of a class.
+
+    A split holds class folders. What holds files is a class, but for `train`, which always is a split.
+    """
+    folders = [p for p in found if p.is_dir()]
+    named = [p for p in folders if split_of(p.name)]
+    if not any(split_of(p.name) == "train" or any(q.is_dir() for q in visible(p)) for p in named):
+        return {}
+    splits = one_of_each((p.name for p in named), repr(str(folder)))
+    if "train" not in splits:
+        others = ", ".join(repr(p.name) for p in folders if p not in named) or "no other folder"
+        raise InlayError(
+            f"{str(folder)!r} is divided into {', '.join(map(repr, splits.values()))}, and nothing in it is called "
+            f"train (there is {others}). Rename the folder to train on."
+        )
+    return splits
+
+
+def _passed_over(folder: Path, found: Sequence[Path], taken: Collection[str]) -> list[str]:
+    """A note of what lies beside the splits and is no split; an error where its name may be a misspelt one."""
+    others = [p.name for p in found if p.name not in taken]
+    for name in others:
+        if resembles_split(name.split(".")[0]):
+            raise InlayError(
+                f"{str(folder)!r} holds {name!r} beside {', '.join(map(repr, taken))}, and that is not the name of a "
+                f"split ({known()}). Rename it, or move it elsewhere."
+            )
+    shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    return [f"left out, since no split is called so: {shown}"] if others else []
+
+
+def _noted(tables: dict[str, Table], notes: list[str]) -> dict[str, Table]:
+    next(iter(tables.values())).notes.extend(notes)
+    return tables
 
 
 def _check_level(folder: Path, found: Sequence[Path]) -> None:
@@ -377,19 +432,70 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
     return Table(folder, ["image", "label"], rows, notes=notes)
 
 
-def by_split(table: Table) -> dict[str, Table]:
-    """A table divided by its column `split`, where it has one that names splits."""
-    name = next((c for c in table.columns if c.lower() == "split"), None)
-    if name is None or not {str(row[name]).lower() for row in table.rows} <= set(SPLIT_NAMES):
+def by_split(table: Table, used: Collection[str] = ()) -> dict[str, Table]:
+    """A table divided by its column `split`, where it has one that is not `used` for something else."""
+    column = _split_column(table, used)
+    if column is None:
+        table.notes += _unused_divisions(table, used)
         return {"all": table}
-    columns = [c for c in table.columns if c != name]
-    parts: dict[str, list[Row]] = {}
-    for row in table.rows:
-        parts.setdefault(SPLIT_NAMES[str(row[name]).lower()], []).append({c: row[c] for c in columns})
-    return {
-        split: Table(table.path, columns, rows, table.class_names, table.notes if i == 0 else [])
-        for i, (split, rows) in enumerate(parts.items())
+    columns = [c for c in table.columns if c != column]
+    parts: dict[str, dict[int, Row]] = {}
+    said: dict[str, Counter[str]] = {}
+    for number, row in table.numbered:
+        split, word = _split_in(row[column], f"{table.path.name}, row {number}", column)
+        parts.setdefault(split, {})[number] = {c: row[c] for c in columns}
+        said.setdefault(split, Counter())[word] += 1
+    made = {
+        split: Table(table.path, columns, list(rows.values()), table.class_names, numbers=list(rows))
+        for split, rows in parts.items()
     }
+    notes = list(table.notes)
+    if any(set(words) != {split} for split, words in said.items()):
+        counts = (f"{split}: {_counted(words)}" for split, words in said.items())
+        notes.append(f"{table.path.name}: splits by the column {column!r}: {'; '.join(counts)}")
+    return _noted(made, notes)
+
+
+def _split_column(table: Table, used: Collection[str] = ()) -> str | None:
+    return next((c for c in table.columns if c.strip().casefold() == "split" and c not in used), None)
+
+
+def _split_in(value: Any, where: str, column: str) -> tuple[str, str]:
+    """The split that a cell names, and the word it uses."""
+    word = value.strip() if isinstance(value, str) else value
+    split = split_of(word) if isinstance(word, str) else None
+    if split is None:
+        what = "is empty" if labels.is_missing(value) else f"says {word!r}, which is not the name of a split"
+        raise InlayError(
+            f"{where}: the column {column!r} {what}. Known: {known()}. Correct that row, or rename the column if it "
+            "does not divide the data."
+        )
+    return split, word
+
+
+def _counted(words: Mapping[str, int]) -> str:
+    return ", ".join(f"{word!r} ({count:,} rows)" for word, count in words.items())
+
+
+def _unused_divisions(table: Table, used: Collection[str]) -> list[str]:
+    """What to say of columns that look like a division but are not called `split`."""
+    return [
+        f"{table.path.name}: the column {column!r} names splits and is not used; rename it to 'split' to divide the "
+        "rows by it"
+        for column in table.columns
+        if column not in used and _divides(row[column] for row in table.rows)
+    ]
+
+
+def _divides(values: Iterable[Any]) -> bool:
+    """Whether all values name splits, and not all the same."""
+    found = set()
+    for value in values:
+        split = split_of(value) if isinstance(value, str) else None
+        if split is None:
+            return False
+        found.add(split)
+    return len(found) > 1
 
 
 def read_lines(path: Path, column: str = "text") -> Table:

@@ -16,6 +16,7 @@ from inlay.tasks.catalogue import Hub
 from inlay.tasks.columns import Choice, choose
 from inlay.tasks.draft import Draft, Row
 from inlay.tasks.files import Table
+from inlay.tasks.split_names import split_of
 
 _BIO = re.compile(r"O|[BI]-.+")
 # What a normalised row or a template has under these names is not a column of the user's.
@@ -27,7 +28,7 @@ def load(spec: Spec) -> Draft:
     assert spec.data is not None
     path = Path(spec.data).expanduser()
     source = f"your {'folder' if path.is_dir() else 'file'} {path}"
-    return from_tables(spec, read(path, spec.kind), path.name.split(".")[0], source)
+    return from_tables(spec, read(path, spec), path.name.split(".")[0], source)
 
 
 def load_hub_id(spec: Spec) -> Draft:
@@ -37,12 +38,17 @@ def load_hub_id(spec: Spec) -> Draft:
     assert spec.task is not None
     path, _, config = spec.task.partition(":")
     whole = sources.load_unnamed(Hub(path, config or None))
-    tables = {}
-    for name, data in whole.items():
-        if name in files.SPLIT_NAMES:
-            tables[files.SPLIT_NAMES[name]] = Table(Path(path), data.column_names, data.to_list())
+    names: dict[str, str] = {}
+    for each in whole:
+        if (split := split_of(each)) is not None:
+            names.setdefault(split, each)
+    tables = {
+        split: Table(Path(path), whole[each].column_names, whole[each].to_list()) for split, each in names.items()
+    }
     if "train" not in tables:
         raise InlayError(f"The hub's {spec.task!r} has the splits {', '.join(whole)}, and none of them is train.")
+    if others := [each for each in whole if each not in names.values()]:
+        tables["train"].notes.append(f"splits of the hub that are not used: {', '.join(others)}")
     return from_tables(spec, tables, path.rpartition("/")[2], f"the hub: {spec.task}")
 
 
@@ -62,20 +68,20 @@ def from_tables(spec: Spec, tables: dict[str, Table], name: str, source: str) ->
     return draft
 
 
-def read(path: Path, kind: str | None = None) -> dict[str, Table]:
+def read(path: Path, spec: Spec) -> dict[str, Table]:
     """The tables at a path by split, "all" where there is no division."""
     if not path.exists():
         raise InlayError(f"There is no file or folder {str(path)!r}. Check the path.")
     if path.is_dir():
         return files.read_folder(path)
-    if files.suffix(path) == ".txt" and kind == kinds.CAUSAL_LM:
+    if files.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:
         return {"all": files.read_lines(path)}
-    return files.by_split(files.read_table(path))
+    return files.by_split(files.read_table(path), used=[*spec.text, *filter(None, (spec.label, spec.image))])
 
 
 def _test_data(spec: Spec, choice: Choice, notes: list[str]) -> list[Row]:
     assert spec.test_data is not None
-    tables = read(Path(spec.test_data).expanduser(), spec.kind)
+    tables = read(Path(spec.test_data).expanduser(), spec)
     table = tables.get("test") or next(iter(tables.values()))
     for name in (*choice.texts, choice.label, choice.image):
         if name is not None and name not in table.columns:
@@ -100,8 +106,7 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
             return labels.is_null(value)
         return labels.is_missing(value) or (name == spelled and labels.says_missing(value))
 
-    rows = list(enumerate(table.rows, start=1))
-    whole = {number: row for number, row in rows if not any(absent(row, name) for name in needed)}
+    whole = {number: row for number, row in table.numbered if not any(absent(row, name) for name in needed)}
     dropped = len(table.rows) - len(whole)
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
     if spelled and (taken := _taken_for_missing(table, spelled)):

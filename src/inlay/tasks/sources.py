@@ -21,6 +21,7 @@ from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
 from inlay.tasks import files, kinds, labels, prepare
 from inlay.tasks.catalogue import SPLITS, Hub, TaskCard
 from inlay.tasks.draft import Draft, Row
+from inlay.tasks.split_names import SPLIT_NAMES
 
 _PICTURE_COLUMNS = ("image", "img", "webp", "jpg", "png")
 _HIDDEN = -1  # how the hub writes a label that is not given out
@@ -96,13 +97,8 @@ def _read_local(found: Path) -> tuple[dict[str, list[Row]], list[str] | None]:
     if found.is_file():
         tables = files.by_split(files.read_table(found))
     else:
-        tables = {
-            files.SPLIT_NAMES[stem]: files.read_table(path)
-            for path in files.visible(found)
-            if path.is_file()
-            and files.suffix(path) in files.TABLES
-            and (stem := path.name.split(".")[0].lower()) in files.SPLIT_NAMES
-        } or files.read_folder(found)
+        named = files.split_tables(found)
+        tables = {split: files.read_table(found / name) for split, name in named.items()} or files.read_folder(found)
     names = next(iter(tables.values())).class_names
     for table in tables.values():
         for row in table.rows if names is not None else ():
@@ -160,7 +156,7 @@ def _hub_splits(hub: Hub, whole: Any) -> dict[str, Any]:
     """Our splits of the hub's, under their names there; one that serves as another is not used twice."""
     chosen = {split: name for split, name in hub.splits.items() if name in whole}
     for split in SPLITS:
-        usual = [name for name, meaning in files.SPLIT_NAMES.items() if meaning == split and name in whole]
+        usual = [name for name, meaning in SPLIT_NAMES.items() if meaning == split and name in whole]
         if split not in chosen and usual and usual[0] not in chosen.values():
             chosen[split] = usual[0]
     if "train" not in chosen and "test" not in chosen:
