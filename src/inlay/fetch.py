@@ -171,6 +171,7 @@ def _download(package: str, version: str, scratch: Path) -> Path:
     folder = scratch / "wheel"
     command = [
         sys.executable,
+        "-P",  # not a pip.py of the working folder
         "-m",
         "pip",
         "download",

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -26,6 +27,10 @@ from inlay.engines.job import Engine, Job, Listener, Outcome, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError
 
+# Without the working folder on its path (-P), where a file called torch.py would be run; and with the folder that this
+# very inlay was imported from, last, for one that is not installed.
+START = "import sys; sys.path.append(sys.argv[1]); from inlay.engines.worker import main; main(*sys.argv[2:])"
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds for a worker to come to a moment at which its run can be resumed
 TICK = 0.5
 
@@ -185,12 +190,12 @@ class Worker:
         threads = str(self.settings["threads"])
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "inlay.engines.worker", str(theirs.fileno()), json.dumps(self.settings)],
+                [sys.executable, "-P", "-c", START, str(ROOT), str(theirs.fileno()), json.dumps(self.settings)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self.errors,
                 stderr=self.errors,
-                env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+                env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONSAFEPATH": "1"},
                 start_new_session=True,
             )
 

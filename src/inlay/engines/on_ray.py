@@ -9,6 +9,7 @@ those at home is refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -52,6 +53,8 @@ class OnRay(Engine):
     def __init__(self, address: str | None = None, *, cpus: float = 1.0, gpus: float | None = None) -> None:
         self.address, self.cpus, self.gpus = address, cpus, gpus
         self._ours = False
+        self._home: str | None = None
+        self._empty: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> OnRay:
         ray = ray_or_say()
@@ -68,6 +71,9 @@ class OnRay(Engine):
         if self._ours:
             ray_or_say().shutdown()
             self._ours = False
+        if self._empty is not None:
+            self._empty.cleanup()
+            self._empty = None
 
     def _connect(self, ray: Any) -> None:
         quiet: dict[str, Any] = {"logging_level": "error", "log_to_driver": False, "include_dashboard": False}
@@ -75,8 +81,13 @@ class OnRay(Engine):
             quiet.pop("include_dashboard")
             if self.address != "auto":
                 answering(self.address)
+        # Ray lets its workers import from the folder that it was started in, before all others: that is an empty one.
+        # In a cluster of its own a run works in this process's folder all the same, for paths that begin there.
+        self._home = os.getcwd() if self.address is None else None
+        self._empty = tempfile.TemporaryDirectory(prefix="inlay-")
         try:
-            ray.init(address=self.address or "local", **quiet)
+            with contextlib.chdir(self._empty.name):
+                ray.init(address=self.address or "local", **quiet)
         except Exception as error:
             raise InlayError(
                 f"No Ray cluster at {self.address or 'this machine'}: {first_line(error)} Start one with `ray start "
@@ -147,7 +158,7 @@ class OnRay(Engine):
             queue.settle(number, Outcome("failed", error=str(error), made=True))
         else:
             if run.status != "finished":
-                away = Away(number, run, began)
+                away = Away(number, run, began, self._home)
                 away.go(send, deadline)
                 return [away]
             run.close()
@@ -207,11 +218,12 @@ class OnRay(Engine):
 
 @dataclass
 class Away:
-    """A run on its way. `stream` brings its words home."""
+    """A run on its way. `stream` brings its words home; `place` is the folder to work in, if not the node's own."""
 
     number: int
     run: Run
     began: float
+    place: str | None = None
     stream: Any = None
     lost: int = 0
 
@@ -219,15 +231,22 @@ class Away:
         """Send it off with what there is of it at home."""
         parcel, checkpoint = parcels.unfinished(self.run.folder)
         seconds = None if deadline is None else deadline - time.monotonic()
-        self.stream = send.remote(self.run.spec.to_json(), self.run.digest, parcel, checkpoint, seconds)
+        self.stream = send.remote(self.run.spec.to_json(), self.run.digest, parcel, checkpoint, seconds, self.place)
 
 
 def do(
-    spec: dict[str, Any], digest: str, parcel: parcels.Parcel, checkpoint: str | None, seconds: float | None
+    spec: dict[str, Any],
+    digest: str,
+    parcel: parcels.Parcel,
+    checkpoint: str | None,
+    seconds: float | None,
+    home: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Make a run on this node, from a parcel; its words, as they come: news, parcels, and the end."""
     from inlay.records.spec import Spec
 
+    if home is not None:
+        os.chdir(home)
     deadline = None if seconds is None else time.monotonic() + seconds
     made, here = Spec.from_json(spec), socket.gethostname()
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):

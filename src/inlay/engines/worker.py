@@ -1,9 +1,8 @@
 """A process of the local engine: reads jobs, one a line, does them, and says how it goes, one line of JSON a word.
 
-    python -m inlay.engines.worker <descriptor> <settings as JSON>
-
-The descriptor is one end of a socket; the parent has the other. What libraries print does not get in the way there. A
-worker whose parent is gone stops at the next moment at which its run can be resumed.
+local.py starts it with a descriptor and its settings as JSON. The descriptor is one end of a socket; the parent has the
+other. What libraries print does not get in the way there. A worker whose parent is gone stops at the next moment at
+which its run can be resumed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 from typing import Any
 
@@ -20,10 +18,10 @@ from inlay.engines.job import Job, work
 from inlay.errors import InlayError
 
 
-def main() -> None:
+def main(descriptor: str, given: str) -> None:
     """Work until the parent closes its end."""
-    settings = json.loads(sys.argv[2])
-    with socket.socket(fileno=int(sys.argv[1])) as channel, channel.makefile("r", encoding="utf-8") as jobs:
+    settings = json.loads(given)
+    with socket.socket(fileno=int(descriptor)) as channel, channel.makefile("r", encoding="utf-8") as jobs:
         try:
             prepare(settings)
         except InlayError as error:
@@ -84,7 +82,3 @@ def tell(channel: socket.socket, word: dict[str, Any]) -> None:
         channel.sendall(json.dumps(word).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):
         return
-
-
-if __name__ == "__main__":
-    main()
