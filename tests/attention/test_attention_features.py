@@ -143,6 +143,21 @@ def test_elu_is_a_positive_kernel_that_meets_exp_at_the_origin() -> None:
         assert near.abs().item() < 1e-6
 
 
+def test_the_plain_backends_gradient_at_the_origin_is_the_limits() -> None:
+    """At q = 0 the slope of phi is 1 from both sides: the plain backend's gradient there is that just beside it."""
+    torch.manual_seed(0)
+    z, kappa = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.rand(1, 2, 4, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, 3, 4, dtype=torch.float64)
+
+    def slope(at: float) -> Tensor:
+        q = torch.full((1, 2, 3, 4), at, dtype=torch.float64, requires_grad=True)
+        out = ntk_attention(q, k, v, z[0], kappa[0], backend="plain")
+        return torch.autograd.grad(out.square().sum(), q)[0]
+
+    torch.testing.assert_close(slope(0.0), slope(-1e-9), atol=1e-6, rtol=0)
+    torch.testing.assert_close(slope(0.0), slope(1e-9), atol=1e-6, rtol=0)
+
+
 def test_elu_keeps_its_digits_far_below_zero() -> None:
     z = torch.full((1, 4), -12.0)
     phi, _ = feature_map("elu").of_query(z, 4, 1.0)
@@ -164,7 +179,9 @@ def test_paper_jumps_at_zero_as_printed() -> None:
 def test_the_derivative_by_hand_is_the_derivative(kind: str, beta: int) -> None:
     torch.manual_seed(0)
     phi = feature_map(kind)
-    z = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    z = torch.randn(7, 4, dtype=torch.float64)
+    z[2], z[3, 1] = 0, 0  # the bend of the curve, where both of its pieces could pass a gradient
+    z.requires_grad_()
     raw = phi.raw(z, beta * 4, 0.3)  # type: ignore[attr-defined]
     g = torch.randn_like(raw)
     right = torch.autograd.grad(raw, z, g)[0]

@@ -124,7 +124,8 @@ class Elu(Elementwise):
 
     def curve(self, z: Tensor) -> Tensor:
         # exp(min(z, 0)) + max(z, 0), not ELU(z) + 1: that sum would round a feature of e^-10 to two digits.
-        return z.clamp(min=0).add_(z.clamp(max=0).exp_())
+        # Only the exponential has a slope at 0: of two clamps both would pass a gradient there, 2 in all.
+        return z.relu() + z.clamp(max=0).exp_()
 
     def slope(self, z: Tensor, factor: float, value: Tensor) -> Tensor:
         return value.clamp(max=1)  # e^z below 0, 1 above: the curve is e^z and 1 + z
