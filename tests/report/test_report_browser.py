@@ -29,8 +29,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four methods on one task with three seeds, one of them in two variants; another task; a failure; a picture."""
     folder = tmp_path_factory.mktemp("report")
     for seed in range(3):
-        for method, (value, trained) in COST.items():
-            finished(folder / "runs", spec_of(method, seed), value + seed / 100, portrait__parameters__trained=trained)
+        for number, (method, (value, trained)) in enumerate(COST.items()):
+            uneven = (
+                value + seed / 100 + number * (seed - 1) ** 2 / 1000
+            )  # without any spread no test finds a difference
+            finished(
+                folder / "runs",
+                spec_of(method, seed),
+                uneven,
+                portrait__parameters__trained=trained,
+                chance={"answer": "<b>3</b>", "examples": 50, "metrics": {"accuracy": 0.2}},
+            )
         finished(folder / "runs", spec_of("lora", seed, learning_rate=0.1), 0.5, metrics__validation__accuracy=0.2)
     finished(folder / "runs", spec_of("bias", task=NASTY, shots=16), 0.5)
     failed(folder / "runs", spec_of("full"), f"out of memory {NASTY}")
@@ -79,9 +88,11 @@ def test_what_it_shows(tab: Page) -> None:
     """The table with its tags, every plot, the picture, the failure; and nothing from a name or error is run."""
     assert tab.locator("#table tbody tr.row").count() == 6
     assert tab.locator("#table thead th[scope=col]").count() >= 8
-    assert tab.locator("#table tbody th[scope=row]").count() == 6
+    assert tab.locator("#table tbody th[scope=row]").count() == 7  # the majority class has no runs to open
     assert tab.locator("#table .tag.best").count() == 1  # the other comparison has a single row
     assert tab.locator("#table .tag.set").all_inner_texts() == ["chosen"]
+    assert tab.locator("#table tr.reference th").all_inner_texts() == ["majority class (<b>3</b>)"]
+    assert "0.2000" in tab.locator("#table tr.reference").inner_text()
     for section in ("cost", "seeds", "curves"):
         assert tab.locator(f"#{section} svg[role=img]").count() == 2
         assert tab.locator(f"#{section} svg[role=img] .mark").count() >= 5

@@ -14,11 +14,12 @@ from scipy import stats
 
 from inlay.workflow.statistics import (
     Paired,
+    better_than,
     bootstrap,
+    front,
     holm,
     paired,
     pairs_among,
-    pareto,
     pick,
     standard_error,
     verdict,
@@ -126,17 +127,35 @@ def test_equal_methods_are_seldom_told_apart() -> None:
     assert wrong / 400 <= 0.07
 
 
-@given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 5)), max_size=7), st.booleans())
-def test_pareto_against_its_definition(points: list[tuple[int | None, int]], up: bool) -> None:
-    found = pareto(points, greater_is_better=up)
+@given(st.lists(st.tuples(st.one_of(st.none(), st.integers(0, 5)), st.integers(0, 5)), max_size=7))
+def test_the_front_of_methods_that_differ_is_paretos(points: list[tuple[int | None, int]]) -> None:
+    """Where every difference is significant, no other costs as little and scores higher, or scores as high for less."""
+    better = [{other for other, (_, s) in enumerate(points) if s < score} for _, score in points]
+    found = front([cost for cost, _ in points], better)
     for (cost, score), on in zip(points, found, strict=True):
         if cost is None:
             assert not on
             continue
-        rivals = [(c, s if up else -s) for c, s in points if c is not None]
-        mine = score if up else -score
-        beaten = any((c <= cost and s > mine) or (c < cost and s >= mine) for c, s in rivals)
-        assert on == (not beaten)
+        rivals = [(c, s) for c, s in points if c is not None]
+        assert on == (not any((c <= cost and s > score) or (c < cost and s >= score) for c, s in rivals))
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=7))
+def test_where_nothing_differs_only_the_cheapest_are_on_the_front(costs: list[int | None]) -> None:
+    known = [cost for cost in costs if cost is not None]
+    expected = [cost is not None and cost == min(known) for cost in costs]
+    assert front(costs, [set() for _ in costs]) == expected
+
+
+def test_better_than_is_over_common_seeds_and_corrected_for_all_pairs() -> None:
+    noise = (0.0, 0.011, -0.02, 0.015, -0.005)
+    good, bad = ({seed: mean + more for seed, more in enumerate(noise)} for mean in (0.9, 0.5))
+    same = {seed: 0.9 - more for seed, more in enumerate(noise)}
+    bad = {seed: value + 0.001 * seed for seed, value in bad.items()}
+    assert better_than([good, bad, same]) == [{1}, set(), {1}]
+    assert better_than([good, bad, same], greater_is_better=False) == [set(), {0, 2}, set()]
+    assert better_than([good, {9: 0.1}]) == [set(), set()], "no seed in common"
+    assert better_than([{0: 0.9, 1: 0.91}, {0: 0.1, 1: 0.12}]) == [set(), set()], "two seeds decide nothing"
 
 
 def test_standard_error_of_one_is_unknown() -> None:

@@ -258,12 +258,24 @@ def comparison(found: Comparison) -> None:
         "infer/s",
         "n",
     )
+    rows += majority(found)
     if fits(columns, rows):
         table(columns, rows, right=range(1, len(columns)))
     else:  # what came out, and then what it cost
         table(columns[:5], [row[:5] for row in rows], right=range(1, 5))
         table((columns[0], *columns[5:]), [(row[0], *row[5:]) for row in rows], right=range(1, 6))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
+
+
+def majority(found: Comparison) -> list[tuple[str, ...]]:
+    """The line of the class that is most frequent in training, where it is known."""
+    from inlay.workflow import chance
+
+    known = [row.standing for row in found.rows if row.standing is not None and row.standing.majority]
+    if not known:
+        return []
+    value = f"{sum(known[0].majority) / len(known[0].majority):.4f}"
+    return [(f"({chance.NAME})", value, str(len(known[0].majority)), *("-",) * 7)]
 
 
 def plan(plans: Sequence[Planned]) -> None:
@@ -296,9 +308,11 @@ def conclusions(found: Comparison, baseline: str | None = None) -> None:
     for line in words(found, baseline):
         say(line)
     fronts = {name: [row.method for row in found.rows if cost in row.front] for cost, name in COSTS.items()}
-    if len(found.rows) > 1:
+    if any(len(methods) > 1 for methods in fronts.values()):
         told = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in fronts.items() if methods)
-        say(f"No other method is as good for less ({told}).")
+        say(f"Worth their cost, each better than all that cost less ({told}).")
+    elif len(found.rows) > 1:
+        say("No method is shown to be worth its cost: none is significantly better than all that cost less.")
     for method in dict.fromkeys(each.method for each in found.tried):
         tried = [each for each in found.tried if each.method == method]
         scores = ", ".join(f"{each.rate:g}: {each.validation:.4f}{' *' * each.chosen}" for each in tried)

@@ -22,6 +22,7 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 
 if TYPE_CHECKING:
+    from inlay.workflow.chance import Standing
     from inlay.workflow.comparison import Comparison
     from inlay.workflow.statistics import Verdict
 
@@ -65,7 +66,7 @@ class Result:
     command: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """The runs of one spec over its seeds; `place` is its set's number. The best variant of its method is `chosen`."""
 
@@ -76,6 +77,8 @@ class Row:
     chosen: bool = True
     best: bool = False
     verdict: Verdict | None = None  # beside the best row of its set
+    leads: bool = False  # whether it is the best, and some other is significantly worse
+    beats: list[Row] = field(default_factory=list)  # the rows of its set that are significantly worse
 
     @property
     def values(self) -> list[float]:
@@ -93,6 +96,19 @@ class Row:
         from inlay.workflow.statistics import half_width
 
         return half_width(self.values)
+
+    @property
+    def standing(self) -> Standing:
+        """How it compares with the majority class."""
+        from inlay.workflow.chance import standing
+
+        tested = [result for result in self.results if result.split == "test"]
+        return standing(
+            self.label,
+            self.results[0].metric,
+            self.values,
+            [(result.spec.seed, result.record) for result in tested],
+        )
 
     @property
     def label(self) -> str:
@@ -375,7 +391,7 @@ def _said(value: Any) -> str:
 
 def _compare_with_best(rows: list[Row], sign: int) -> None:
     """What can be said of each row beside the best one, over the seeds that both have."""
-    from inlay.workflow.statistics import holm, paired, pairs_among, verdict
+    from inlay.workflow.statistics import better_than, holm, paired, pairs_among, verdict
 
     best = max(rows, key=lambda row: sign * row.mean)
     best.best = True
@@ -392,3 +408,7 @@ def _compare_with_best(rows: list[Row], sign: int) -> None:
     raised = holm([test.p for _, test in tests], pairs_among(len(rows)))
     for (row, test), p in zip(tests, raised, strict=True):
         row.verdict = verdict(test, p, greater_is_better=sign > 0)
+    best.leads = any(row.verdict == "worse" for row in rows)
+    values = [{result.spec.seed: result.value for result in row.results} for row in rows]
+    for row, worse in zip(rows, better_than(values, greater_is_better=sign > 0), strict=True):
+        row.beats = [rows[index] for index in sorted(worse)]

@@ -56,7 +56,8 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_markdown(found: Collected, out: Path) -> Path:
-    """A table a comparison, the best row in bold, the chosen variants marked."""
+    """A table a comparison, the chosen variants marked. The best row is bold
+    where another is significantly worse."""
     parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
         parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
@@ -68,7 +69,8 @@ def write_markdown(found: Collected, out: Path) -> Path:
 
 
 def write_latex(found: Collected, out: Path) -> Path:
-    """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the best row in bold, the chosen variants marked."""
+    """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the chosen variants marked. The best row is bold
+    where another is significantly worse."""
     parts, cut = [], cutter(found.specs)
     for place, name in enumerate(found.sets):
         rows = [row for row in found.rows if row.place == place]
@@ -100,7 +102,7 @@ def _cells(row: Row, escape: Callable[[str], str], bold: str, marks: bool) -> li
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [
         escape(row.label + ", chosen" * (marks and row.chosen and bool(row.variant))),
-        bold.format(result) if row.best else result,
+        bold.format(result) if row.leads else result,
         str(len(row.results)),
         f"{portraits[0]['parameters']['trained']:,}",
         "-" if memory is None else f"{memory / 2**20:,.0f}",

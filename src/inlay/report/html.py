@@ -27,6 +27,7 @@ from inlay.report import explanations
 from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.paths import cutter, everywhere
+from inlay.workflow.chance import NAME, sentences
 
 ENDINGS = (".html", ".htm")
 SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
@@ -150,7 +151,10 @@ def page_data(found: Collected) -> dict[str, Any]:
         "sets": [
             {**asdict(each), "label": each.label, "greater": greater_is_better(each.metric)} for each in found.sets
         ],
-        "rows": [_row(row, numbers) for row in found.rows],
+        "rows": [
+            _row(row, numbers) | {"beats": [found.rows.index(other) for other in row.beats]} for row in found.rows
+        ],
+        "references": _references(found),
         "runs": [_run(result) for result in found.results],
         "findings": findings(found) + found.said,
         "warnings": [asdict(warning) for warning in warnings(found)],
@@ -188,7 +192,7 @@ def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
         "interval": row.interval,
         "validation": sum(known) / len(known) if known else None,
         "chosen": row.chosen,
-        "best": row.best,
+        "best": row.leads,
         "verdict": row.verdict,
         "trained": mean_of(portraits, "parameters", "trained"),
         "share": mean_of(portraits, "parameters", "share"),
@@ -201,6 +205,17 @@ def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
         "settings": {key: value for key, value in settings_of(row.spec).items() if value not in (None, [], {}, False)},
         "runs": [numbers[id(result)] for result in row.results],
     }
+
+
+def _references(found: Collected) -> list[dict[str, Any]]:
+    """A set's majority class, where its runs have it on record."""
+    known: dict[int, dict[str, Any]] = {}
+    for row in found.rows:
+        standing = row.standing
+        if standing.majority and row.place not in known:
+            mean = sum(standing.majority) / len(standing.majority)
+            known[row.place] = {"set": row.place, "name": f"{NAME} ({standing.answer})", "mean": mean}
+    return list(known.values())
 
 
 def _run(result: Result) -> dict[str, Any]:
@@ -260,10 +275,13 @@ def _settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
 
 
 def findings(found: Collected) -> list[str]:
-    """One sentence a comparison: which method is best, and from which it cannot be told apart."""
+    """Of each comparison: whether it is above chance, which method is best, and which do not differ from it."""
     told = []
     for place, name in enumerate(found.sets):
         rows = [row for row in found.rows if row.place == place and row.chosen]
+        beside = sentences([row.standing for row in rows])
+        if len(beside) > 1:  # the first only says what the majority class scores, which the table does too
+            told.append(f"{name.label}: {' '.join(beside)}")
         if len(rows) < 2:
             continue
         best = next(row for row in rows if row.best)
@@ -277,7 +295,12 @@ def findings(found: Collected) -> list[str]:
         rest = "".join(f" {text}: {', '.join(names)}." for text, names in ties.items() if names)
         if all(row.best or row.verdict == "worse" for row in rows):
             rest = " All others are worse."
-        told.append(
-            f"{name.label}: {best.label} has the best {name.split} {name.metric}, {best.mean:.3f}{width}.{rest}"
-        )
+        what = f"{name.split} {name.metric}, {best.mean:.3f}{width}.{rest}"
+        if best.leads:
+            told.append(f"{name.label}: {best.label} has the best {what}")
+        else:
+            told.append(
+                f"{name.label}: no method is significantly better than another. {best.label} has the highest mean "
+                f"{what}"
+            )
     return told

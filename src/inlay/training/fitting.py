@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import TrainerCallback, set_seed
@@ -49,7 +50,8 @@ CHECKPOINT_SECONDS = 10.0
 @dataclass(frozen=True)
 class Outcome:
     """What a run came to. `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of
-    several tasks could not be trained to the end, and why."""
+    several tasks could not be trained to the end, and why; `classes_predicted`, how many different classes the test
+    examples were given, where an example has one."""
 
     model: nn.Module
     metrics: dict[str, dict[str, float]]
@@ -61,6 +63,7 @@ class Outcome:
     best_step: int | None = None
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    classes_predicted: int | None = None
 
 
 def fit(
@@ -171,7 +174,7 @@ def fit(
                 trainer.save()
             trainer.load_best()
             try:
-                metrics = _final_metrics(trainer, task, processor, spec, place, encode, collate)
+                metrics, classes = _final_metrics(trainer, task, processor, spec, place, encode, collate)
             except Interrupted:
                 trainer.save()
                 raise
@@ -221,6 +224,7 @@ def fit(
         stopped_early=trainer.progress.stopped,
         best_step=best["step"] if best else None,
         notes=notes,
+        classes_predicted=classes,
     )
 
 
@@ -315,10 +319,14 @@ def _final_metrics(
     place: Place,
     encode: Callable[[str], Any],
     collate: Callable[[Any], Any],
-) -> dict[str, dict[str, float]]:
-    """Metrics of the state that is kept: on validation they are known already, but for texts still to be written."""
+) -> tuple[dict[str, dict[str, float]], int | None]:
+    """Metrics of the state that is kept, and how many classes it gives the test examples.
+
+    On validation they are known already, but for texts still to be written.
+    """
     model, progress = trainer.modes.model, trainer.progress
     found: dict[str, dict[str, float]] = {}
+    classes: int | None = None
     with undisturbed():
         if len(task.validation):
             found["validation"] = progress.best["metrics"] if progress.best else progress.validation
@@ -328,12 +336,14 @@ def _final_metrics(
             if scored.seconds is not None:
                 progress.inference.append([scored.examples, scored.seconds])
             found["test"] = scored.metrics
+            if task.kind in kinds.ONE_LABEL:
+                classes = len(np.unique(scored.predictions.argmax(-1)))
         if task.generates:
             for split, known in found.items():
                 written = write(model, task, split, processor, spec, place, trainer.check_interrupt)
                 found[split] = known | written.metrics
     trainer.note({"final": found})
-    return found
+    return found, classes
 
 
 def portrait_of(

@@ -13,7 +13,8 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.records.store import Run
-from inlay.workflow import statistics
+from inlay.workflow import chance, statistics
+from inlay.workflow.chance import Standing
 from inlay.workflow.statistics import Verdict, half_width, standard_error
 
 COSTS = {"parameters": "trained parameters", "memory": "peak memory", "time": "seconds an epoch"}
@@ -33,7 +34,8 @@ class Row:
     """One method's line: its test metric over the seeds, and what it cost.
 
     `first_epoch` is the seconds of an epoch that has to compute the frozen trunk as well, where later ones do not.
-    `rate` is the learning rate of its runs, and `front` names the costs for which no other method beats it.
+    `rate` is the learning rate of its runs, and `front` names the costs for which no method that costs less is as good:
+    significantly worse than this one are all of them. `standing` is how it compares with the majority class.
     """
 
     method: str
@@ -50,6 +52,7 @@ class Row:
     seeds: tuple[int, ...] = ()
     rate: float | None = None
     front: tuple[str, ...] = ()
+    standing: Standing | None = None
 
     @property
     def mean(self) -> float:
@@ -171,12 +174,14 @@ def against(found: Comparison, baseline: str, *, named: bool = True) -> list[Dif
 
 def words(found: Comparison, baseline: str | None = None) -> list[str]:
     """What the numbers allow one to say, in sentences: who cannot be told from the best, or from the baseline."""
+    beside = chance.sentences([row.standing for row in found.rows if row.standing is not None])
     if len(found.rows) < 2:
-        return []
+        return beside
     told = []
     if baseline is not None and all(row.method != baseline for row in found.rows):
         told.append(f"The baseline {baseline} has no finished run here: the best stands in for it.")
         baseline = None
+    told += beside
     reference = baseline or found.rows[0].method
     by_verdict: dict[Verdict, list[str]] = {}
     for each in against(found, reference, named=baseline is not None):
@@ -267,9 +272,10 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     rows = [row_of(name, group) for name, group in by_method.items()]
     up = rows[0].greater_is_better
     rows = sorted(rows, key=lambda row: -row.mean if up else row.mean)
-    fronts = {
-        cost: statistics.pareto([(row.cost(cost), row.mean) for row in rows], greater_is_better=up) for cost in COSTS
-    }
+    better = statistics.better_than(
+        [dict(zip(row.seeds, row.values, strict=True)) for row in rows], greater_is_better=up
+    )
+    fronts = {cost: statistics.front([row.cost(cost) for row in rows], better) for cost in COSTS}
     return [replace(row, front=tuple(cost for cost in COSTS if fronts[cost][index])) for index, row in enumerate(rows)]
 
 
@@ -293,6 +299,12 @@ def row_of(method: str, runs: Sequence[Run]) -> Row:
         saved_bytes=portraits[0]["saved_bytes"],
         seeds=tuple(run.spec.seed for run in runs),
         rate=runs[0].spec.learning_rate,
+        standing=chance.standing(
+            method,
+            metric,
+            [run.metrics[split][metric] for run in runs],
+            [(run.spec.seed, run.record) for run in runs],
+        ),
     )
 
 

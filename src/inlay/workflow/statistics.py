@@ -128,15 +128,37 @@ def verdict(found: Paired, p: float | None, *, greater_is_better: bool) -> Verdi
     return "better" if (found.difference > 0) == greater_is_better else "worse"
 
 
-def pareto(points: Sequence[tuple[float | None, float]], *, greater_is_better: bool = True) -> list[bool]:
-    """Which (cost, score) points no other beats: none costs as little and scores higher, or scores as high for less.
+def better_than(values: Sequence[Mapping[int, float]], *, greater_is_better: bool = True) -> list[set[int]]:
+    """For each of several methods (a value a seed), the numbers of those that it is significantly better than.
 
-    A point without a cost is on no front.
+    All pairs are tested, over the seeds that both have, and corrected for all of them.
     """
-    sign = 1 if greater_is_better else -1
-    known = [(cost, sign * score) for cost, score in points if cost is not None]
+    pairs = [(one, other) for one in range(len(values)) for other in range(one)]
+    tests = [
+        paired([values[one][seed] for seed in common], [values[other][seed] for seed in common])
+        for one, other in pairs
+        if (common := sorted(values[one].keys() & values[other].keys()))
+    ]
+    tested = [pair for pair in pairs if values[pair[0]].keys() & values[pair[1]].keys()]
+    found: list[set[int]] = [set() for _ in values]
+    for (one, other), test, p in zip(tested, tests, holm([test.p for test in tests]), strict=True):
+        word = verdict(test, p, greater_is_better=greater_is_better)
+        if word == "better":
+            found[one].add(other)
+        elif word == "worse":
+            found[other].add(one)
+    return found
 
-    def on_front(cost: float, score: float) -> bool:
-        return not any(c <= cost and s >= score and (c < cost or s > score) for c, s in known)
 
-    return [cost is not None and on_front(cost, sign * score) for cost, score in points]
+def front(costs: Sequence[float | None], better: Sequence[set[int]]) -> list[bool]:
+    """Which methods are worth their cost: each is significantly better than all that cost less, and no other that costs
+    the same is better than it. A method whose cost is not known is on no front."""
+
+    def beaten(one: int, cost: float) -> bool:
+        return any(
+            (price < cost and other not in better[one]) or (price == cost and one in better[other])
+            for other, price in enumerate(costs)
+            if price is not None
+        )
+
+    return [cost is not None and not beaten(one, cost) for one, cost in enumerate(costs)]

@@ -15,6 +15,7 @@ from inlay.methods import registry
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
+from inlay.workflow import chance
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -46,6 +47,7 @@ def tune(
     `watchers` and `stop` see `inlay.training.fit`.
     """
     from inlay import backbones, tasks
+    from inlay.tasks.chance import majority
 
     say = say or (lambda line: None)
     if spec.tasks:
@@ -82,7 +84,12 @@ def tune(
             watchers=watchers,
             stop=stop,
         )
-        for line in (*task.notes[told:], *outcome.notes):
+        beside = {"chance": majority(task), "classes_predicted": outcome.classes_predicted}
+        for line in (
+            *task.notes[told:],
+            *outcome.notes,
+            *chance.of_one(spec, task.metrics[0], outcome.metrics, beside),
+        ):
             say(line)
         run.finish(
             {
@@ -95,6 +102,7 @@ def tune(
                 "best_step": outcome.best_step,
                 "stopped_early": outcome.stopped_early,
                 "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
+                **beside,
                 "task": {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": task.notes},
                 "backbone": described(backbone),
                 "versions": versions(),

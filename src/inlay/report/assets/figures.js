@@ -44,10 +44,10 @@ function ends(row, place, from, to) {
 const told = (row) => [`${row.of.split} ${row.of.metric} ${score(row.mean)}${missing(row.interval) ? '' : ` ± ${score(row.interval)}`}, ${plural(row.runs.length, 'seed')}`];
 
 function front(rows, cost) {
-  const worth = (row) => row.of.greater ? row.mean : -row.mean;
   const price = (row) => COSTS[cost].more ? -row[cost] : row[cost];
-  return rows.filter((row) => !rows.some((other) => worth(other) >= worth(row) && price(other) <= price(row)
-    && (worth(other) > worth(row) || price(other) < price(row)))).sort((a, b) => a[cost] - b[cost]);
+  const beats = (row, other) => row.beats.includes(DATA.rows.indexOf(other));
+  return rows.filter((row) => !rows.some((other) => (price(other) < price(row) && !beats(row, other))
+    || (price(other) === price(row) && beats(other, row)))).sort((a, b) => a[cost] - b[cost]);
 }
 
 function drawCost(rows) {

@@ -86,6 +86,8 @@ function body() {
     if (state.open.has(row)) lines.push(detail(row));
   }
   if (!rows.length) lines.push(el('tr', { class: 'empty' }, el('td', { colspan: VISIBLE.length }, 'Nothing matches. Clear a filter to see more.')));
+  const sets = new Set(rows.map((row) => row.set));
+  lines.push(...DATA.references.filter((each) => sets.has(each.set)).map(reference));
   $('#table tbody').replaceChildren(...lines);
   const more = $('#more');
   more.hidden = state.all || rows.length <= PAGE;
@@ -112,6 +114,14 @@ function line(row) {
     if (open) { state.open.add(row); made.after(detail(row)); } else { state.open.delete(row); made.nextSibling.remove(); }
   }
   return made;
+}
+
+// What a score has to beat, at the end of the table: it has no runs to open.
+function reference({ set, name, mean }) {
+  const of = DATA.sets[set];
+  const said = { mean: score(mean), task: of.task, model: of.model, shots: shotsOf({ of }), metric: `${of.split} ${of.metric}` };
+  return el('tr', { class: 'reference' }, el('th', { scope: 'row' }, name),
+    ...VISIBLE.slice(1).map((column) => el('td', { class: column.num && 'num' }, said[column.key] ?? '–')));
 }
 
 function detail(row) {

@@ -1,0 +1,100 @@
+"""Whether methods are above chance: beside the majority class, and whether they answer with one class throughout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inlay.records.spec import Spec
+
+NAME = "majority class"
+NORMAL = 1.96  # standard errors to either side of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method beside the majority class, over its runs: `constant` are the seeds with one class for every example.
+
+    `values` and `majority` are the metric on the test split, a value a run; runs from before there was such a record
+    have no `majority`.
+    """
+
+    method: str
+    metric: str
+    values: tuple[float, ...]
+    majority: tuple[float, ...] = ()
+    answer: str = ""
+    examples: int = 0
+    constant: tuple[int, ...] = ()
+
+    @property
+    def above_chance(self) -> bool | None:
+        """Whether the mean is above the majority class; of an accuracy, by more than the sampling error (95 %) that a
+        test set of this size leaves, which more seeds do not lower. None where it is not known."""
+        if not self.majority:
+            return None
+        chance = fmean(self.majority)
+        error = math.sqrt(chance * (1 - chance) / self.examples) if self.metric == "accuracy" else 0.0
+        return fmean(self.values) - chance > NORMAL * error
+
+
+def standing(
+    method: str, metric: str, values: Sequence[float], runs: Sequence[tuple[int, Mapping[str, Any]]]
+) -> Standing:
+    """A method's standing from its seeds and records; only where every record has what it takes."""
+    known = [record.get("chance") for _, record in runs]
+    constant = tuple(seed for seed, record in runs if record.get("classes_predicted") == 1)
+    if not known or not all(isinstance(each, Mapping) and metric in each["metrics"] for each in known):
+        return Standing(method, metric, tuple(values), constant=constant)
+    majority = tuple(float(each["metrics"][metric]) for each in known if each)
+    first = known[0] or {}
+    return Standing(
+        method, metric, tuple(values), majority, str(first["answer"]), int(first["examples"]), constant=constant
+    )
+
+
+def sentences(found: Sequence[Standing]) -> list[str]:
+    """What is to be known before one method is put above another."""
+    told = []
+    known = [each for each in found if each.majority]
+    if known:
+        first = known[0]
+        told.append(
+            f"Always answering {first.answer!r}, the most frequent class in training, has {first.metric} "
+            f"{fmean(first.majority):.4f} on {first.examples:,} test examples."
+        )
+        below = [each.method for each in known if not each.above_chance]
+        within = f", within the sampling error of {first.examples:,} examples" if first.metric == "accuracy" else ""
+        if len(below) == len(known):
+            told.append(f"No method is above that{within}: do not rank them.")
+        elif below:
+            told.append(f"Not above that{within}: {', '.join(below)}.")
+    for each in found:
+        if each.constant:
+            seeds = "every seed" if len(each.constant) == len(each.values) else f"seed {_listed(each.constant)}"
+            told.append(f"{each.method} gave all test examples the same class ({seeds}).")
+    return told
+
+
+def of_one(spec: Spec, metric: str, metrics: Mapping[str, Mapping[str, float]], beside: Mapping[str, Any]) -> list[str]:
+    """The same for a single run: nothing where it is above chance and tells examples apart."""
+    if metric not in metrics.get("test", {}):
+        return []
+    each = standing(spec.method, metric, [metrics["test"][metric]], [(spec.seed, beside)])
+    told = []
+    if each.constant:
+        told.append("all test examples were given the same class")
+    if each.above_chance is False:
+        told.append(
+            f"test {metric} {each.values[0]:.4f} is not above chance: always answering {each.answer!r}, the most "
+            f"frequent class in training, has {each.majority[0]:.4f} on these {each.examples:,} examples"
+        )
+    return told
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
