@@ -76,6 +76,43 @@ def test_the_command_prints_a_table(decoder: Path, tmp_path: Path) -> None:
     assert "least squares" not in done.output
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_generations_shown_are_transformers_own(family: str, tmp_path: Path) -> None:
+    """With the prompt, with the adapter, with neither: what `generate` writes, greedily, after the same beginning."""
+    folder, out = checkpoint(tmp_path / family, family), tmp_path / "adapter"
+    texts = [" ".join(f"w{(7 * row + step) % 30}" for step in range(8)) for row in range(10)]
+    found = compress(str(folder), PROMPT, out, texts=texts, options=QUICK, progress=False)
+    assert len(found.generations) == 2, "a fifth of ten texts is held out"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(out)).eval()
+    lead, prompt = split(tokenizer, PROMPT)
+
+    def written(model: Any, ids: list[int], more: int) -> str:
+        made = model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=more, pad_token_id=1)
+        return str(tokenizer.decode(made[0, len(ids) :], skip_special_tokens=True)).strip()
+
+    for each in found.generations:
+        ids = tokenizer(each.beginning, add_special_tokens=False).input_ids
+        more = QUICK.length - len(ids)
+        assert each.prompted == written(model, prompt + ids, more)
+        assert each.adapter == written(adapted, lead + ids, more)
+        assert each.bare == written(model, lead + ids, more)
+    kept = "".join(file.read_text() for file in out.glob("*.json"))
+    assert not any(each.prompted in kept for each in found.generations), "the folder holds no text"
+
+
+def test_what_may_be_lost_is_said(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    quick = ("--no-distil", "--count", "20", "--length", "6", "--quiet")
+    done = run("--model", decoder, "--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "a", *quick)
+    assert done.exit_code == 0, done.output
+    assert "Names, numbers and exact wording of the prompt may be lost" in done.output
+    assert done.output.count("\nadapter\t") == done.output.count("\nno prompt\t") - 1 == 3, (
+        "the table has `no prompt` too"
+    )
+
+
 def test_without_a_terminal_it_says_how_far_it_is(
     decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,12 +123,13 @@ def test_without_a_terminal_it_says_how_far_it_is(
     assert said[0].startswith("model: ")
     assert "scoring 2 held-out texts; 8 to learn from" in said
     told = capsys.readouterr().err.splitlines()
-    for stage, size in (("sampling", "18 tokens"), ("fitting", "4 batches"), ("distilling", "25 steps")):
+    for stage, size in (("sampling", "60 tokens"), ("fitting", "4 batches"), ("distilling", "25 steps")):
         lines = [line for line in told if line.startswith(f"{stage}: ")]
         assert lines[0] == f"{stage}: {size}"
         assert lines[-1].startswith(f"{stage}: done in ")
         assert len(lines) == 2, "seconds of work need no more"
-    assert "divergence" in told[-1]
+    assert "training loss" in told[-1]
+    assert "divergence" not in "".join(told), "the table has one, of other texts"
     monkeypatch.setattr(workflow, "APART", 0.0)
     compress(str(decoder), PROMPT, tmp_path / "b", options=options)
     steps = [line for line in capsys.readouterr().err.splitlines() if " of 25 steps" in line]

@@ -100,6 +100,7 @@ def command(
         show.say("Interrupted. Nothing was written.")
         raise typer.Exit(o.INTERRUPTED) from None
     table(found)
+    generations(found)
     if not quiet and not found.helped:
         show.say(
             "No step of the distillation came nearer to the prompt than where it began, so that is what was kept. Try "
@@ -107,9 +108,13 @@ def command(
         )
     if not quiet:
         show.say(
-            f"{found.prompt_tokens:,} tokens are now {show.count(found.trained)} numbers in {found.folder} "
+            f"{found.prompt_tokens:,} tokens are now {show.count(found.trained)} parameters in {found.folder} "
             f"({show.size(found.saved_bytes)})."
         )
+    show.say(
+        "Lossy: the prompt's general instructions survive best. Names, numbers and exact wording of the prompt may be "
+        "lost. Compare the continuations above before you rely on it."
+    )
 
 
 def table(found: Compression) -> None:
@@ -127,3 +132,12 @@ def table(found: Compression) -> None:
         )
     columns = ("model sees", "perplexity", "divergence", "of the prompt's benefit")
     show.table(columns, rows, title="held-out continuations", right=(1, 2, 3))
+
+
+def generations(found: Compression) -> None:
+    """Beginnings of held-out texts, and the likeliest continuation with the prompt, with the adapter, with neither."""
+    rows = []
+    for number, each in enumerate(found.generations, 1):
+        rows.append((f"text {number} begins", each.beginning))
+        rows += [("full prompt", each.prompted), ("adapter", each.adapter), ("no prompt", each.bare)]
+    show.table(("model sees", "and writes"), rows, title="how held-out texts go on")

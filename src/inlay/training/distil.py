@@ -121,8 +121,9 @@ class Pair:
         return torch.cat([batch.real[:, :1], batch.real], 1) if self.lead else batch.real
 
     @torch.no_grad()
-    def sample(self, count: int, length: int, seed: int, tick: Callable[[], None] | None = None) -> list[list[int]]:
-        """Continuations of the prompt, drawn from the prompted model as it is (temperature 1)."""
+    def sample(self, count: int, length: int, seed: int, tick: Callable[[int], None] | None = None) -> list[list[int]]:
+        """Continuations of the prompt, drawn from the prompted model as it is (temperature 1). `tick` is told how many
+        tokens have been drawn since the last time."""
         assert self.prompt.logits is not None
         generator = torch.Generator().manual_seed(seed)
         texts: list[list[int]] = []
@@ -137,9 +138,26 @@ class Pair:
                     if step + 1 < length:
                         logits = self._behind(cache, drawn[-1], step)[:, -1]
                     if tick is not None:
-                        tick()
+                        tick(rows)
                 texts += torch.cat(drawn, 1).tolist()
         return texts
+
+    @torch.no_grad()
+    def go_on(self, ids: Tensor, length: int, *, prompted: bool, adapter: bool = True) -> Tensor:
+        """The likeliest `length` tokens after each row of `ids` (rows, tokens), one after the other: with the prompt,
+        or without it and with the adapter or not."""
+        begun = ids.shape[1]
+        with evaluating(self.model):
+            cache = self._cache(len(ids)) if prompted else None
+            for step in range(length):
+                if cache is not None:
+                    with self.model.disable_adapter(), self.place.autocast():
+                        new = ids if step == 0 else ids[:, -1:]
+                        logits = self._behind(cache, new, ids.shape[1] - new.shape[1])
+                else:
+                    logits = self.bare(ids, adapter=adapter)
+                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+        return ids[:, begun:]
 
     def _cache(self, rows: int) -> Any:
         cache = copy.deepcopy(self.prompt.cache)

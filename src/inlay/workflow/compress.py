@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth of the others chooses when training was at its best
 LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
 LINES, APART = 10, 10.0  # where there is no terminal: lines a stage at most, and seconds between them at least
+SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to go on with, their tokens that are given, tokens to write
 HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
 
 
@@ -68,8 +69,22 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """The beginning of a held-out text, and the likeliest way to go on: with the prompt, the adapter, neither."""
+
+    beginning: str
+    prompted: str
+    adapter: str
+    bare: str
+
+
+@dataclass(frozen=True)
 class Compression:
-    """What came out: scores of held-out texts by who expects them, and what the adapter costs."""
+    """What came out: scores of held-out texts by who expects them, and what the adapter costs.
+
+    `generations` are how the model goes on with the beginnings of held-out texts; they may hold parts of the prompt,
+    and are not written into the folder.
+    """
 
     folder: Path
     scores: dict[str, Scores]
@@ -77,6 +92,7 @@ class Compression:
     trained: int
     saved_bytes: int
     record: dict[str, Any]
+    generations: list[Generation] = field(default_factory=list)
 
     def recovered(self, who: str) -> float | None:
         """The share of the prompt's benefit that is there without it; None if the prompt has none."""
@@ -194,7 +210,9 @@ def compress(
     write_folder(out, fill)
     weights = attach.trained_parameters(adapted).values()
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return Compression(out, scores, pair.prompt.length, sum(weight.numel() for weight in weights), saved, record)
+    trained = sum(weight.numel() for weight in weights)
+    shown = _generations(pair, backbone.processor, held, options.length)
+    return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
 
 
 def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,9 +281,33 @@ def _distilled(
 
 
 def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
-    rounds = math.ceil(options.texts / options.batch_size) * options.length
-    with _Bar("sampling", "tokens", rounds, progress) as tick:
-        return pair.sample(options.texts, options.length, options.seed, tick)
+    with _Bar("sampling", "tokens", options.texts * options.length, progress) as tick:
+        return pair.sample(options.texts, options.length, options.seed, lambda drawn: tick(count=drawn))
+
+
+def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room: int) -> list[Generation]:
+    """How the first held-out texts go on. A beginning is at most half of its text; with what is written it has `room`
+    tokens, for which the context suffices."""
+    import torch
+
+    def read(ids: torch.Tensor) -> str:
+        row = ids[0].tolist()
+        end = row.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in row else len(row)
+        return str(tokenizer.decode(row[:end], skip_special_tokens=True)).strip()
+
+    shown = []
+    for text in held[:SHOWN]:
+        begun = torch.tensor([list(text[: max(1, min(BEGUN, len(text) // 2))])], device=pair.place.device)
+        more = min(WRITTEN, room - begun.shape[1])
+        shown.append(
+            Generation(
+                read(begun),
+                read(pair.go_on(begun, more, prompted=True)),
+                read(pair.go_on(begun, more, prompted=False)),
+                read(pair.go_on(begun, more, prompted=False, adapter=False)),
+            )
+        )
+    return shown
 
 
 class _Bar:
@@ -278,7 +320,7 @@ class _Bar:
         self.name, self.units, self.total, self.done = name, units, total, 0
         terminal = sys.stderr.isatty()
         self.lines, self.loss = show and not terminal, ""
-        self.bar = tqdm(total=total, desc=name, leave=False, disable=not (show and terminal))
+        self.bar = tqdm(total=total, desc=name, unit=f" {units}", leave=False, disable=not (show and terminal))
 
     def __enter__(self) -> Callable[..., None]:
         self.began = self.said = time.monotonic()
@@ -290,14 +332,14 @@ class _Bar:
         if kind is None:
             self._say(f"done in {time.monotonic() - self.began:.1f} s{self.loss}")
 
-    def _tick(self, loss: float | None = None) -> None:
-        self.done += 1
+    def _tick(self, loss: float | None = None, count: int = 1) -> None:
+        before, self.done = self.done, self.done + count
         if loss is not None:
-            self.loss = f", divergence {loss:.3f}"
+            self.loss = f", training loss {loss:.3f}"  # of one batch; the divergence in the table is of held-out texts
             self.bar.set_postfix_str(self.loss.lstrip(", "), refresh=False)
-        self.bar.update()
-        tenth = self.done % math.ceil(self.total / LINES) == 0 and self.done < self.total
-        if tenth and time.monotonic() - self.said >= APART:
+        self.bar.update(count)
+        tenth = math.ceil(self.total / LINES)
+        if before // tenth < self.done // tenth and self.done < self.total and time.monotonic() - self.said >= APART:
             self.said = time.monotonic()
             self._say(f"{self.done:,} of {self.total:,} {self.units}{self.loss}")
 
