@@ -5,6 +5,7 @@ A command imports what is heavy when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 
@@ -13,19 +14,36 @@ MISTAKE = 2
 
 def main() -> None:
     """Run `inlay`; a user's mistake is one line on stderr and status 2."""
+    from inlay.cli import show
     from inlay.cli.app import app
+    from inlay.console import has_colour
     from inlay.errors import InlayError
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character: no reason to stop
+    # Panels for a person; plain text for a pipe, and where nothing may be coloured.
+    app.rich_markup_mode = "rich" if has_colour(sys.stdout) and has_colour(sys.stderr) else None
     # What takes long (fetching, converting) says so through the library's own logger.
     logger = logging.getLogger("inlay")
-    logger.addHandler(logging.StreamHandler())
+    logger.handlers[:] = [News()]
     logger.setLevel(logging.INFO)
     try:
         app(prog_name="inlay")
     except InlayError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        show.mistake(error)
         sys.exit(MISTAKE)
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nobody is left to tell.
         sys.stderr.close()
         sys.exit(0)
+
+
+class News(logging.Handler):
+    """What the library logs, told like all other news."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell one of them."""
+        from inlay.cli import show
+
+        show.say(self.format(record))

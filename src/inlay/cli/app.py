@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -32,8 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    # Panels for a person; plain text for a pipe.
-    rich_markup_mode="rich" if sys.stdout.isatty() else None,
+    rich_markup_mode=None,
 )
 
 

@@ -286,7 +286,7 @@ def carry_out(what: str, work: Callable[..., Explanation], spec: Spec, out: Path
     found = work(spec, progress=not quiet, say=None if quiet else show.say)
     charts_explain.write(found, folder, ["inlay", *sys.argv[1:]])
     SHOWN[what](found)
-    typer.echo(found.sentence)
+    show.answer(found.sentence)
     show.say(f"picture, numbers and circumstances in {folder}/ ({what}.png, .svg, .csv, .json)")
     failures = getattr(found, "failures", {})
     for which, why in failures.items():

@@ -24,7 +24,7 @@ def command(papers: Annotated[bool, typer.Option("--papers", help="Show where ea
             method.name,
             document.share(method, "text"),
             document.share(method, "image"),
-            document.trained_count(method),
+            "-" if document.share(method, "text") == "-" else document.trained_count(method),
             f"{method.learning_rate:g}",
             method.summary,
         )

@@ -51,6 +51,6 @@ def command(
         answers = predict(str(run), data, output, model=model, out=out, trust_remote_code=trust_remote_code)
     if output is None:
         for line in lines(answers):
-            typer.echo(line, nl=False)
+            show.answer(line.rstrip("\n"))
     else:
         show.say(f"{len(answers):,} predictions in {output}")

@@ -24,7 +24,7 @@ def command(
         str | None,
         typer.Argument(help="A recipe, as in activation-prompts/table-2; a paper, for all of its; or all."),
     ] = None,
-    names: Annotated[bool, typer.Option("--list", help="Name every recipe, one a line, and stop.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Name every recipe and stop.")] = False,
     scale: Annotated[
         str,
         typer.Option(

@@ -9,6 +9,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.console import visible
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="A run's name, an unambiguous part of it, or its folder.")]
@@ -58,7 +59,7 @@ def remove(
     store = Store(out)
     names = [store.match(id).name for id in ids]
     if not yes:
-        typer.confirm(f"Remove {', '.join(names)} from {out}?", abort=True)
+        typer.confirm(visible(f"Remove {', '.join(names)} from {out}?"), abort=True)
     for name in names:
         store.remove(name)
         show.say(f"removed {name}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from inlay.console import has_colour, visible
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
-BETWEEN = 3  # what a table puts between two columns
+WHITESPACE = re.compile(r"[ \t\n\r\f\v]+")  # not the blank that keeps two words together
 
 
 def table(
@@ -32,56 +34,47 @@ def table(
 ) -> None:
     """Print rows under named columns; `right` are the columns to align to the right.
 
-    On a terminal, cells of the columns `whole` are never broken over lines (their headers are, between words), those
-    of `cut` are cut short where there is no room, and those of `broken` are broken even in the first column.
+    On a terminal, cells of the columns `whole`, of `right` and of the first one are never broken over lines (their
+    headers are, between words), but for those of `broken`; those of `cut` are cut short where there is no room. Where
+    a table has no room even so, its rows stand one below the other.
     """
     if not SPEAKS:
         return
+    columns = [plain(column) for column in columns]
+    rows = [[plain(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for row in (columns, *rows):
-            print("\t".join(" ".join(cell.split()) for cell in row))
+            print("\t".join(row))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
+    from inlay.cli import grid
 
-    grid = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        # What comes first names the row, and people copy it: never broken over lines.
-        justify: Literal["left", "right"] = "right" if index in right else "left"
-        entire = (index == 0 and index not in broken) or index in whole or index in cut
-        width = max([len(row[index]) for row in rows] + [len(word) for word in column.split(" ")])
-        grid.add_column(
-            textwrap.fill(column, width) if index in whole else column, justify=justify, no_wrap=entire, overflow="fold"
-        )
-    for row in cut_short(columns, rows, cut):
-        grid.add_row(*row)
-    Console(markup=False, highlight=False).print(grid)
+    entire = {0, *whole, *right} - {*broken}  # what comes first names the row, and people copy it
+    lines = grid.lay_out(columns, rows, terminal_width(), right=right, whole=entire, cut=cut)
+    if title:
+        lines[:0] = [grid.Line(line, heading=True) for line in grid.wrapped(plain(title), terminal_width())]
+    bold, normal = ("\x1b[1m", "\x1b[0m") if has_colour(sys.stdout) else ("", "")
+    for line in lines:
+        print(f"{bold}{line.text}{normal}" if line.heading and line.text else line.text)
+    print()
+
+
+def plain(text: str) -> str:
+    """A cell of a table, or a title: on one line, with control characters made visible."""
+    return visible(" ".join(WHITESPACE.split(text)).strip(" "))
+
+
+def terminal_width() -> int:
+    """How many characters a line of the terminal has."""
+    return shutil.get_terminal_size().columns
 
 
 def fits(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a table is narrow enough for the terminal, headers broken between words; a pipe has no width."""
     if not sys.stdout.isatty():
         return True
-    words = [max(column.split(), key=len) for column in columns]
-    widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
-    return sum(widths) + BETWEEN * len(widths) <= shutil.get_terminal_size().columns
+    from inlay.cli import grid
 
-
-def cut_short(columns: Sequence[str], rows: Sequence[Sequence[str]], cut: Sequence[int]) -> list[list[str]]:
-    """The rows with the cells of some columns as long as the terminal has room for, beside the others whole."""
-    words = [max(column.split(), key=len) for column in columns]
-    widths = [max(len(cell) for cell in cells) for cells in zip(words, *rows, strict=True)]
-    own = sum(widths[index] for index in cut)
-    room = shutil.get_terminal_size().columns - BETWEEN * len(widths) - (sum(widths) - own)
-    most = {index: max(len(words[index]), widths[index] * room // own) for index in cut if room < own}
-    return [
-        [
-            cell if len(cell) <= most.get(index, len(cell)) else f"{cell[: most[index] - 1].rstrip()}…"
-            for index, cell in enumerate(row)
-        ]
-        for row in rows
-    ]
+    return grid.fits(columns, rows, terminal_width())
 
 
 def in_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], *, names: int, pairs: bool = False) -> None:
@@ -110,9 +103,20 @@ def in_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], *, names: i
 
 
 def say(line: str) -> None:
-    """One line of news, on stderr: results on stdout can be piped."""
+    """One line of news, on stderr: results on stdout can be piped. Control characters in it are made visible."""
     if SPEAKS:
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
+
+
+def answer(line: str) -> None:
+    """One line of a command's result, on stdout. Control characters in it are made visible."""
+    if SPEAKS:
+        print(visible(line), flush=True)
+
+
+def mistake(error: BaseException) -> None:
+    """What is wrong with what was asked, on stderr; every process says so, as each of them ends."""
+    print(visible(f"Error: {error}"), file=sys.stderr, flush=True)
 
 
 def count(number: float) -> str:
@@ -205,7 +209,10 @@ def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
 def whole_run(run: Run) -> None:
     """Everything that is on record of one run."""
     spec = [(key, json.dumps(value)) for key, value in run.spec.to_json().items() if value not in (None, [], {})]
-    table(("spec", run.id), spec)
+    if fits(("spec", run.id), [(key, "") for key, _ in spec]):
+        table(("spec", run.id), spec)
+    else:
+        table(("spec", "value"), spec, title=run.id)
     if run.status != "finished":
         say(f"This run is {run.status}" + (f": {run.error}" if run.error else "."))
         return

@@ -46,4 +46,4 @@ def command(
     show.run_result(run)
     if not quiet:
         how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"
-        show.say(f"\nPredict with it: inlay predict {how} --output predictions.jsonl")
+        show.say(f"Predict with it: inlay predict {how} --output predictions.jsonl")
