@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from inlay.methods.register import register, when_peft_is_imported
+from inlay.methods.register import extend_transformers, register, when_imported
 
 __version__ = "0.1.0"
 
@@ -36,7 +36,9 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-when_peft_is_imported(register)  # at once where it is already: our modules are imported then, after the line above
+# At once where they are already: our modules are imported then, after the line above.
+when_imported("peft", register)
+when_imported("transformers.integrations.peft", extend_transformers)
 
 
 def __getattr__(name: str) -> Any:

@@ -122,6 +122,13 @@ import inlay
 import sys, torch
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
+from transformers import AutoModelForSequenceClassification
+first = Path({str(saved / "BiasTuningConfig")!r})
+assert "peft" not in sys.modules  # Transformers brings it in while it loads the adapter
+model = AutoModelForSequenceClassification.from_pretrained(first, num_labels=3)
+from inlay.methods.probe import logits
+from zoo import tiny
+assert torch.equal(logits(model, tiny("bert")[1]), torch.load(first.with_suffix(".pt")))
 from peft import AutoPeftModel, AutoPeftModelForSequenceClassification, PeftConfig, PeftModel
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
 from inlay.methods.probe import logits

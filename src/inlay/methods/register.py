@@ -1,15 +1,15 @@
-"""The one place that extends PEFT: its closed list of method types, its mappings, and the card of a saved adapter.
+"""The one place that extends PEFT and Transformers: PEFT's closed list of method types, its mappings, the card of a
+saved adapter, and the adapters that Transformers loads itself.
 
 PEFT looks methods up in the enum `PeftType` and in mappings keyed by it. `register()` adds a member and the entries for
-every method of the registry that has a tuner of its own; it may be called any number of times. `when_peft_is_imported`
-arranges for that without importing PEFT, which takes seconds.
+every method of the registry that has a tuner of its own; it may be called any number of times. `when_imported` arranges
+for that without importing PEFT, which takes seconds.
 """
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,31 +119,48 @@ model = PeftModel.from_pretrained(base_model, "this/folder")
 """
 
 
-def when_peft_is_imported(action: Callable[[], None]) -> None:
-    """Run `action` now if PEFT is imported, otherwise as soon as it has been."""
-    if "peft" in sys.modules and not getattr(sys.modules["peft"].__spec__, "_initializing", False):
+def extend_transformers() -> None:
+    """Let Transformers' own adapter interface load our methods; where it is imported before PEFT, that is too late."""
+    from transformers.integrations.peft import PeftAdapterMixin
+
+    from inlay.methods.transformers_adapters import extend
+
+    extend(PeftAdapterMixin)
+
+
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Run `action` now if the module of this name is imported, otherwise as soon as it has been."""
+    if name in sys.modules and not getattr(sys.modules[name].__spec__, "_initializing", False):
         action()
     else:
-        sys.meta_path.insert(0, _AfterPeft(action))
+        sys.meta_path.insert(0, _After(name, action))
 
 
-class _AfterPeft(importlib.abc.MetaPathFinder):
-    """A finder that stands aside for every module but PEFT, whose loader it makes run one more step, once."""
+class _After(importlib.abc.MetaPathFinder):
+    """A finder that stands aside for every module but one, whose loader it makes run one more step, once.
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action = action
+    It goes when that module has been imported, and not when it is looked for: Transformers only asks whether PEFT is
+    there long before it imports it.
+    """
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self.name, self.action = name, action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "peft":
+        if fullname != self.name:
             return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((spec for finder in others if (spec := finder.find_spec(fullname, path, target))), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._conclude)
+        return spec
+
+    def _conclude(self) -> None:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("peft")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.action)
-        return spec
+            self.action()
 
 
 class _Loader(importlib.abc.Loader):
@@ -157,7 +174,7 @@ class _Loader(importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # PEFT and its tools find their own loader on the module: give it back before they look.
+        # A package and its tools find their own loader on the module: give it back before they look.
         assert module.__spec__ is not None
         module.__loader__ = module.__spec__.loader = self.loader
         self.loader.exec_module(module)

@@ -267,7 +267,7 @@ def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], nam
     absent = [name for name in names if name not in parameters]
     if absent:
         raise InlayError(f"{place} holds {_some(absent)}, for which the model has no place: another architecture?")
-    _compare(tensors, {name: parameters[name] for name in names}, place)
+    compare(tensors, {name: parameters[name] for name in names}, place)
     model.requires_grad_(False)
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -294,7 +294,7 @@ def _restore_adapter(
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, re.error) as error:
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)
-    _compare(tensors, expected, place)
+    compare(tensors, expected, place)
     set_peft_model_state_dict(adapted, tensors, adapter_name=adapter_name)
     use_head(adapted, adapter_name)
     return adapted
@@ -310,7 +310,7 @@ def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module
         raise InlayError(f"{place} cannot be loaded as {type(model).__name__}: {error}") from error
     state = loaded.state_dict()
     lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    _compare({name: tensor for name, tensor in state.items() if name not in lacking}, model.state_dict(), place)
+    compare({name: tensor for name, tensor in state.items() if name not in lacking}, model.state_dict(), place)
     model.load_state_dict(state)
     return model
 
@@ -326,7 +326,8 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:
+def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: Path) -> None:
+    """An error where tensors of an adapter are missing, left over, or of another shape than the model needs."""
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing:
         raise InlayError(f"{place} lacks {_some(missing)}: it is incomplete or belongs to another architecture.")
@@ -336,7 +337,7 @@ def _compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place:
         if tensor.shape != found[name].shape:
             raise InlayError(
                 f"{place}: {name} has shape {tuple(found[name].shape)}, the model needs {tuple(tensor.shape)}. "
-                "The number of labels or the base model is another."
+                "The base model or the number of labels is another; from_pretrained takes the latter as num_labels."
             )
 
 

@@ -1,0 +1,112 @@
+"""Transformers' own adapter interface, for our methods: `model.load_adapter`, which `from_pretrained` and `pipeline` of
+an adapter's folder call too.
+
+Transformers renames the keys of a saved adapter by patterns that fit LoRA. A piece of ours hangs one level deeper,
+under its child, and maybe within a LoRA's wrapper: none of its keys would find its place, and the base model would
+answer alone. So our adapters are loaded the way PEFT loads them, and strictly: a tensor that is missing, left over or
+of another shape is an error, and the adapter is taken out again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from inlay.methods.register import PREFIX
+
+HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
+
+
+def extend(mixin: Any) -> None:
+    """Let `load_adapter` of Transformers' models know our methods; everything else goes its way."""
+    original = mixin.load_adapter
+    if getattr(original, "_inlay", False):
+        return
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments
+        if not _is_ours(given):
+            return original(self, *args, **kwargs)
+        return _load(self, given)
+
+    load_adapter._inlay = True  # type: ignore[attr-defined]
+    mixin.load_adapter = load_adapter
+
+
+def _is_ours(given: Mapping[str, Any]) -> bool:
+    from transformers.utils import find_adapter_config_file
+
+    config = given.get("peft_config")
+    kind = getattr(config, "peft_type", None)
+    if config is None:
+        file = find_adapter_config_file(_source(given), **_hub(given))
+        try:
+            kind = json.loads(Path(file).read_text(encoding="utf-8"))["peft_type"] if file else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return False  # Transformers says what is wrong with it
+    return str(getattr(kind, "value", kind)).startswith(PREFIX)
+
+
+def _source(given: Mapping[str, Any]) -> str | None:
+    """The folder or the repository of the adapter."""
+    found = given.get("peft_model_id") or getattr(given.get("load_config"), "pretrained_model_name_or_path", None)
+    return None if found is None else str(found)
+
+
+def _hub(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How to fetch it, where it is a repository."""
+    found = dict(getattr(given.get("load_config"), "download_kwargs", None) or {})
+    found |= (given.get("kwargs") or {}).get("download_kwargs") or {}
+    found |= given.get("adapter_kwargs") or {}
+    if given.get("local_files_only"):
+        found["local_files_only"] = True
+    return {name: found[name] for name in HUB if name in found}
+
+
+def _load(model: Any, given: Mapping[str, Any]) -> Any:
+    from peft import PeftConfig
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+    from peft.utils.other import ModulesToSaveWrapper
+    from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+    from transformers.utils.loading_report import LoadStateDictInfo
+
+    from inlay.errors import InlayError
+    from inlay.methods.plain import WRAPPED
+    from inlay.methods.saving import WEIGHTS, compare
+
+    if given.get("hotswap") is True:
+        raise InlayError("hotswap=True: only a LoRA can be exchanged in place. Load this adapter under another name.")
+    source, hub, name = _source(given), _hub(given), given.get("adapter_name") or "default"
+    config, weights = given.get("peft_config"), given.get("adapter_state_dict")
+    if config is None:
+        config = PeftConfig.from_pretrained(source, **hub)
+    if weights is None:
+        weights = load_file(cached_file(source, WEIGHTS["peft"], **hub))
+    config.inference_mode = not given.get("is_trainable", False)
+    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type](model, config, adapter_name=name)
+    model._hf_peft_config_loaded = True
+    tuner._cast_adapter_dtype(name)
+    # A model that PEFT does not stand around has its own names, and a file those that it has in a PEFT model.
+    weights = {key.removeprefix(WRAPPED): value for key, value in weights.items()}
+    try:
+        expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        compare(weights, expected, Path(source or "The adapter that was given"))
+        set_peft_model_state_dict(model, weights, adapter_name=name)
+    except Exception:
+        model.delete_adapter(name)
+        raise
+    for module in model.modules():
+        if isinstance(module, ModulesToSaveWrapper) and name in module.modules_to_save:
+            # PEFT does not, where an adapter that was taken out again has left its wrapper.
+            module.set_adapter(name, inference_mode=config.inference_mode)
+    if config.inference_mode:
+        model.eval()
+    return LoadStateDictInfo(set(), set(), set(), [], {}, set())
