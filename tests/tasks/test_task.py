@@ -107,7 +107,10 @@ def test_new_rows_are_read_with_the_columns_of_training(moods: tasks.Task, write
     schema = TaskSchema.from_json(moods.to_json())
     rows = schema.read_inputs(write("new.csv", "id,text,label\n1,hello,unheard-of\n2,,\n"))
     assert rows == [{"text": "hello"}, {"text": ""}], "labels are ignored, an empty text is kept"
-    assert schema.read_inputs(write("new.jsonl", '{"text": "a"}\n{"text": NaN}\n')) == [{"text": "a"}, {"text": ""}]
+    assert schema.read_inputs(write("new.jsonl", '{"text": "a"}\n{"text": ""}\n')) == [{"text": "a"}, {"text": ""}]
+    for nothing in ('{"text": NaN}', '{"text": null}', '{"id": 1}'):
+        with pytest.raises(InlayError, match=r"'new\.jsonl', row 2: 'text' is missing \(null or NaN\)"):
+            schema.read_inputs(write("new.jsonl", f'{{"text": "a"}}\n{nothing}\n'))
     assert schema.read_inputs(write("na.csv", "text\nNA\n")) == [{"text": "NA"}]
     with pytest.raises(InlayError, match=r"lacks the column 'text' that the model was trained on \(columns: body\)"):
         schema.read_inputs(write("bad.csv", "body\nx\n"))

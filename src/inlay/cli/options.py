@@ -46,9 +46,18 @@ Data = Annotated[
 ]
 Text = Annotated[
     list[str] | None,
-    typer.Option(help="Column with the text; give it twice for pairs of texts.", rich_help_panel=DATA),
+    typer.Option(
+        help="Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
+        rich_help_panel=DATA,
+    ),
 ]
-Label = Annotated[str | None, typer.Option(help="Column with the label.", rich_help_panel=DATA)]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        help="Column (or path) with the label; with --kind causal-lm, the answer to the prompt in --text.",
+        rich_help_panel=DATA,
+    ),
+]
 Image = Annotated[str | None, typer.Option(help="Column with the paths of images.", rich_help_panel=DATA)]
 Kind = Annotated[
     str | None, typer.Option(help="Kind of task, where it cannot be told from the data.", rich_help_panel=DATA)

@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import files, kinds, labels
+from inlay.tasks import cells, files, kinds, labels
 from inlay.tasks.files import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
@@ -57,8 +57,10 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
             f"No column of {table.path.name!r} holds pictures or paths of pictures ({_listed(table)}). Name it with "
             "--image."
         )
+    if not spec.text:
+        _refuse_chats(table)
     if spec.kind in kinds.LANGUAGE_MODELS:
-        return _for_language_model(table, spec)
+        return _for_language_model(table, spec, notes)
     label = spec.label or _label_column(table, spec)
     texts = spec.text or _text_columns(table, label)
     if label in texts:
@@ -70,17 +72,35 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
 
 def _require(name: str, table: Table) -> str:
     if name not in table.columns:
-        raise unknown(f"column of {table.path.name!r}", name, table.columns)
+        inner = [path for column in table.columns for path in _paths(table, column)]
+        raise unknown(f"column of {table.path.name!r}", name, [*table.columns, *inner])
     return name
 
 
 def _listed(table: Table) -> str:
-    return f"columns: {', '.join(table.columns)}"
+    """The columns for an error; of one that holds objects what is in them, too."""
+    shown = [f"{name} ({', '.join(paths)})" if (paths := _paths(table, name)) else name for name in table.columns]
+    return f"columns: {', '.join(shown)}"
+
+
+def _refuse_chats(table: Table) -> None:
+    """Where the text is to be found: a chat is what was meant, and not some other column beside it."""
+    for name in table.columns:
+        if any(map(cells.is_chat, _values(table, name, 1))):
+            raise InlayError(
+                f"{table.path.name!r}: {name!r} holds chats. {cells.CHATS}. To use another column, name it with --text."
+            )
+
+
+def _paths(table: Table, column: str) -> list[str]:
+    """The dotted paths into a column's objects, as the first of them has them."""
+    first = next(iter(_values(table, column, 1)), None)
+    return cells.paths_of(first, column) if isinstance(first, Mapping) and not _looks_like_picture(first) else []
 
 
 def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
     found = (row[column] for row in table.rows)
-    there = (v for v in found if not labels.is_missing(v) and not (table.untyped and labels.says_missing(v)))
+    there = (v for v in found if not cells.is_missing(v) and not (table.untyped and labels.says_missing(v)))
     return list(itertools.islice(there, most))
 
 
@@ -195,7 +215,7 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
     return guess
 
 
-def _for_language_model(table: Table, spec: Spec) -> Choice:
+def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:
     """A text to continue, or a prompt and what should follow: --text PROMPT --label ANSWER, or --text twice."""
     assert spec.kind is not None
     texts: list[str] = list(spec.text or _text_columns(table, spec.label or ""))
@@ -206,4 +226,6 @@ def _for_language_model(table: Table, spec: Spec) -> Choice:
         raise kinds.refuse(spec.kind, f"it needs one text and at most one answer, not {', '.join(texts)}.")
     if spec.kind == kinds.DATA_TO_TEXT and answer is None:
         raise kinds.refuse(spec.kind, f"it needs the text to write: name it with --label ({_listed(table)}).")
+    if not spec.text:
+        notes.append(f"text from {texts[0]!r}" + (f", answer from {answer!r}" if answer else ""))
     return Choice(spec.kind, tuple(texts), answer)

@@ -16,6 +16,7 @@ import torch
 
 from inlay.errors import InlayError
 from inlay.tasks import prepare, templates
+from inlay.tasks.cells import as_text
 
 IGNORED = -100
 DEFAULT_LENGTH = 512
@@ -150,16 +151,17 @@ def _batches(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, An
 def _shortened(row: Mapping[str, Any], template: str, tokenizer: Any, max_length: int) -> Mapping[str, Any]:
     """The row with every field cut to as many words as fit; to as many characters, where not even one word does."""
     names = templates.fields_of(template)
+    texts = {name: as_text(row[name], name) for name in names}
 
     def of_words(count: int) -> Mapping[str, Any]:
-        return {**row, **{name: " ".join(str(row[name]).split()[:count]) for name in names}}
+        return {**row, **{name: " ".join(text.split()[:count]) for name, text in texts.items()}}
 
     def of_characters(count: int) -> Mapping[str, Any]:
-        return {**row, **{name: str(row[name])[:count] for name in names}}
+        return {**row, **{name: text[:count] for name, text in texts.items()}}
 
     for narrowed, most in (
-        (of_words, max(len(str(row[name]).split()) for name in names)),
-        (of_characters, max(len(str(row[name])) for name in names)),
+        (of_words, max(len(text.split()) for text in texts.values())),
+        (of_characters, max(map(len, texts.values()))),
     ):
         if count := _most_that_fits(narrowed, most, template, tokenizer, max_length):
             return narrowed(count)

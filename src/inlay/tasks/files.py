@@ -19,6 +19,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.tasks import labels
+from inlay.tasks.cells import is_missing, reach
 from inlay.tasks.split_names import known, one_of_each, resembles_split, split_of
 
 Row = dict[str, Any]
@@ -46,6 +47,16 @@ class Table:
     def numbered(self) -> Iterable[tuple[int, Row]]:
         """The rows, each with its number in the file."""
         return zip(self.numbers or range(1, len(self.rows) + 1), self.rows, strict=True)
+
+    def add_paths(self, names: Iterable[str]) -> None:
+        """Add a column for each dotted path among the names: `review.body` is `body` in the objects of `review`."""
+        for name in names:
+            if name not in self.columns and "." in name:
+                found = [reach(row, name) for row in self.rows]
+                if any(value is not None for value in found):
+                    self.columns.append(name)
+                    for row, value in zip(self.rows, found, strict=True):
+                        row[name] = value
 
     @property
     def untyped(self) -> bool:
@@ -465,7 +476,7 @@ def _split_in(value: Any, where: str, column: str) -> tuple[str, str]:
     word = value.strip() if isinstance(value, str) else value
     split = split_of(word) if isinstance(word, str) else None
     if split is None:
-        what = "is empty" if labels.is_missing(value) else f"says {word!r}, which is not the name of a split"
+        what = "is empty" if is_missing(value) else f"says {word!r}, which is not the name of a split"
         raise InlayError(
             f"{where}: the column {column!r} {what}. Known: {known()}. Correct that row, or rename the column if it "
             "does not divide the data."

@@ -9,22 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.tasks.cells import as_text
 
 IMBALANCE = 10
 # Whole numbers with more distinct values than this, not counted up from 0 or 1, are amounts and not classes.
 MOST_NUMBERED_CLASSES = 50
+LONGEST_NAME = 1000  # characters
 # How pandas, R, spreadsheets and databases write a missing value into a table that has only text, in any case.
 SPELLINGS_OF_NOTHING = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
-
-
-def is_null(value: Any) -> bool:
-    """Nothing, or not a number."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def is_missing(value: Any) -> bool:
-    """Nothing, not a number, or blank."""
-    return is_null(value) or (isinstance(value, str) and not value.strip())
 
 
 def says_missing(value: Any) -> bool:
@@ -32,9 +24,14 @@ def says_missing(value: Any) -> bool:
     return isinstance(value, str) and value.strip().casefold() in SPELLINGS_OF_NOTHING
 
 
-def as_name(value: Any) -> str:
+def as_name(value: Any, column: str = "label", where: str = "") -> str:
     """A label's name: 3, 3.0, "3" and "3.0" are one label."""
-    text = str(value).strip()
+    text = as_text(value, column, where).strip()
+    if len(text) > LONGEST_NAME:
+        raise InlayError(
+            f"{where}{': ' if where else ''}{column!r} holds a label of {len(text):,} characters ({text[:40]!r}...), "
+            f"and at most {LONGEST_NAME:,} are a name. If {column!r} is the text, name another column with --label."
+        )
     return text.partition(".")[0] if re.fullmatch(r"-?\d+\.0*", text) else text
 
 

@@ -13,6 +13,7 @@ from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import files, images, kinds, labels, prepare, templates
 from inlay.tasks.catalogue import Hub
+from inlay.tasks.cells import as_text, as_words, is_missing, is_null
 from inlay.tasks.columns import Choice, choose
 from inlay.tasks.draft import Draft, Row
 from inlay.tasks.files import Table
@@ -54,6 +55,8 @@ def load_hub_id(spec: Spec) -> Draft:
 
 def from_tables(spec: Spec, tables: dict[str, Table], name: str, source: str) -> Draft:
     """A draft of tables by split."""
+    for table in tables.values():
+        table.add_paths(named_columns(spec))
     notes = [note for table in tables.values() for note in table.notes]
     first = tables.get("train") or next(iter(tables.values()))
     choice = choose(first, spec, notes)
@@ -76,13 +79,19 @@ def read(path: Path, spec: Spec) -> dict[str, Table]:
         return files.read_folder(path)
     if files.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:
         return {"all": files.read_lines(path)}
-    return files.by_split(files.read_table(path), used=[*spec.text, *filter(None, (spec.label, spec.image))])
+    return files.by_split(files.read_table(path), used=named_columns(spec))
+
+
+def named_columns(spec: Spec) -> list[str]:
+    """The columns that a spec names."""
+    return [*spec.text, *filter(None, (spec.label, spec.image))]
 
 
 def _test_data(spec: Spec, choice: Choice, notes: list[str]) -> list[Row]:
     assert spec.test_data is not None
     tables = read(Path(spec.test_data).expanduser(), spec)
     table = tables.get("test") or next(iter(tables.values()))
+    table.add_paths(named_columns(spec))
     for name in (*choice.texts, choice.label, choice.image):
         if name is not None and name not in table.columns:
             raise InlayError(
@@ -103,8 +112,8 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
     def absent(row: Row, name: str) -> bool:
         value = row.get(name)
         if running_text:
-            return labels.is_null(value)
-        return labels.is_missing(value) or (name == spelled and labels.says_missing(value))
+            return is_null(value)
+        return is_missing(value) or (name == spelled and labels.says_missing(value))
 
     whole = {number: row for number, row in table.numbered if not any(absent(row, name) for name in needed)}
     dropped = len(table.rows) - len(whole)
@@ -148,53 +157,63 @@ def field_of(column: str) -> str:
     return f"{plain}_text" if plain in _TAKEN else plain
 
 
-def _texts(row: Row, choice: Choice) -> Row:
-    return {field_of(name): str(row[name]) for name in choice.texts}
+def _texts(row: Row, choice: Choice, where: str) -> Row:
+    return {field_of(name): as_text(row[name], name, where) for name in choice.texts}
 
 
 def _classified(row: Row, choice: Choice, table: Table, where: str) -> Row:
-    return _texts(row, choice) | {"label": _class(row[choice.label or ""], table)}
+    return _texts(row, choice, where) | {"label": _class(row, choice, table, where)}
 
 
 def _valued(row: Row, choice: Choice, table: Table, where: str) -> Row:
     value = row[choice.label or ""]
     numbers = labels.as_numbers([value])
     if numbers is None:
-        raise InlayError(f"{where}: the value {value!r} of {choice.label!r} is not a number.")
-    return _texts(row, choice) | {"label": numbers[0]}
+        said = as_text(value, choice.label or "", where)
+        raise InlayError(f"{where}: the value {said[:40]!r} of {choice.label!r} is not a number.")
+    return _texts(row, choice, where) | {"label": numbers[0]}
 
 
 def _pictured(row: Row, choice: Choice, table: Table, where: str) -> Row:
-    image = locate(row[choice.image or ""], table.path)
-    return {"image": image, "label": _class(row[choice.label or ""], table)}
+    image = locate(row[choice.image or ""], table.path, choice.image or "", where)
+    return {"image": image, "label": _class(row, choice, table, where)}
 
 
 def _continued(row: Row, choice: Choice, table: Table, where: str) -> Row:
-    return _texts(row, choice) | ({} if choice.label is None else {"target": str(row[choice.label])})
+    said = {} if choice.label is None else {"target": as_text(row[choice.label], choice.label, where)}
+    return _texts(row, choice, where) | said
 
 
 def _written(row: Row, choice: Choice, table: Table, where: str) -> Row:
-    texts = row[choice.label or ""]
-    texts = texts if isinstance(texts, list) else [texts]
-    return {"source": str(row[choice.texts[0]]), "references": [str(text) for text in texts]}
+    (source,), label = choice.texts, choice.label or ""
+    texts = row[label] if isinstance(row[label], list) else [row[label]]
+    return {
+        "source": as_text(row[source], source, where),
+        "references": [as_text(text, label, where) for text in texts],
+    }
 
 
-def _class(value: Any, table: Table) -> str:
+def _class(row: Row, choice: Choice, table: Table, where: str) -> str:
     """A class's name; a number stands for a name where the file names its classes."""
+    value = row[choice.label or ""]
     if table.class_names is not None and isinstance(value, int) and 0 <= value < len(table.class_names):
         return table.class_names[value]
-    return labels.as_name(value)
+    return labels.as_name(value, choice.label or "", where)
 
 
 def _tagged(row: Row, choice: Choice, table: Table, where: str) -> Row:
-    tokens, tags = row[choice.texts[0]], row[choice.label or ""]
-    for what, found in (("word", tokens), ("label of a word", tags)):
-        if not isinstance(found, str) and any(map(labels.is_null, found)):
+    (text,), label = choice.texts, choice.label or ""
+    for what, found in (("word", row[text]), ("label of a word", row[label])):
+        if isinstance(found, list) and any(map(is_null, found)):
             raise InlayError(f"{where}: a {what} is missing (null or NaN in the list).")
-    tokens = tokens.split() if isinstance(tokens, str) else [str(token) for token in tokens]
-    tags = tags.split() if isinstance(tags, str) else [labels.as_name(tag) for tag in tags]
+    tokens = as_words(row[text], text, where)
+    tags = [labels.as_name(tag, label, where) for tag in as_words(row[label], label, where)]
     if len(tokens) != len(tags):
-        raise InlayError(f"{where}: {len(tokens)} words and {len(tags)} labels; each word needs one.")
+        several = isinstance(row[text], str) and isinstance(row[label], list)
+        raise InlayError(
+            f"{where}: {len(tokens)} words and {len(tags)} labels; each word needs one."
+            + (" Several labels for one text are not offered: give one label a row." if several else "")
+        )
     return {"tokens": tokens, "label": tags}
 
 
@@ -203,11 +222,9 @@ def _span(row: Row, choice: Choice, table: Table, where: str) -> Row:
     key = "tokens" if isinstance(text, list) else "text"
     try:
         (made,) = prepare.spans({key: text, "start": row["start"], "end": row["end"]})
-    except ValueError:
-        raise InlayError(f"{where}: 'start' and 'end' must be whole numbers.") from None
     except InlayError as error:
         raise InlayError(f"{where}: {error}") from None
-    return made | {"label": _class(row[choice.label or ""], table)}
+    return made | {"label": _class(row, choice, table, where)}
 
 
 _FORMS: Mapping[str, Callable[[Row, Choice, Table, str], Row]] = {
@@ -222,13 +239,15 @@ _FORMS: Mapping[str, Callable[[Row, Choice, Table, str], Row]] = {
 }
 
 
-def locate(value: Any, table: Path) -> Any:
+def locate(value: Any, table: Path, column: str, where: str) -> Any:
     """A picture of a table: bytes as they are, a path relative to the table."""
-    if isinstance(value, Mapping):
-        return value if value.get("bytes") else locate(value.get("path"), table)
+    if isinstance(value, Mapping) and {"bytes", "path"} & set(value):
+        return value if value.get("bytes") else locate(value.get("path"), table, column, where)
     if isinstance(value, bytes):
         return value
-    path = Path(str(value)).expanduser()
+    if is_missing(value):
+        raise InlayError(f"{where}: there is no picture in the column {column!r}.")
+    path = Path(as_text(value, column, where)).expanduser()
     folder = table if table.is_dir() else table.parent
     return str(path if path.is_absolute() else folder / path)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from inlay.errors import InlayError
+from inlay.tasks.cells import as_text, as_whole_number, as_words
 from inlay.tasks.tags import entities
 
 Row = dict[str, Any]
@@ -64,28 +65,23 @@ def mark_characters(text: str, start: int, end: int) -> Row:
 def spans(row: Mapping[str, Any]) -> Iterable[Row]:
     """Entity typing: a given span (of words or of characters), or every entity of a tagged sentence."""
     if "start" in row and "end" in row:
-        start, end = int(row["start"]), int(row["end"])
+        start, end = as_whole_number(row["start"], "start"), as_whole_number(row["end"], "end")
         rest = {key: value for key, value in row.items() if key not in ("tokens", "text", "start", "end")}
         if row.get("tokens") is not None:
-            yield rest | mark_words(_words(row["tokens"]), start, end)
+            yield rest | mark_words(as_words(row["tokens"], "tokens"), start, end)
         elif row.get("text") is not None:
-            yield rest | mark_characters(str(row["text"]), start, end)
+            yield rest | mark_characters(as_text(row["text"], "text"), start, end)
         else:
             raise InlayError("There is neither a text nor tokens.")
     else:
-        tokens = _words(row["tokens"])
+        tokens = as_words(row["tokens"], "tokens")
         for kind, start, end in entities(row["ner_tags"]):
             yield mark_words(tokens, start, end) | {"type": kind}
 
 
-def _words(tokens: Any) -> list[str]:
-    """A sentence's words; one that is given as a text is divided at its spaces."""
-    return tokens.split() if isinstance(tokens, str) else list(tokens or ())
-
-
 def marked_entities(row: Mapping[str, Any]) -> Iterable[Row]:
     """Relation classification: <e1>...</e1> and <e2>...</e2> stand in the sentence already."""
-    text = str(row["sentence"]).strip()
+    text = as_text(row["sentence"], "sentence").strip()
     marks = list(_ENTITY.finditer(text))
     if len(marks) != 4:
         raise InlayError(f"A sentence should mark two entities, <e1>...</e1> and <e2>...</e2>, and does not: {text!r}")
@@ -95,23 +91,28 @@ def marked_entities(row: Mapping[str, Any]) -> Iterable[Row]:
 
 def wsc(row: Mapping[str, Any]) -> Iterable[Row]:
     """Winograd schemas: the pronoun is marked, for it may occur more than once."""
-    words = str(row["text"]).split(" ")
-    said, pronoun = int(row["span2_index"]), str(row["span2_text"])
+    words = as_text(row["text"], "text").split(" ")
+    said = as_whole_number(row["span2_index"], "span2_index")
+    pronoun = as_text(row["span2_text"], "span2_text")
     length = len(pronoun.split(" "))
     # The index is off by a word in a few rows of the release.
     found = [i for i in range(len(words)) if " ".join(words[i : i + length]).lower().startswith(pronoun.lower())]
     at = min(found, key=lambda i: abs(i - said), default=said)
     marked = [*words[:at], OPEN, *words[at : at + length], CLOSE, *words[at + length :]]
     rest = {key: value for key, value in row.items() if not key.endswith("_index")}
-    yield rest | {"text": " ".join(marked), "span1_text": str(row["span1_text"]), "span2_text": pronoun}
+    yield rest | {
+        "text": " ".join(marked),
+        "span1_text": as_text(row["span1_text"], "span1_text"),
+        "span2_text": pronoun,
+    }
 
 
 def e2e(row: Mapping[str, Any]) -> Iterable[Row]:
     """E2E: `name[Blue Spice], area[city centre]` is read as `name : Blue Spice | area : city centre`."""
-    pairs = re.findall(r"\s*([^\[\],]+)\[([^\]]*)\]", str(row["meaning_representation"]))
+    pairs = re.findall(r"\s*([^\[\],]+)\[([^\]]*)\]", as_text(row["meaning_representation"], "meaning_representation"))
     made: Row = {"source": " | ".join(f"{key} : {value}" for key, value in pairs)}
     if row.get("human_reference") is not None:
-        made["references"] = [str(row["human_reference"])]
+        made["references"] = [as_text(row["human_reference"], "human_reference")]
     yield made
 
 
@@ -126,11 +127,17 @@ def triples(row: Mapping[str, Any]) -> Iterable[Row]:
         found = [triple.split(" | ") for triple in sets[0]]
         good = zip(row["lex"]["text"], row["lex"]["comment"], strict=True)
         texts = [text for text, comment in good if comment == "good"]
-    source = " | ".join(" : ".join(str(part).replace("_", " ").strip('"') for part in triple) for triple in found)
+    source = " | ".join(" : ".join(part.replace("_", " ").strip('"') for part in _parts(triple)) for triple in found)
     if texts is None:
         yield {"source": source}
     elif texts:
-        yield {"source": source, "references": [str(text) for text in texts]}
+        yield {"source": source, "references": [as_text(text, "texts") for text in texts]}
+
+
+def _parts(triple: Any) -> list[str]:
+    if not isinstance(triple, list | tuple):
+        raise InlayError(f"'triples' is a list of lists [subject, predicate, object], and holds {str(triple)[:40]!r}.")
+    return as_words(triple, "triples")
 
 
 PREPARE: Mapping[str, Prepare] = {

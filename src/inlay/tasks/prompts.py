@@ -14,6 +14,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.tasks import templates
+from inlay.tasks.cells import as_text
 from inlay.tasks.templates import MARK, MASK, PROMPT, SEPARATOR, parts
 
 
@@ -102,12 +103,14 @@ def encode(rows: Sequence[Mapping[str, Any]], tokenizer: Any, config: Any, max_l
     if not config.template or not config.placeholders:
         raise InlayError("This adapter has no template: give the model what the tokenizer makes of a text.")
     wanted = templates.fields_of(config.template)
+    texts = []
     for number, row in enumerate(rows):
         if lacking := [name for name in wanted if name not in row]:
             raise InlayError(f"Row {number} lacks {', '.join(lacking)} of the template {config.template!r}.")
+        texts.append({name: as_text(row[name], name, f"Row {number}") for name in wanted})
     limit = max_length or min(encoding.length_limit(tokenizer) or encoding.DEFAULT_LENGTH, encoding.DEFAULT_LENGTH)
     template = expand(config.template, config.num_prompt_tokens)
-    columns, _ = encoding.encode_texts(rows, template, PromptTokenizer(tokenizer), limit)
+    columns, _ = encoding.encode_texts(texts, template, PromptTokenizer(tokenizer), limit)
     made = encoding.Encoded(columns)
     return encoding.TextCollator(tokenizer)([made[i] for i in range(len(made))])
 

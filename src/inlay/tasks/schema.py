@@ -13,7 +13,7 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import files, kinds, metrics, prepare, templates
-from inlay.tasks.labels import is_missing, is_null
+from inlay.tasks.cells import as_text, as_words, is_null, reach
 from inlay.tasks.own import locate
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class TaskSchema:
         """The rows of new data to predict, from a table, a folder of pictures, or one picture.
 
         Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says
-        is ignored. An empty text is predicted like any other.
+        is ignored. An empty text is predicted like any other; one that is missing (null, NaN) is an error.
         """
         path = Path(path).expanduser()
         if self.kind == kinds.IMAGES and (path.is_dir() or files.is_picture(path)):
@@ -131,19 +131,25 @@ class TaskSchema:
             )
         lines = self.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
         table = files.read_lines(path, self.fields[0]) if lines else files.read_table(path)
+        table.add_paths(self.inputs)
         if self.kind == kinds.IMAGES:
             column = self._column("image", table.columns, path)
-            for number, row in enumerate(table.rows, start=1):
-                if is_missing(row[column]):
-                    raise InlayError(f"{path.name!r}, row {number}: there is no picture in the column {column!r}.")
-            return [{"image": locate(row[column], path)} for row in table.rows]
-        return [self._input(row, table.columns, path, i + 1) for i, row in enumerate(table.rows)]
+            return [
+                {"image": locate(row[column], path, column, f"{path.name!r}, row {number}")}
+                for number, row in table.numbered
+            ]
+        return [self._input(row, table.columns, path, number) for number, row in table.numbered]
 
     def _pictures(self, path: Path) -> list[dict[str, Any]]:
         found = [p for p in files.files_below(path) if files.is_picture(p)] if path.is_dir() else [path]
         if not found:
             raise InlayError(f"There is no picture in {str(path)!r} ({', '.join(files.PICTURES)}).")
         return [{"image": str(p)} for p in found]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The user's columns that are read, by their names or their dotted paths."""
+        return list(dict.fromkeys([self.columns.get(name, name) for name in self.fields] + [*self.columns.values()]))
 
     def _column(self, name: str, columns: Sequence[str], path: Path) -> str:
         column = self.columns.get(name, name)
@@ -156,7 +162,9 @@ class TaskSchema:
 
     def row(self, values: Mapping[str, Any], source: str, number: int) -> dict[str, Any]:
         """One row to predict from its fields; `source` and `number` say where it stood if it cannot be read."""
-        return self._input(values, list(values), Path(source), number)
+        inner = {name: reach(values, name) for name in self.inputs if name not in values}
+        whole = {**values, **{name: value for name, value in inner.items() if value is not None}}
+        return self._input(whole, list(whole), Path(source), number)
 
     def _input(self, row: Mapping[str, Any], columns: Sequence[str], path: Path, number: int) -> dict[str, Any]:
         """One row to predict, normalised as in training."""
@@ -177,11 +185,10 @@ class TaskSchema:
             except InlayError as error:
                 raise InlayError(f"{path.name!r}, row {number}: {error}") from None
             return made
-        values = {name: row[self._column(name, columns, path)] for name in self.fields}
-        if self.kind == kinds.TOKENS:
-            tokens = values["tokens"]
-            return {"tokens": tokens.split() if isinstance(tokens, str) else [str(t) for t in tokens or ()]}
-        return {name: "" if is_null(value) else str(value) for name, value in values.items()}
+        read = as_words if self.kind == kinds.TOKENS else as_text
+        where = f"{path.name!r}, row {number}"
+        taken = {name: self._column(name, columns, path) for name in self.fields}
+        return {name: read(row[column], column, where) for name, column in taken.items()}
 
     def encode_inputs(
         self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None

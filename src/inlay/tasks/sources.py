@@ -20,6 +20,7 @@ from inlay.errors import InlayError
 from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
 from inlay.tasks import files, kinds, labels, prepare
 from inlay.tasks.catalogue import SPLITS, Hub, TaskCard
+from inlay.tasks.cells import as_text, as_words, is_null
 from inlay.tasks.draft import Draft, Row
 from inlay.tasks.split_names import SPLIT_NAMES
 
@@ -225,6 +226,7 @@ def _draft(card: TaskCard, splits: Mapping[str, Any], source: str, class_names: 
             made[split], names = _hub_images(card, data)
         else:
             rows = [row for raw in _as_rows(data, card) for row in _normalise(card, raw, source)]
+            rows = _with_texts(rows, card, split, notes)
             made[split] = rows if card.kind in kinds.LANGUAGE_MODELS else _labelled(rows, card, split, notes)
     made = {split: rows for split, rows in made.items() if len(rows)}
     if not made:
@@ -293,9 +295,23 @@ def _normalise(card: TaskCard, raw: Mapping[str, Any], source: str) -> Iterable[
         if "references" in each:
             made["references"] = each["references"]
         if card.target and card.target in each and card.kind == kinds.CAUSAL_LM:
-            made["target"] = str(each[card.target])
+            made["target"] = as_text(each[card.target], card.target, f"The data of {card.name!r}")
         label = next((each[name] for name in card.label if name in each), None)
         yield made | ({} if card.kind in kinds.LANGUAGE_MODELS else {"label": label})
+
+
+def _with_texts(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> list[Row]:
+    """The rows in which no text is missing, with every field as text."""
+    if card.kind == kinds.IMAGES:
+        return rows
+    read = as_words if card.kind == kinds.TOKENS else as_text
+    kept = [(i, row) for i, row in enumerate(rows, start=1) if not any(is_null(row[name]) for name in card.fields)]
+    if len(kept) < len(rows):
+        notes.append(f"{split}: {len(rows) - len(kept):,} of {len(rows):,} rows dropped for want of a text")
+    return [
+        {**row, **{name: read(row[name], name, f"{card.name} ({split}), row {i}") for name in card.fields}}
+        for i, row in kept
+    ]
 
 
 def _labelled(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> list[Row]:

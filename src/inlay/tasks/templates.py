@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from inlay.errors import InlayError, unknown
+from inlay.tasks.cells import as_text
 
 SEPARATOR, MASK, PROMPT = "sep", "mask", "soft_prompt"
 RESERVED = (SEPARATOR, MASK, PROMPT)
@@ -91,7 +92,7 @@ def render(template: str, row: Mapping[str, Any], mask: str | None = None) -> tu
         elif name == PROMPT:
             pass
         elif name is not None:
-            text = str(row[name]).replace(MARK, "")
+            text = as_text(row[name], name).replace(MARK, "")
             segments[-1] += text.replace(mask or "", "") if masked else text
     if f"{{{PROMPT}}}" in template:
         segments = [segment.strip() for segment in segments]
