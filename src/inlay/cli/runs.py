@@ -18,21 +18,28 @@ Id = Annotated[str, typer.Argument(help="A run's name, an unambiguous part of it
 @app.command("list")
 def list_(out: o.Out = Path("runs")) -> None:
     """List the runs in a folder, oldest first."""
+    from inlay.errors import InlayError
     from inlay.records.store import Store
 
-    store = Store(out)
-    runs = store.list()
-    failed = {run.id: run.failed_tasks for run in runs if run.failed_tasks}
-    show.table(
-        ("run", "status", "result", "trained"),
-        [(run.id, run.status + ", in part" * bool(failed.get(run.id)), *show.result(run)) for run in runs],
-        right=(3,),
-    )
+    runs, problems = Store(out).read()
+    rows: list[tuple[str, ...]] = []
+    failed: dict[str, dict[str, str]] = {}
+    for run in runs:
+        try:
+            with run.reading():
+                found, status = show.result(run), run.status
+        except InlayError as error:
+            problems[run.id] = str(error)
+            continue
+        failed |= {run.id: run.failed_tasks} if run.failed_tasks else {}
+        rows.append((run.id, status + ", in part" * (run.id in failed), *found))
+    rows += [(name, "unreadable", "-", "-") for name in problems]
+    show.table(("run", "status", "result", "trained"), rows, right=(3,))
     for name, tasks in failed.items():
         show.say(f"{name}: {', '.join(tasks)} failed in training. `inlay runs show {name}` says why.")
-    for problem in store.problems():
-        show.say(f"Unreadable: {problem}")
-    if not runs:
+    for name, problem in problems.items():
+        show.say(f"{name} is unreadable: {problem}")
+    if not rows:
         show.say(f"No runs in {out}. `inlay tune` makes one.")
 
 
@@ -44,7 +51,12 @@ def show_(id: Id, out: o.Out = Path("runs")) -> None:
     run = Store(out).get(id)
     if run.status == "finished":
         run.verify()
-    show.whole_run(run)
+    with run.reading():
+        show.whole_run(run)
+    if run.unvouched:
+        show.say(
+            f"Nothing vouches for {' and '.join(run.unvouched)}: an earlier inlay wrote this run without their digests."
+        )
 
 
 @app.command("rm")

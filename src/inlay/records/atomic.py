@@ -3,15 +3,21 @@
 A rename within one folder is atomic on POSIX file systems, and what was forced to disk before it survives a crash after
 it. Whatever goes wrong on the way (disk full, no permission) leaves the earlier file as it was, removes the temporary
 one, and is said as an `InlayError` with the path and the next step.
+
+A temporary name cannot be guessed and is only taken where nothing has it: in a folder that others write to, nobody can
+lay a link there first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,24 +93,47 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text`, whole or not at all."""
-    write_bytes(path, text.encode())
+    """Replace `path` by `text`, whole or not at all. Half a character, which no file can hold, becomes a `?`."""
+    write_bytes(path, text.encode(errors="replace"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, whole or not at all."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+
+    def fill(temporary: Path) -> None:
+        temporary.write_bytes(data)
+
+    write_file(path, fill)
+
+
+def write_file(path: Path, fill: Callable[[Path], None]) -> None:
+    """Replace `path` by the file that `fill` writes under the name it is given, whole or not at all."""
+    temporary = new_name(path.parent)
     with writing(path):
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            fill(temporary)
+            sync_file(temporary)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def new_name(folder: Path) -> Path:
+    """A name in `folder` that nobody can know beforehand, and that `clear_leftovers` knows as a temporary one."""
+    return folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add a line to a file of ours, or begin it. A link or a pipe in its place is refused."""
+    with writing(path):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o666), "ab") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(0, "it is not an ordinary file", str(path))
+            file.write(text.encode(errors="replace") + b"\n")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -114,11 +143,11 @@ def write_json(path: Path, data: Any) -> None:
 
 def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Replace the folder `path` by what `fill` puts into an empty one, whole or not at all."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    temporary = new_name(path.parent)
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
             fill(temporary)
             _let_others_read(temporary)
             sync_tree(temporary)
@@ -126,18 +155,18 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
                 # A folder cannot be replaced in one step: the old one is put aside, and back if the new one does not
                 # come to take its place. After a kill in between, `clear_leftovers` puts it back.
                 aside = path.with_name(f"{ASIDE}{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
+                remove(aside)
                 os.replace(path, aside)
                 try:
                     os.replace(temporary, path)
                 except BaseException:
                     os.replace(aside, path)
                     raise
-                shutil.rmtree(aside, ignore_errors=True)
+                remove(aside)
             else:
                 os.replace(temporary, path)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             raise
         sync_folder(path.parent)
 
@@ -162,10 +191,16 @@ def clear_leftovers(folder: Path) -> None:
         if not place.exists():
             os.replace(aside, place)
     for leftover in folder.glob(f"{TEMPORARY}*"):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+        remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, as far as that can be done; what a link points at stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def file_digest(path: Path) -> str:

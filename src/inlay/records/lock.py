@@ -17,7 +17,9 @@ from weakref import WeakSet
 
 from inlay.errors import InlayError
 from inlay.records.atomic import writing
+from inlay.records.sealed import parse_object, read_plain
 
+OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a link would be written through, a pipe waited for
 PATIENCE = 0.5  # seconds; `held` takes the lock for an instant, and must not make another process give up
 
 
@@ -43,7 +45,7 @@ class Lock:
         while True:
             with writing(self.path):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | OURS, 0o644)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -84,7 +86,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            note = json.loads(self.path.read_text())
+            note = parse_object(read_plain(self.path))
             who = f"process {note['pid']} on {note['host']}, since {note['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"
@@ -97,7 +99,7 @@ class Lock:
 def held(path: Path) -> bool:
     """Whether some process (this one included) holds the lock at `path`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | OURS)
     except OSError:
         return False
     try:

@@ -9,20 +9,21 @@
                adapter/        what was trained, as its method saves it
                record.json     the result: written last, so that it never stands for less than a whole run
 
-`record.json` holds the digest of every file of the adapter and of itself. Every file carries the version of this
-format: a newer one is refused, an older one is read with today's defaults for what it does not say.
+`record.json` holds the digest of every file of the adapter, of `versions.json`, of `metrics.jsonl` and of itself, and
+the spec once more. `spec.json`, `versions.json` and `state.json` are sealed too (see sealed.py). Runs from before that
+are read as they are; `Run.unvouched` names the files of theirs that nothing vouches for. Every file carries the version
+of this format: a newer one is refused, an older one is read with today's defaults for what it does not say.
 """
 
 from __future__ import annotations
 
 import builtins
-import hashlib
-import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -30,19 +31,26 @@ from typing import Any, Literal
 
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import (
-    TEMPORARY,
     Unwritable,
+    append_line,
     clear_leftovers,
     file_digest,
+    new_name,
+    remove,
     sync_tree,
-    write_json,
     writing,
 )
 from inlay.records.lock import Busy, Lock, held
+from inlay.records.sealed import checksum, is_intact, parse_object, read_plain, write_sealed
+from inlay.records.shape import misfit
 from inlay.records.spec import Spec
+from inlay.records.spec_values import shown
 from inlay.records.versions import versions
 
+__all__ = ["FORMAT", "FailedBefore", "Run", "Store", "checksum", "load", "name", "now", "read_json"]
+
 FORMAT = 1
+SPEC, VERSIONS, METRICS, RECORD, STATE = "spec.json", "versions.json", "metrics.jsonl", "record.json", "state.json"
 Status = Literal["finished", "interrupted", "failed", "running"]
 
 
@@ -61,12 +69,22 @@ class Run:
     it reads, and its writes do nothing.
     """
 
-    def __init__(self, folder: Path, spec: Spec, digest: str, *, created: str = "", follower: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        spec: Spec,
+        digest: str,
+        *,
+        created: str = "",
+        follower: bool = False,
+        spec_is_sealed: bool = True,
+    ) -> None:
         self.folder = folder
         self.spec = spec
         self.digest = digest
         self.created = created
         self.follower = follower
+        self._spec_is_sealed = spec_is_sealed
         self._lock = Lock(folder / ".lock")
         self._record: dict[str, Any] | None = None
 
@@ -83,7 +101,7 @@ class Run:
     @property
     def status(self) -> Status:
         """finished; running (some process is at it); failed; or interrupted (also: killed)."""
-        if self._record is not None or (self.folder / "record.json").exists():
+        if self._record is not None or (self.folder / RECORD).exists():
             return "finished"
         if self._lock.acquired or held(self._lock.path):
             return "running"
@@ -92,7 +110,8 @@ class Run:
     @property
     def error(self) -> str | None:
         """Why the run failed, where it did."""
-        return self._state().get("error") if self.status == "failed" else None
+        error = self._state().get("error") if self.status == "failed" else None
+        return None if error is None else str(error)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -102,17 +121,25 @@ class Run:
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
         """The final metrics by split."""
-        return self.record.get("metrics", {})
+        return self.record.get("metrics") or {}
 
     @property
     def failed_tasks(self) -> dict[str, str]:
         """Of a finished run of several tasks those that failed, and why; the others' results stand."""
-        return self.record.get("failed", {}) if self.status == "finished" else {}
+        return self.record.get("failed") or {} if self.status == "finished" else {}
 
     @property
     def portrait(self) -> dict[str, Any]:
         """What the run cost."""
-        return self.record.get("portrait", {})
+        return self.record.get("portrait") or {}
+
+    @property
+    def unvouched(self) -> list[str]:
+        """The files with no digest of theirs on record: an earlier inlay wrote none, so that an edit would not show."""
+        if self.status != "finished":
+            return [] if self._spec_is_sealed else [SPEC]
+        known = {*(self.record.get("files") or {}), *([SPEC] if self.record.get("spec") else [])}
+        return [file for file in (SPEC, VERSIONS, METRICS) if file not in known and (self.folder / file).exists()]
 
     def read(self) -> dict[str, Any]:
         """Read and check the record, once."""
@@ -120,13 +147,29 @@ class Run:
             self._record = self._read_record()
         return self._record
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While the record is shown: an entry that is not there, or null, is an error that names the run."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            if isinstance(error, InlayError):
+                raise
+            raise InlayError(f"The record of the run {self.id} lacks what a result has: {error!r}.") from None
+
     def history(self) -> list[dict[str, Any]]:
         """Metrics over time; a line that a killed process left half-written is passed over."""
+        path = self.folder / METRICS
+        try:
+            lines = read_plain(path).splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._damaged(f"{METRICS} cannot be read ({error.strerror})") from None
         entries = []
-        path = self.folder / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in lines:
             try:
-                entries.append(json.loads(line))
+                entries.append(parse_object(line))
             except ValueError:
                 continue
         return entries
@@ -134,8 +177,7 @@ class Run:
     def log(self, text: str) -> None:
         """Add a line to log.txt."""
         if not self.follower:
-            with writing(self.folder / "log.txt"), open(self.folder / "log.txt", "a", encoding="utf-8") as file:
-                file.write(f"{now()} {text}\n")
+            append_line(self.folder / "log.txt", f"{now()} {text}")
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write the result, last of all; then nothing of the way there is needed any more."""
@@ -154,13 +196,10 @@ class Run:
             "spec": self.spec.to_json(),
             "created": self.created,
             "finished": now(),
-            "files": self._adapter_digests(),
+            "files": self._digests(),
         }
-        whole = json.loads(json.dumps(whole))
-        whole["checksum"] = checksum(whole)
         self.log("finished")
-        write_json(self.folder / "record.json", whole)
-        self._record = whole
+        self._record = write_sealed(self.folder / RECORD, whole)
         self.clean()
 
     def fail(self, error: BaseException | str) -> None:
@@ -173,20 +212,13 @@ class Run:
 
     def verify(self) -> None:
         """Check that a finished run is as it was when it finished; a clear error otherwise."""
-        expected = self.record.get("files", {})
-        for name, entry in expected.items():
-            path = self.folder / name
-            if not path.is_file():
-                raise self._damaged(f"{name} is missing")
-            if path.stat().st_size != entry["bytes"]:
-                raise self._damaged(f"{name} has {path.stat().st_size} bytes where {entry['bytes']} were written")
-            if file_digest(path) != entry["sha256"]:
-                raise self._damaged(f"{name} was changed after it was written")
+        for name in self.record.get("files") or {}:
+            self._verify(name)
 
     def clean(self) -> None:
         """Remove what only an unfinished run needs."""
-        shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
-        (self.folder / "state.json").unlink(missing_ok=True)
+        remove(self.folder / "checkpoints")
+        remove(self.folder / STATE)
         clear_leftovers(self.folder)
 
     def close(self) -> None:
@@ -218,53 +250,79 @@ class Run:
         """
         self._lock.acquire()
         try:
-            if not retry_failed and not (self.folder / "record.json").exists():
+            done = (self.folder / RECORD).exists()
+            if not retry_failed and not done:
                 state = self._state()
                 if state.get("status") == "failed":
-                    raise FailedBefore(self.id, state.get("error"))
-            if not (self.folder / "spec.json").exists():
-                self.created = now()
-                write_json(
-                    self.folder / "spec.json",
-                    {"format": FORMAT, "digest": self.digest, "created": self.created, "spec": self.spec.to_json()},
-                )
-            if (self.folder / "record.json").exists():
+                    raise FailedBefore(self.id, str(state.get("error")))
+            if not (self.folder / SPEC).exists() or not (done or self._spec_is_sealed):
+                self.created = self.created or now()
+                facts = {"format": FORMAT, "digest": self.digest, "created": self.created, "spec": self.spec.to_json()}
+                write_sealed(self.folder / SPEC, facts)
+                self._spec_is_sealed = True
+            if done:
                 self.verify()
                 self.clean()
                 return
             clear_leftovers(self.folder)
-            write_json(self.folder / "versions.json", versions())
+            write_sealed(self.folder / VERSIONS, versions())
             self._set_state("running", None)
         except BaseException:
             self._lock.release()
             raise
 
+    def take(self, spec: Spec) -> None:
+        """This is the spec: it has the run's digest. A spec.json that says otherwise is written anew: it has no seal
+        and was edited, or names the same data by another path."""
+        self._spec_is_sealed = self._spec_is_sealed and self.spec == spec
+        self.spec = spec
+
     def _set_state(self, status: str, error: str | None) -> None:
         if self.follower:
             return
-        write_json(self.folder / "state.json", {"format": FORMAT, "status": status, "error": error, "updated": now()})
+        write_sealed(self.folder / STATE, {"format": FORMAT, "status": status, "error": error, "updated": now()})
         self.log(status if error is None else f"{status}: {error}")
 
     def _state(self) -> dict[str, Any]:
-        path = self.folder / "state.json"
-        return read_json(path) if path.exists() else {}
+        path = self.folder / STATE
+        state = read_json(path) if os.path.lexists(path) else {}
+        if is_intact(state) is False:
+            raise self._damaged(f"{STATE} was changed after it was written")
+        return state
 
     def _read_record(self) -> dict[str, Any]:
-        path = self.folder / "record.json"
+        path = self.folder / RECORD
         if not path.exists():
             raise InlayError(
                 f"The run {self.id} is not finished ({self.status}): it has no result yet. Give its command again to "
                 "resume it."
             )
         record = read_json(path)
-        if record.get("checksum") != checksum(record):
-            raise self._damaged("record.json was changed after it was written")
+        if not is_intact(record):
+            raise self._damaged(f"{RECORD} was changed after it was written")
         if record.get("digest") != self.digest:
-            raise self._damaged("record.json belongs to another run")
+            raise self._damaged(f"{RECORD} belongs to another run")
+        if wrong := misfit(record):
+            raise self._damaged(f"in {RECORD} {wrong}")
+        if record.get("spec") and Spec.from_json(record["spec"]) != self.spec:
+            raise self._damaged(f"{SPEC} is not the spec that {RECORD} says was run")
+        if METRICS in (record.get("files") or {}):
+            self._verify(METRICS, record["files"])
         return record
 
-    def _adapter_digests(self) -> dict[str, dict[str, Any]]:
-        files = sorted(path for path in self.adapter.rglob("*") if path.is_file())
+    def _verify(self, name: str, files: Mapping[str, Any] | None = None) -> None:
+        """Check one file against the digest that is on record."""
+        path, entry = self.folder / name, (files or self.record["files"])[name] or {}
+        if not path.is_file():
+            raise self._damaged(f"{name} is missing")
+        if path.stat().st_size != entry.get("bytes"):
+            raise self._damaged(f"{name} has {path.stat().st_size} bytes where {entry.get('bytes')} were written")
+        if file_digest(path) != entry.get("sha256"):
+            raise self._damaged(f"{name} was changed after it was written")
+
+    def _digests(self) -> dict[str, dict[str, Any]]:
+        small = [path for path in (self.folder / VERSIONS, self.folder / METRICS) if path.is_file()]
+        files = small + sorted(path for path in self.adapter.rglob("*") if path.is_file())
         return {
             path.relative_to(self.folder).as_posix(): {"sha256": file_digest(path), "bytes": path.stat().st_size}
             for path in files
@@ -286,7 +344,7 @@ class Store:
     def find(self, digest: str) -> Run | None:
         """The run with this digest, whatever its status."""
         for folder in sorted(self.out.glob(f"*-{digest[:10]}")):
-            if (folder / "spec.json").is_file():
+            if (folder / SPEC).is_file():
                 run = load(folder)
                 if run.digest == digest:
                     return run
@@ -299,6 +357,8 @@ class Store:
         launch` the first process owns the run and the others follow.
         """
         run = self.find(digest) or Run(self.out / name(spec, digest), spec, digest)
+        if run.status != "finished":
+            run.take(spec)
         if int(os.environ.get("RANK", "0")) > 0:
             run.follower = True
             return run
@@ -309,7 +369,7 @@ class Store:
 
     def get(self, id: str) -> Run:
         """The run called `id`: a name, an unambiguous beginning or end of one, or a path to its folder."""
-        if (Path(id) / "spec.json").is_file():
+        if (Path(id) / SPEC).is_file():
             return load(Path(id))
         return load(self.match(id))
 
@@ -319,11 +379,16 @@ class Store:
 
     def problems(self) -> builtins.list[str]:
         """What is wrong with the runs that cannot be read, one line each."""
-        return self.read()[1]
+        return list(self.read()[1].values())
 
     def remove(self, id: str) -> None:
         """Delete a run of this store, readable or not; refused while a process works on it."""
         folder = self.match(id)
+        if folder.is_symlink():
+            raise InlayError(
+                f"Not removed: {folder} is a link to {os.readlink(folder)}. Remove the link itself with `rm`, or the "
+                "run where it lies."
+            )
         lock = Lock(folder / ".lock")
         try:
             lock.acquire()
@@ -331,7 +396,7 @@ class Store:
             raise InlayError(f"Not removed. {busy}") from None
         try:
             # Renamed first: a removal that is cut short leaves nothing that looks like a run.
-            doomed = folder.with_name(f"{TEMPORARY}removed-{os.getpid()}-{folder.name}")
+            doomed = new_name(folder.parent)
             with writing(folder):
                 os.replace(folder, doomed)
                 shutil.rmtree(doomed)
@@ -359,12 +424,12 @@ class Store:
         return sorted(
             folder
             for folder in self.out.iterdir()
-            if not folder.name.startswith(".") and (folder / "spec.json").is_file()
+            if not folder.name.startswith(".") and os.path.lexists(folder / SPEC)
         )
 
-    def read(self) -> tuple[builtins.list[Run], builtins.list[str]]:
-        """Every readable run, oldest first, and what is wrong with the others, one line each."""
-        runs, problems = [], []
+    def read(self) -> tuple[builtins.list[Run], dict[str, str]]:
+        """Every readable run, oldest first, and what is wrong with the others, by their names."""
+        runs, problems = [], {}
         for folder in self._folders():
             try:
                 run = load(folder)
@@ -372,29 +437,38 @@ class Store:
                     run.read()
                 runs.append(run)
             except InlayError as error:
-                problems.append(str(error))
+                problems[folder.name] = str(error)
         return sorted(runs, key=lambda run: (run.created, run.id)), problems
 
 
 def load(folder: Path) -> Run:
     """The run in `folder`, for reading."""
-    data = read_json(folder / "spec.json")
+    path = folder / SPEC
+    data = read_json(path)
+    intact = is_intact(data)
+    if intact is False:
+        raise InlayError(
+            f"{path} was changed after it was written. Restore it from a copy, or remove the run with `inlay runs rm "
+            f"{folder.name}` and run it again."
+        )
+    digest, created = data.get("digest"), data.get("created", "")
+    if not isinstance(digest, str) or not isinstance(created, str) or "spec" not in data:
+        raise InlayError(f"{path} is not a run's spec: its digest, its time or the spec itself is wrong or missing.")
     try:
-        return Run(folder, Spec.from_json(data["spec"]), data["digest"], created=data.get("created", ""))
-    except (KeyError, TypeError) as error:
-        raise InlayError(f"{folder / 'spec.json'} is not a run's spec: {error!r} is wrong or missing in it.") from None
+        spec = Spec.from_json(data["spec"])
+    except InlayError as error:
+        raise InlayError(f"{path} is not a run's spec: {error}") from None
+    return Run(folder, spec, digest, created=created, spec_is_sealed=bool(intact))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A file of ours, refused clearly when it is not whole or comes from a newer inlay."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError("not an object")
+        data = parse_object(read_plain(path))
     except FileNotFoundError:
         raise InlayError(f"{path} is missing: {path.parent} is not a run's folder, or not a whole one.") from None
     except OSError as error:
-        raise InlayError(f"Cannot read {path}: {error.strerror}. Check its permissions.") from error
+        raise InlayError(f"Cannot read {path}: {error.strerror}. Check what it is, and its permissions.") from error
     except ValueError as error:
         raise InlayError(
             f"{path} is damaged (not JSON: {error}). Remove the run with `inlay runs rm {path.parent.name}` and run it "
@@ -403,16 +477,10 @@ def read_json(path: Path) -> dict[str, Any]:
     version = data.get("format", FORMAT)
     if not isinstance(version, int) or version > FORMAT:
         raise InlayError(
-            f"{path} was written by a newer inlay (format {version}; this one reads up to {FORMAT}). "
+            f"{path} was written by a newer inlay (format {shown(version)}; this one reads up to {FORMAT}). "
             "Upgrade with `pip install --upgrade inlay`."
         )
     return data
-
-
-def checksum(record: Mapping[str, Any]) -> str:
-    """SHA-256 over a record without its own checksum."""
-    canonical = json.dumps({k: v for k, v in record.items() if k != "checksum"}, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def name(spec: Spec, digest: str) -> str:

@@ -156,6 +156,7 @@ class Collected:
     unfinished: list[Unfinished] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)  # methods that were not run, and why
+    unvouched: list[str] = field(default_factory=list)  # runs of an earlier inlay, some of whose files have no digest
     said: list[str] = field(default_factory=list)  # of a baseline that was named, and of tasks that failed
 
     @property
@@ -196,11 +197,10 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
     found.unfinished += lost
     for run in listed:
         try:
-            _add(found, run)
+            with run.reading():
+                _add(found, run)
         except InlayError as error:
             found.damaged.append(str(error))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            found.damaged.append(f"The record of the run {run.id} lacks what a result has: {error!r}.")
     if not found.results:
         raise InlayError(_nothing(found, runs))
     _arrange(found)
@@ -212,7 +212,7 @@ def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
         kind = "a file" if folder.exists() else "not there"
         raise InlayError(f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.")
     runs, problems = Store(folder).read()
-    return Collected(folder.resolve().name, damaged=problems), runs
+    return Collected(folder.resolve().name, damaged=list(problems.values())), runs
 
 
 def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:
@@ -265,6 +265,8 @@ def _add(found: Collected, run: Run) -> None:
     if not math.isfinite(result.value):
         raise InlayError(f"The run {run.id} ended with {split} {metric} = {result.value}: left out of the tables.")
     found.results.append(result)
+    if run.unvouched:
+        found.unvouched.append(run.id)
     if run.failed_tasks:
         told = "; ".join(f"{name}: {why}" for name, why in run.failed_tasks.items())
         found.said.append(f"{run.id}: the average leaves out what failed in training. {told}.")

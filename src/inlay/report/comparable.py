@@ -32,7 +32,7 @@ class Warned:
 def warnings(found: Collected) -> list[Warned]:
     """Everything that stands between these numbers and a fair comparison, the gravest first."""
     results = (_several_sets, _budgets, _data, _weights, _splits, _versions, _variants, _seeds, _lost, _left_out)
-    checks = (*results, _hardware, _trunk)
+    checks = (*results, _hardware, _trunk, _unvouched)
     told = [warning for check in checks if (warning := check(found)) is not None]
     order: tuple[Level, ...] = ("result", "cost", "note")
     return sorted(told, key=lambda warning: order.index(warning.level))
@@ -194,6 +194,14 @@ def _left_out(found: Collected) -> Warned | None:
         by_reason.setdefault(why, []).append(method)
     text = " ".join(f"{', '.join(names)} ({why})." for why, names in by_reason.items())
     return Warned("note", "Methods that were not run", text) if text else None
+
+
+def _unvouched(found: Collected) -> Warned | None:
+    text = (
+        "An earlier inlay wrote these runs without digests of their curves and versions: an edit would not show. "
+        f"Their records vouch for their results. {_listed(found.unvouched)}."
+    )
+    return Warned("note", "Nothing vouches for some files", text) if found.unvouched else None
 
 
 def _hardware(found: Collected) -> Warned | None:

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from inlay.records.atomic import writing
+from inlay.records.atomic import append_line
 from inlay.records.store import now
 
 
@@ -60,8 +60,7 @@ class Display(TrainerCallback):
         elif self.show:
             tqdm.write(f"{self.name}: {text}", file=sys.stderr)  # a bar around several runs may be there
         if self.log is not None:
-            with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
-                file.write(f"{now()} {text}\n")
+            append_line(self.log, f"{now()} {text}")
 
     def close(self) -> None:
         """Close the bar, if there is one."""

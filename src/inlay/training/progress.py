@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from inlay.records.atomic import write_text, writing
+from inlay.records.atomic import append_line, write_text
 
 
 @dataclass
@@ -52,5 +52,4 @@ class Journal:
     def add(self, entry: dict[str, Any]) -> None:
         """Add a line."""
         if self.path is not None:
-            with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            append_line(self.path, json.dumps(entry))

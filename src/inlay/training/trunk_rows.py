@@ -123,7 +123,7 @@ class Rows:
         """Take the disk space now: a memory-mapped file that runs out of it later kills the process."""
         try:
             path.unlink(missing_ok=True)
-            with open(path, "wb") as file:
+            with open(path, "xb") as file:  # not through a link that was laid there
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, self.bytes)
                 else:

@@ -1,0 +1,93 @@
+"""JSON files that vouch for themselves, and reading any JSON file without trusting it.
+
+A sealed file holds the SHA-256 of the rest of it. The seal tells damage, an edit by hand and a half-copied file; it is
+no signature, as whoever rewrites a file can seal it again. What was written before there were seals has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inlay.records.atomic import write_json
+
+SEAL = "checksum"
+MOST_BYTES = 2**26  # no JSON file that inlay writes comes near
+DEEPEST = 50
+
+
+def checksum(data: Mapping[str, Any], seal: str = SEAL) -> str:
+    """SHA-256 over an object without its own seal."""
+    canonical = json.dumps({key: value for key, value in data.items() if key != seal}, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def sealed(data: Mapping[str, Any], seal: str = SEAL) -> dict[str, Any]:
+    """The object as JSON will give it back, with its seal."""
+    text = json.dumps({key: value for key, value in data.items() if key != seal}, ensure_ascii=False)
+    plain = json.loads(text.encode(errors="replace"))
+    return plain | {seal: checksum(plain, seal)}
+
+
+def is_intact(data: Mapping[str, Any], seal: str = SEAL) -> bool | None:
+    """Whether an object is as it was sealed; None where it has no seal."""
+    return data[seal] == checksum(data, seal) if seal in data else None
+
+
+def write_sealed(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace `path` by the sealed object, whole or not at all; what was written comes back."""
+    whole = sealed(data)
+    write_json(path, whole)
+    return whole
+
+
+def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of an ordinary file. Pipes, devices and folders are not waited for: an `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(0, "it is not an ordinary file", str(path))
+        if found.st_size > most:
+            raise OSError(0, f"it has {found.st_size:,} bytes where at most {most:,} are read", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
+
+
+def parse(raw: bytes | str) -> Any:
+    """What JSON says. Everything that cannot be worked with is a `ValueError`: other bytes than UTF-8, nesting beyond
+    reason, half a character."""
+    try:
+        data = json.loads(raw.decode("utf-8") if isinstance(raw, bytes) else raw)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    layer: list[Any] = [data]
+    for _ in range(DEEPEST):
+        layer = [inner for value in layer for inner in _inside(value)]
+        if not layer:
+            return data
+    raise ValueError("it is nested too deeply")
+
+
+def parse_object(raw: bytes | str) -> dict[str, Any]:
+    """What JSON says, where that is an object; a `ValueError` otherwise."""
+    data = parse(raw)
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds a {type(data).__name__}, not an object")
+    return data
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair can be written nowhere; UnicodeEncodeError is a ValueError
+        return []
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return value if isinstance(value, list) else []
