@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hosts import TEXTS, until
 
-from inlay.serve.batching import FAILING, Batcher
+from inlay.serve.batching import FAILING, SHARE, Batcher
+from inlay.serve.fairness import Client
 from inlay.serve.refusals import Refusal
 from inlay.workflow.answer import Request
 
@@ -283,3 +284,74 @@ def test_nobody_waits_for_a_thread_that_has_ended(batcher: Batcher, echo: Echo) 
     with pytest.raises(Refusal, match="stopping"):
         late.result(PATIENCE)
     assert not batcher.alive
+
+
+# ---- whose turn it is
+
+
+def test_addresses_take_turns_and_so_do_their_connections(echo: Echo) -> None:
+    batcher = Batcher(echo, max_batch=3, max_wait=0.0, max_queue=20)
+    first = held(batcher, echo)
+    one, two, other = Client("a", 1), Client("a", 2), Client("b", 1)
+    asked = batcher.submit([request(i) for i in (10, 11, 12, 13)], one)
+    asked += batcher.submit([request(i) for i in (20, 21)], two)
+    asked += batcher.submit([request(i) for i in (30, 31, 32)], other)
+    echo.go.set()
+    for each in (first, *asked):
+        each.result(PATIENCE)
+    batcher.close()
+    # a, b in turns; of a, the first and the second connection in turns; each connection's rows in order.
+    assert echo.batches == [[0], [10, 30, 20], [31, 11, 32], [21, 12, 13]]
+
+
+def test_who_has_little_waiting_finds_room_in_a_queue_that_others_filled(echo: Echo) -> None:
+    batcher = Batcher(echo, max_batch=4, max_wait=0.0, max_queue=2 * SHARE)
+    first = held(batcher, echo)
+    heavy, light = Client("a", 1), Client("b", 1)
+    asked = batcher.submit([request(i) for i in range(1, 2 * SHARE + 1)], heavy)
+    for client in (heavy, Client("a", 2)):
+        with pytest.raises(Refusal, match="full"):
+            batcher.submit([request(100)], client)
+    with pytest.raises(Refusal, match="full"):
+        batcher.submit([request(i) for i in (101, 102, 103)], light)
+    asked += batcher.submit([request(101), request(102)], light)
+    with pytest.raises(Refusal, match="full"):
+        batcher.submit([request(103)], light)
+    echo.go.set()
+    for each in (first, *asked):
+        each.result(PATIENCE)
+    assert batcher.waiting == 0
+    batcher.close()
+    assert echo.batches[1] == [1, 101, 2, 102]  # though thirty-two came before
+
+
+def test_what_came_before_a_change_comes_before_it_whoever_sent_it(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    before = batcher.submit([request(i, "sst") for i in range(1, 7)], Client("a", 1))
+    removal = batcher.change(lambda: echo.remove("sst"))
+    (after,) = batcher.submit([request(7, "sst")], Client("b", 1))
+    echo.go.set()
+    assert [each.result(PATIENCE)["number"] for each in before] == [1, 2, 3, 4, 5, 6]
+    assert removal.result(PATIENCE) is None
+    assert isinstance(after.exception(PATIENCE), Refusal)
+
+
+def test_a_batch_takes_no_more_load_than_it_carries(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    asked = batcher.submit([request(i) for i in range(1, 6)], Client("a", 1), [0.6, 0.4, 0.1, 3.0, 0.0])
+    echo.go.set()
+    for each in asked:
+        each.result(PATIENCE)
+    assert echo.batches == [[0], [1, 2], [3], [4], [5]]
+
+
+def test_what_is_cancelled_leaves_no_trace_of_its_client(batcher: Batcher, echo: Echo) -> None:
+    held(batcher, echo)
+    given_up = batcher.submit([request(i) for i in range(1, 5)], Client("a", 1))
+    (stays,) = batcher.submit([request(5)], Client("b", 1))
+    for each in given_up:
+        assert each.cancel()
+    assert batcher.waiting == 1
+    echo.go.set()
+    assert stays.result(PATIENCE)["number"] == 5
+    assert not batcher._by_address

@@ -1,8 +1,9 @@
 """The queue and the one thread that owns the model.
 
-Rows are taken in the order in which they came. A batch leaves when it is full, or when its first row has waited long
-enough; while the model runs others gather, so that under load batches are full and nobody waits on purpose. Adding and
-removing a task take their turn in the same queue: what came before is answered by the tasks that were there.
+Clients take turns, and the rows of one client are taken in the order in which they came. A batch leaves when it is
+full, or when a row has waited long enough; while the model runs others gather, so that under load batches are full and
+nobody waits on purpose. Adding and removing a task take their turn in the same queue: what came before is answered by
+the tasks that were there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.serve.fairness import HERE, Client, FairQueue
 from inlay.serve.hosting import Hosted
 from inlay.serve.metrics import Gauge, Metrics
 from inlay.serve.refusals import Refusal, full, stopping, unknown_task
@@ -26,13 +28,16 @@ from inlay.workflow.answer import Request
 
 logger = logging.getLogger("inlay.serve")
 FAILING = 5  # batches one after another of which the model answered no row: it is the model, not the rows
+SHARE = 16  # of a queue that others have filled, an address still gets one part in so many
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A row that waits for its answer; equal to itself alone."""
+    """A row that waits for its answer; equal to itself alone. `load` is the part of a batch that it fills."""
 
     request: Request
+    client: Client = HERE
+    load: float = 0.0
     answer: Future[dict[str, Any]] = field(default_factory=Future)
     came: float = field(default_factory=time.monotonic)
 
@@ -48,7 +53,8 @@ class Change:
 class Batcher:
     """Takes rows from any thread and answers them in batches from its own.
 
-    `max_wait` is in seconds; `max_queue` counts rows that no batch has taken yet.
+    `max_wait` is in seconds; `max_queue` counts rows that no batch has taken yet. A batch is full with `max_batch`
+    rows, or as soon as their loads come to 1.
     """
 
     def __init__(
@@ -60,7 +66,8 @@ class Batcher:
             Gauge("inlay_queue_rows", "Rows that wait.", lambda: self.waiting),
             Gauge("inlay_tasks", "Tasks that are served.", lambda: len(hosted.schemas)),
         ]
-        self._queue: deque[Job | Change] = deque()
+        self._queue: deque[FairQueue[Job] | Change] = deque()  # what comes after a change stands in a queue of its own
+        self._by_address: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._waiting = 0
         self._stopping = False
@@ -83,17 +90,24 @@ class Batcher:
         """Whether the model broke down on every row of the last few batches, as it does when its device is gone."""
         return self._in_vain >= FAILING
 
-    def submit(self, requests: Sequence[Request]) -> list[Future[dict[str, Any]]]:
-        """Queue rows, all of them or none; a `Refusal` where there is no room."""
-        jobs = [Job(request) for request in requests]
+    def submit(
+        self, requests: Sequence[Request], client: Client = HERE, loads: Sequence[float] | None = None
+    ) -> list[Future[dict[str, Any]]]:
+        """Queue a client's rows, all of them or none; a `Refusal` where there is no room."""
+        jobs = [
+            Job(request, client, load) for request, load in zip(requests, loads or [0.0] * len(requests), strict=True)
+        ]
         with self._changed:
             if not self.alive:
                 raise stopping()
-            if self._waiting + len(jobs) > self.max_queue:
+            if not self._has_room(len(jobs), client.address):
                 self.metrics.refused.add(by=len(jobs))
                 raise full(self.max_queue)
-            self._queue.extend(jobs)
-            self._waiting += len(jobs)
+            if not self._queue or isinstance(self._queue[-1], Change):
+                self._queue.append(FairQueue())
+            for job in jobs:
+                self._queue[-1].append(job)  # type: ignore[union-attr]
+            self._count(client.address, len(jobs))
             self._changed.notify()
         for job in jobs:
             job.answer.add_done_callback(partial(self._give_up, job))
@@ -127,12 +141,24 @@ class Batcher:
         if not answer.cancelled():
             return
         with self._changed:
-            if job not in self._queue:
+            if not any(each.discard(job) for each in self._queue if isinstance(each, FairQueue)):
                 return
-            self._queue.remove(job)
-            self._waiting -= 1
+            self._count(job.client.address, -1)
             self.metrics.cancelled.add()
             self._changed.notify()
+
+    def _has_room(self, rows: int, address: str) -> bool:
+        """Whether so many more rows are taken on: from who has few waiting, though others have filled the queue."""
+        own = self._by_address[address] + rows
+        return self._waiting + rows <= self.max_queue or (
+            own <= self.max_queue // SHARE and self._waiting + rows <= 2 * self.max_queue
+        )
+
+    def _count(self, address: str, more: int) -> None:
+        self._waiting += more
+        self._by_address[address] += more
+        if not self._by_address[address]:
+            del self._by_address[address]
 
     # ---- the thread
 
@@ -150,9 +176,10 @@ class Batcher:
                 left, self._queue = list(self._queue), deque()
                 self._waiting = 0
             for each in left:
-                future = each.answer if isinstance(each, Job) else each.done
-                if future.set_running_or_notify_cancel():
-                    future.set_exception(stopping())
+                futures = [each.done] if isinstance(each, Change) else [job.answer for job in each]
+                for future in futures:
+                    if future.set_running_or_notify_cancel():
+                        future.set_exception(stopping())
 
     def _take(self) -> list[Job] | Change | None:
         """The next batch, or a change to the model; None at the end."""
@@ -165,22 +192,27 @@ class Batcher:
                     self._changed.wait()
                     continue
                 first = self._queue[0]
-                if isinstance(first, Change):
+                if isinstance(first, Change) or not first:
                     self._queue.popleft()
-                    return first
-                left = first.came + self.max_wait - time.monotonic()
+                    if isinstance(first, Change):
+                        return first
+                    continue
+                left = first.oldest() + self.max_wait - time.monotonic()
                 if self._stopping or self._waiting >= self.max_batch or left <= 0:
                     break
                 self._changed.wait(left)
-            jobs: list[Job] = []
-            while self._queue and len(jobs) < self.max_batch:
-                each = self._queue[0]
-                if isinstance(each, Change):
-                    break
-                self._queue.popleft()
-                jobs.append(each)
-            self._waiting -= len(jobs)
-            return jobs
+            return self._taken(first)
+
+    def _taken(self, rows: FairQueue[Job]) -> list[Job]:
+        """A batch from the front of a queue: as many rows as are allowed, and no more load; a first row always."""
+        jobs: list[Job] = []
+        load = 0.0
+        while rows and len(jobs) < self.max_batch and (not jobs or load + rows.first.load <= 1.0):
+            job = rows.popleft()
+            load += job.load
+            jobs.append(job)
+            self._count(job.client.address, -1)
+        return jobs
 
     def _batch(self, jobs: Sequence[Job]) -> None:
         """Answer those that are still wanted, and whose tasks are still there."""

@@ -9,6 +9,7 @@ import base64
 import binascii
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
@@ -19,10 +20,35 @@ from inlay.workflow.answer import TASK, Request, unsayable
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
-MOST_PIXELS = 50_000_000  # a small file may unfold into a picture that fills the memory
+MOST_PIXELS = 25_000_000  # a small file may unfold into a picture that fills the memory
+FEWEST_CHARACTERS, A_TOKEN = 20_000, 100  # a token of ordinary text has about 4 characters
+TEXTS_A_BATCH = 4  # texts of the greatest length in one batch: what comes after them waits no longer than for these
 
 
-def read(given: Any, schemas: Mapping[str, TaskSchema]) -> Request:
+@dataclass(frozen=True)
+class Limits:
+    """The longest text and the largest picture that are read, in characters (None: from the task) and pixels."""
+
+    characters: int | None = None
+    pixels: int = MOST_PIXELS
+
+    def of_text(self, schema: TaskSchema) -> int:
+        """The characters of the longest text that a task reads, all its fields together.
+
+        A tokenizer reads a text whole before it is cut to the task's `max_length`.
+        """
+        return self.characters or max(FEWEST_CHARACTERS, A_TOKEN * (schema.max_length or 0))
+
+
+@dataclass(frozen=True)
+class Read:
+    """A request as its task reads it, and the part of a batch that it fills."""
+
+    request: Request
+    load: float
+
+
+def read(given: Any, schemas: Mapping[str, TaskSchema], limits: Limits) -> Read:
     """A request as its task reads it; where one task is served it need not be named. A `Refusal` says what is wrong."""
     if not isinstance(given, Mapping):
         raise Refusal(400, f"A request is an object with a {TASK!r} and that task's fields, not {_named(given)}.")
@@ -33,15 +59,37 @@ def read(given: Any, schemas: Mapping[str, TaskSchema]) -> Request:
     if schema is None:
         raise unknown_task(task, schemas)
     if schema.kind == kinds.IMAGES:
-        return _of_picture(task, schema, given)
+        return _of_picture(task, schema, given, limits)
     _check_echo(given)
+    _check_fields(schema, given)
     try:
-        return Request(task, dict(given), schema.row(given, "the request", 1))
+        request = Request(task, dict(given), schema.row(given, "the request", 1))
     except InlayError as error:
         raise Refusal(400, str(error)) from None
+    most, size = limits.of_text(schema), _characters(request.row)
+    if size > most:
+        raise Refusal(413, f"The text has {size:,} characters; the task {task!r} reads at most {most:,}.")
+    return Read(request, size / (TEXTS_A_BATCH * most))
 
 
-def _of_picture(task: str, schema: TaskSchema, given: Mapping[str, Any]) -> Request:
+def _check_fields(schema: TaskSchema, given: Mapping[str, Any]) -> None:
+    """Text is what is text: the words of an object or a list in Python's spelling are nobody's."""
+    for field in schema.fields if schema.prepare is None else ():
+        column = schema.columns.get(field, field)
+        value = given.get(column, "")
+        of_words = schema.kind == kinds.TOKENS and isinstance(value, list)
+        for each in value if of_words else [value]:
+            if not isinstance(each, str | int | float):
+                raise Refusal(400, f"{column!r} holds {_named(each)} where the task reads text: give a string.")
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else len(str(value))
+
+
+def _of_picture(task: str, schema: TaskSchema, given: Mapping[str, Any], limits: Limits) -> Read:
     """A picture comes as base64; it is not sent back."""
     field = schema.columns.get("image", "image")
     if not isinstance(given.get(field), str):
@@ -53,24 +101,26 @@ def _of_picture(task: str, schema: TaskSchema, given: Mapping[str, Any]) -> Requ
         picture = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
         raise Refusal(400, f"{field!r} is not base64: give the bytes of a picture's file, never its path.") from None
-    _check_picture(picture)
+    pixels = _pixels(picture, limits.pixels)
     rest = {key: value for key, value in given.items() if key != field}
     _check_echo(rest)
-    return Request(task, rest, {"image": picture})
+    return Read(Request(task, rest, {"image": picture}), pixels / limits.pixels)
 
 
-def _check_picture(picture: bytes) -> None:
+def _pixels(picture: bytes, most: int) -> int:
+    """How many pixels a picture has, by its header: it is not decoded."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(picture)) as image:
             width, height = image.size
     except Image.DecompressionBombError:
-        raise Refusal(413, f"The picture is too large; at most {MOST_PIXELS:,} pixels are read.") from None
+        raise Refusal(413, f"The picture is too large; at most {most:,} pixels are read.") from None
     except Exception:  # whatever Pillow's many readers make of bytes that are no picture
         raise Refusal(400, "What was sent is not a picture that can be read.") from None
-    if width * height > MOST_PIXELS:
-        raise Refusal(413, f"The picture has {width * height:,} pixels; at most {MOST_PIXELS:,} are read.")
+    if width * height > most:
+        raise Refusal(413, f"The picture has {width * height:,} pixels; at most {most:,} are read.")
+    return width * height
 
 
 def _check_echo(given: Mapping[str, Any]) -> None:
@@ -79,4 +129,4 @@ def _check_echo(given: Mapping[str, Any]) -> None:
 
 
 def _named(given: Any) -> str:
-    return "null" if given is None else f"a {type(given).__name__}"
+    return {type(None): "null", dict: "an object", list: "a list"}.get(type(given)) or f"a {type(given).__name__}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from inlay.errors import InlayError, unknown
 
@@ -28,3 +30,22 @@ def full(limit: int) -> Refusal:
 def stopping() -> Refusal:
     """The answer while the service shuts down."""
     return Refusal(503, "The service is stopping and takes no more requests.", {"Retry-After": "5"})
+
+
+_PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\"`,;:()<>]+/)+[^\s/'\"`,;:()<>]*")
+
+
+def without_paths(message: str, folders: Iterable[Path] = ()) -> str:
+    """A message as a client may read it: of a folder of this machine its last name alone.
+
+    `folders` are known to be named in messages; others are found by their looks, unless there is a blank in them. What
+    looks like a path and begins in no folder of this machine, as `/tasks/<task>` does, is left as it is.
+    """
+    for folder in sorted(map(str, folders), key=len, reverse=True):
+        message = message.replace(folder, Path(folder).name)
+    return _PATH.sub(_shortened, message)
+
+
+def _shortened(found: re.Match[str]) -> str:
+    path = Path(found.group().rstrip("."))
+    return path.name + "." * found.group().endswith(".") if Path("/", path.parts[1]).exists() else found.group()

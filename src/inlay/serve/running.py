@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.serve.logs import bounded_logs
 from inlay.serve.settings import Settings
 
 Say = Callable[[str], None]
@@ -33,7 +34,7 @@ def serve(
     settings = settings or Settings()
     check_installed()
     # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
-    with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings():
+    with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings(), bounded_logs():
         # PEFT warns of several adapters in one model, and of every one that is taken out.
         warnings.filterwarnings("ignore", category=UserWarning, module="peft")
         from inlay.serve.batching import Batcher
@@ -67,7 +68,7 @@ def serving(hosted: Any, settings: Settings) -> Iterator[str]:
     check_installed()
     from inlay.serve.batching import Batcher
 
-    with contextlib.closing(settings.bind()) as bound:
+    with contextlib.closing(settings.bind()) as bound, bounded_logs():
         batcher = Batcher(
             hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue
         )
@@ -121,7 +122,11 @@ def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
 def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
+    from inlay.serve.connections import Bounds, that_fit
     from inlay.serve.web import create_app
+
+    most = that_fit(settings.max_connections)
+    bounds = Bounds(most, min(settings.max_per_client or max(1, most // 2), most), settings.read_timeout)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,7 +142,10 @@ def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
         log_level="warning",
         access_log=False,
         server_header=False,
+        http=bounds.protocol(),
         ws="none",
+        backlog=128,
+        proxy_headers=False,  # a client is who connects: what a header says of it anybody can write
         # In order means: everybody who was taken on gets an answer, if only that there was none in time.
         timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
     )

@@ -15,7 +15,11 @@ SHORTEST_TOKEN = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """`max_wait` and `timeout` are in seconds, `max_body` in bytes, `max_queue` in rows. Port 0 takes any that is free.
+    """`max_wait`, `timeout` and `read_timeout` are in seconds, `max_body` in bytes, `max_queue` in rows.
+
+    `max_characters` bounds a text (None: 100 characters for each token of the task's `max_length`, 20,000 at least),
+    `max_pixels` a picture; `max_connections` those of all clients, `max_per_client` those of one address (None: half of
+    them). Port 0 takes any that is free.
 
     Whoever may reach the service may use it: on another address than loopback it needs a token.
     """
@@ -29,15 +33,23 @@ class Settings:
     max_body: float = 4 << 20
     timeout: float = 30.0
     add_from: Path | None = None
+    max_characters: int | None = None
+    max_pixels: int = 25_000_000
+    max_connections: int = 1024
+    max_per_client: int | None = None
+    read_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "max_body"):
-            if not 1 <= getattr(self, name) < math.inf:
-                raise InlayError(f"{name}={getattr(self, name)!r}: give a number from 1.")
+        bounds = ("max_batch", "max_queue", "max_body", "max_pixels", "max_connections")
+        for name in (*bounds, "max_characters", "max_per_client"):
+            value = getattr(self, name)
+            if not (value is None and name not in bounds) and not 1 <= value < math.inf:
+                raise InlayError(f"{name}={value!r}: give a number from 1.")
         if not 0 <= self.max_wait <= 60:
             raise InlayError(f"max_wait={self.max_wait!r} is a time to wait for more rows: 0 to 60 seconds.")
-        if not 0 < self.timeout <= 3600:
-            raise InlayError(f"timeout={self.timeout!r}: give a time above 0 and up to 3600 seconds.")
+        for name in ("timeout", "read_timeout"):
+            if not 0 < getattr(self, name) <= 3600:
+                raise InlayError(f"{name}={getattr(self, name)!r}: give a time above 0 and up to 3600 seconds.")
         if not 0 <= self.port <= 65535:
             raise InlayError(f"port={self.port!r}: a port is a number from 1 to 65535, or 0 for any that is free.")
         if self.token is not None and (len(self.token) < SHORTEST_TOKEN or not self.token.isascii()):
@@ -48,7 +60,7 @@ class Settings:
         if self.token is None and not self.is_local:
             raise InlayError(
                 f"--host {self.host} can be reached from other machines, and whoever reaches the service may use it. "
-                "Give a token (INLAY_TOKEN in the environment, or --token), or stay on 127.0.0.1."
+                "Give a token (INLAY_TOKEN in the environment, or --token-file), or stay on 127.0.0.1."
             )
 
     @property

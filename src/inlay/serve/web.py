@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +18,12 @@ from starlette.exceptions import HTTPException
 from inlay import __version__
 from inlay.errors import InlayError
 from inlay.serve.batching import Batcher
+from inlay.serve.fairness import HERE, Client
 from inlay.serve.gate import Gate, refused
 from inlay.serve.hosting import Hosted
 from inlay.serve.metrics import CONTENT_TYPE
-from inlay.serve.reading import read
-from inlay.serve.refusals import Refusal, unknown_task
+from inlay.serve.reading import Limits, Read, read
+from inlay.serve.refusals import Refusal, unknown_task, without_paths
 from inlay.serve.settings import Settings
 from inlay.workflow.answer import FAILED
 from inlay.workflow.answer_files import located
@@ -42,12 +44,15 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
     """The application around a batcher that runs."""
     hosted = batcher.hosted
     root = settings.add_from or _home(hosted.folder)
+    limits = Limits(settings.max_characters, settings.max_pixels)
+    folders = [path for each in (root, hosted.folder) for path in (each.absolute(), each.resolve())]
+    told = partial(without_paths, folders=[*folders, *(path.parent for path in folders), Path.cwd()])
     app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
 
     @app.exception_handler(Refusal)
     async def on_refusal(request: Request, error: Refusal) -> JSONResponse:
-        return refused(error)
+        return refused(Refusal(error.status, told(str(error)), error.headers))
 
     @app.exception_handler(RequestValidationError)
     async def on_unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -63,17 +68,18 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
     async def predict(request: Request, body: Annotated[dict[str, Any] | list[Any], Body()]) -> JSONResponse:
         """Answer one request, an object, or several, a list: then each has its own answer, or its own error."""
         if isinstance(body, dict):
-            (found,) = await _answered(request, batcher.submit([read(body, hosted.schemas)]), settings.timeout)
+            futures = _submitted(batcher, [read(body, hosted.schemas, limits)], request)
+            (found,) = await _answered(request, futures, settings.timeout)
             if isinstance(found, BaseException):
                 raise found
             return JSONResponse(found)
         if len(body) > batcher.max_queue:
             raise Refusal(413, f"{len(body):,} requests at once are more than the queue holds ({batcher.max_queue:,}).")
-        entries = [_tried(each, hosted.schemas) for each in body]
-        rows = [each for each in entries if not isinstance(each, Refusal)]
-        answers = iter(await _answered(request, batcher.submit(rows), settings.timeout) if rows else ())
+        entries = [_tried(each, hosted.schemas, limits) for each in body]
+        rows = [each for each in entries if isinstance(each, Read)]
+        answers = iter(await _answered(request, _submitted(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
-        return JSONResponse([_entry(each) for each in found])
+        return JSONResponse([_entry(each, told) for each in found])
 
     @app.get("/tasks")
     async def tasks() -> dict[str, Any]:
@@ -88,7 +94,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
             }
             for name, schema in list(hosted.schemas.items())
         ]
-        return hosted.describe() | {"tasks": listed}
+        return {key: told(value) for key, value in hosted.describe().items()} | {"tasks": listed}
 
     @app.post("/tasks", status_code=201)
     async def add(new: NewTask) -> dict[str, Any]:
@@ -151,16 +157,21 @@ def _failure(hosted: Hosted, task: str) -> dict[str, str]:
     return {} if why is None else {FAILED: why}
 
 
-def _tried(given: Any, schemas: Any) -> Any:
+def _submitted(batcher: Batcher, rows: Sequence[Read], request: Request) -> list[Future[Any]]:
+    client = Client(*request.client) if request.client else HERE
+    return batcher.submit([row.request for row in rows], client, [row.load for row in rows])
+
+
+def _tried(given: Any, schemas: Any, limits: Limits) -> Read | Refusal:
     try:
-        return read(given, schemas)
+        return read(given, schemas, limits)
     except Refusal as error:
         return error
 
 
-def _entry(found: Any) -> Any:
+def _entry(found: Any, told: Callable[[str], str]) -> Any:
     if isinstance(found, Refusal):
-        return {"error": str(found), "status": found.status}
+        return {"error": told(str(found)), "status": found.status}
     if isinstance(found, BaseException):
         raise found
     return found
