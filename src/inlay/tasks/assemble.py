@@ -40,8 +40,13 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         templates.check(draft.template or templates.default(draft.fields), kinds.fields_of(draft.kind, draft.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {draft.kind!r}; leave --template out.")
-    parts = {split: _Part.of(rows, draft, split) for split, rows in draft.splits.items()}
-    divided = _divide(parts, draft, spec, need_train)
+    try:
+        parts = {split: _Part.of(rows, draft, split) for split, rows in draft.splits.items()}
+        divided = _divide(parts, draft, spec, need_train)
+    except InlayError as error:
+        if not draft.doubts:
+            raise
+        raise InlayError(f"{error} This may be why: {'. '.join(draft.doubts)}.") from None
     return _task(divided, draft)
 
 

@@ -139,8 +139,8 @@ def _not_text(value: Any, column: str) -> str:
         return "holds an object, not a text" + (f". Name the text inside of it by its path: {shown}" if paths else "")
     if isinstance(value, bytes):
         return f"holds {len(value):,} bytes, not a text. Decode them"
-    if isinstance(value, numbers.Number):
-        return f"holds the number {value}, which is not finite"
+    if isinstance(value, numbers.Real | Decimal):
+        return "is infinite. Give a number, or null if it is missing"
     if isinstance(value, Sequence):
         return f"holds a list of {len(value):,}, not a text. Join it to one text, or put its parts into columns"
     return f"holds a value of the type {type(value).__name__}, not a text. Convert it to text"

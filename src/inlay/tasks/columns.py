@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import cells, files, kinds, labels
+from inlay.tasks import cells, files, kinds, label_doubts, labels
 from inlay.tasks.files import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
@@ -33,12 +33,13 @@ _PICTURES = ("image", "img", "picture", "photo", "path", "file", "filename", "im
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a task, and its kind."""
+    """The columns of a task, its kind, and what may be wrong with the labels."""
 
     kind: str
     texts: tuple[str, ...] = ()
     label: str | None = None
     image: str | None = None
+    doubts: tuple[str, ...] = ()
 
 
 def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
@@ -67,7 +68,8 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         raise InlayError(f"Column {label!r} cannot be both the text and the label.")
     if not (spec.label and spec.text):
         notes.append(f"text from {', '.join(map(repr, texts))}, label from {label!r}")
-    return Choice(_kind(table, spec, texts, label, notes), texts, label)
+    kind = _kind(table, spec, texts, label, notes)
+    return Choice(kind, texts, label, doubts=_doubts(table, spec, kind, label))
 
 
 def _require(name: str, table: Table) -> str:
@@ -145,7 +147,7 @@ def _with_pictures(table: Table, spec: Spec, image: str, notes: list[str]) -> Ch
         )
     if not (spec.image and spec.label):
         notes.append(f"pictures from {image!r}, label from {label!r}")
-    return Choice(kinds.IMAGES, label=label, image=image)
+    return Choice(kinds.IMAGES, label=label, image=image, doubts=_doubts(table, spec, kinds.IMAGES, label))
 
 
 # ----------------------------------------------------------------------------------------------- texts and labels
@@ -210,9 +212,27 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
     elif table.class_names is None and (looks := labels.looks_like_values(_values(table, label, len(table.rows)))):
         guess, why = kinds.REGRESSION, f"{label!r} holds {looks}"
     else:
-        guess, why = one_text, f"{label!r} holds classes" + (" and there are two texts" if len(texts) > 1 else "")
+        classes = len({name for _, name in _named(table, label)})
+        why = f"{label!r} holds {classes:,} classes" + (" and there are two texts" if len(texts) > 1 else "")
+        guess = one_text
     notes.append(f"kind: {guess}, because {why} (--kind says otherwise)")
     return guess
+
+
+def _named(table: Table, label: str) -> list[tuple[int, str]]:
+    """The labels by name, each with the number of its row; what is missing is left out."""
+    return [
+        (number, labels.as_name(row[label], label, f"{table.path.name}, row {number}"))
+        for number, row in table.numbered
+        if not cells.is_missing(row[label]) and not (table.untyped and labels.says_missing(row[label]))
+    ]
+
+
+def _doubts(table: Table, spec: Spec, kind: str, label: str) -> tuple[str, ...]:
+    """What may be wrong with labels that are taken for classes, unless the user has said that they are."""
+    if kind not in kinds.ONE_LABEL or spec.kind is not None or table.class_names is not None:
+        return ()
+    return tuple(label_doubts.doubts(label, _named(table, label)))
 
 
 def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:

@@ -16,6 +16,7 @@ class Draft:
 
     `splits` maps "train", "validation", "test" to rows, or "all" to rows that have no division yet. Rows have the
     normalised columns of their kind; a class in "label" is its name, a value is a float, tags are a list of names.
+    `doubts` are those of the notes that may be why the rows cannot be divided.
     For pictures `splits` may hold a `datasets.Dataset` whose labels are numbers already.
     """
 
@@ -39,3 +40,4 @@ class Draft:
     standardise: bool = False
     columns: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)

@@ -35,7 +35,8 @@ def as_name(value: Any, column: str = "label", where: str = "") -> str:
     return text.partition(".")[0] if re.fullmatch(r"-?\d+\.0*", text) else text
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """The finite number that a text spells, None if it spells none."""
     try:
         number = float(text)
     except ValueError:
@@ -47,7 +48,7 @@ def as_numbers(values: Iterable[Any]) -> list[float] | None:
     """The labels as numbers, if all of them are; truth values are not."""
     found = []
     for value in values:
-        number = None if isinstance(value, bool) else _number(str(value).strip())
+        number = None if isinstance(value, bool) else number_in(str(value).strip())
         if number is None:
             return None
         found.append(number)
@@ -71,7 +72,7 @@ def looks_like_values(values: Sequence[Any]) -> str | None:
 def in_order(names: Iterable[str]) -> list[str]:
     """Label names sorted: by value if they are all numbers, else by spelling."""
     distinct = set(names)
-    if all(_number(name) is not None for name in distinct):
+    if all(number_in(name) is not None for name in distinct):
         return sorted(distinct, key=lambda name: (float(name), name))
     return sorted(distinct)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -130,12 +129,6 @@ def _normalise(table: Table, choice: Choice, split: str, notes: list[str]) -> li
     if dropped:
         which = " or ".join(map(repr, needed))
         notes.append(f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {which}")
-    for number, row in whole.items():
-        for name in needed:
-            if isinstance(row[name], float) and math.isinf(row[name]):
-                raise InlayError(
-                    f"{where}, row {number}: {name!r} is infinite. Give a number, or null if it is missing."
-                )
     return [_FORMS[choice.kind](row, choice, table, f"{where}, row {number}") for number, row in whole.items()]
 
 
@@ -170,7 +163,10 @@ def _valued(row: Row, choice: Choice, table: Table, where: str) -> Row:
     numbers = labels.as_numbers([value])
     if numbers is None:
         said = as_text(value, choice.label or "", where)
-        raise InlayError(f"{where}: the value {said[:40]!r} of {choice.label!r} is not a number.")
+        raise InlayError(
+            f"{where}: the value {said[:40]!r} of {choice.label!r} is not a number. Write numbers with a point and "
+            "nothing else, as in 1120 or 10.42, or remove the row."
+        )
     return _texts(row, choice, where) | {"label": numbers[0]}
 
 
@@ -289,7 +285,8 @@ def _draft(
         lm="documents" if choice.kind == kinds.CAUSAL_LM and not answers else None,
         standardise=choice.kind == kinds.REGRESSION,
         columns=_input_columns(choice),
-        notes=notes,
+        notes=[*notes, *choice.doubts],
+        doubts=list(choice.doubts),
     )
 
 
