@@ -58,7 +58,7 @@ def test_a_sweep_is_every_combination(tmp_path: Path) -> None:
         (lambda text: text.replace("seeds: 2", "seeds: .inf"), "seeds: inf will not do"),
         (lambda text: text + "minutes: -3\n", "minutes: -3 will not do: give a number greater than 0"),
         (lambda text: text + "engine: {workers: 0}\n", "workers: 0 will not do: give 1 or more"),
-        (lambda text: text + "settings: {lora: {ranc: 4}}\n", "Unknown setting of lora 'ranc'"),
+        (lambda text: text + "settings: {lora: {ranc: 4}}\n", "Unknown setting of method 'lora' 'ranc'"),
         (lambda text: text + "settings: {linear-probe: {r: 4}}\n", "'linear-probe' has no settings"),
         (lambda text: text.replace("epochs: 1", "epochs: much"), "epochs: 'much' will not do: give a number"),
         (lambda text: text.replace("epochs: 1", "batch_size: 1.5"), "batch_size: 1.5 will not do: give a whole number"),

@@ -17,7 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.capabilities import alternatives, refuse_unfit
 from inlay.methods.config import InlayConfig
@@ -27,6 +27,8 @@ from inlay.methods.plain import base_of, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
+from inlay.methods.settings import check as check_settings
+from inlay.methods.settings import make as make_config
 from inlay.methods.tuner import InlayTuner, check_free
 from inlay.tasks import kinds
 
@@ -52,8 +54,6 @@ _BY_CLASS = {
     "ForImageClassification": None,
 }
 _PROBED = {"SEQ_CLS": "classification", "TOKEN_CLS": "token-classification", "CAUSAL_LM": "causal-lm"}
-# Set by this module, or by PEFT; never a setting of the user's.
-_RESERVED = {f.name for f in dataclasses.fields(PeftConfig)} | {"newly_initialised", "resolved"}
 
 
 def attach(
@@ -81,8 +81,7 @@ def attach(
     if method.form == "peft":
         adapted = _attach_adapter(model, method, settings, adapter_name, new, task_type(model, task_kind), force)
     else:
-        if settings:
-            raise InlayError(f"Method {method.name!r} has no settings; got {', '.join(sorted(settings))}.")
+        check_settings(method, settings)
         adapted = _attach_head(model, method, new) if method.form == "head" else model.requires_grad_(True)
     setattr(adapted, NEW, new)
     return adapted
@@ -184,16 +183,13 @@ def _sees(model: nn.Module) -> bool:
 
 def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: list[str], kind: str | None) -> PeftConfig:
     config_class = method.config_class()
-    fields = {field.name for field in dataclasses.fields(config_class) if field.init}
-    allowed = (fields - _RESERVED) | ({"layers"} if method.takes("layers") else set())
-    for name in settings:
-        if name not in allowed:
-            raise unknown(f"setting of method {method.name!r}", name, allowed)
+    check_settings(method, settings)
     given = dict(method.settings)
     if method.defaults is not None and "target_modules" not in settings:
         given |= narrowed(model, method, registry.load(method.defaults)(model), settings)
     given |= settings
-    if "layers" not in fields and given.pop("layers", None) is not None and "target_modules" in settings:
+    takes_layers = "layers" in {field.name for field in dataclasses.fields(config_class)}
+    if not takes_layers and given.pop("layers", None) is not None and "target_modules" in settings:
         raise InlayError(
             f"layers={settings['layers']!r} narrows what {method.name} targets by default, and target_modules="
             f"{settings['target_modules']!r} says what it targets. Give one of them."
@@ -201,12 +197,7 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
     given["modules_to_save"] = list(dict.fromkeys([*(given.get("modules_to_save") or ()), *new])) or None
     if issubclass(config_class, InlayConfig):
         given["newly_initialised"] = new
-    try:
-        config = config_class(task_type=kind, **given)
-    except (ValueError, TypeError) as error:
-        raise InlayError(f"Settings {settings!r} do not fit method {method.name!r}: {error}") from error
-    if config.is_prompt_learning and not config.num_virtual_tokens > 0:
-        raise InlayError(f"num_virtual_tokens={config.num_virtual_tokens} leaves {method.name} nothing to train.")
+    config = make_config(method, given, task_type=kind)
     if config.is_prompt_learning and kind is None:
         raise InlayError(
             f"{method.name} needs a model for a task on text, such as a ForSequenceClassification; got "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from peft.config import PeftConfig
 
@@ -27,6 +27,8 @@ class InlayConfig(PeftConfig):
     """
 
     chooses_layers: ClassVar[bool] = True  # whether `layers` can be given
+    # Stand-ins for what `for_task` fills in, where other settings need it: settings are checked before there is a task.
+    filled_in: ClassVar[dict[str, Any]] = {}
 
     target_modules: list[str] | str | None = field(
         default=None,
@@ -59,8 +61,8 @@ class InlayConfig(PeftConfig):
         hints = get_type_hints(type(self))
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name not in _PEFTS and not _is_a(value, hints[entry.name]):
-                raise InlayError(f"{entry.name}={value!r} will not do: give {_in_words(hints[entry.name])}.")
+            if entry.name not in _PEFTS and not is_a(value, hints[entry.name]):
+                raise InlayError(f"{entry.name}={value!r} will not do: give {in_words(hints[entry.name])}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The config as JSON-ready data, with the names of modules in a fixed order."""
@@ -77,24 +79,42 @@ _WORDS: dict[Any, str] = {
     float: "a number",
     str: "a word",
     list: "a list",
+    dict: "a mapping",
 }
+_PLURALS: dict[Any, str] = {int: "numbers", float: "numbers", str: "words"}
 
 
-def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as its outermost part."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(_is_a(value, option) for option in get_args(hint))
-    kind = get_origin(hint) or hint
-    if kind is Any:
+def is_a(value: Any, hint: Any) -> bool:
+    """Whether a value is of an annotated type, and so are the items of a list and the values of a mapping."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(is_a(value, option) for option in inner)
+    if origin is Literal:
+        # PEFT writes some words as a pattern, such as `pissa_niter_[number of iters]`, and checks them itself.
+        return value in inner or (isinstance(value, str) and any("[" in str(word) for word in inner))
+    kind = origin or hint
+    if kind is Any or is_typeddict(kind):
         return True
-    if kind is list:
-        return isinstance(value, (list, tuple, set))
+    if kind in (list, tuple):
+        items = inner[:1] if kind is list else ()
+        return isinstance(value, (list, tuple, set)) and all(is_a(each, item) for each in value for item in items)
+    if kind is dict:
+        return isinstance(value, dict) and all(is_a(each, item) for each in value.values() for item in inner[1:])
     if kind in (int, float):
         return not isinstance(value, bool) and isinstance(value, (int, kind))
-    return isinstance(value, kind)
+    return not isinstance(kind, type) or isinstance(value, kind)
 
 
-def _in_words(hint: Any) -> str:
+def in_words(hint: Any) -> str:
+    """An annotated type for people."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    kinds = [get_origin(option) or option for option in options if option is not NoneType]
-    return " or ".join(_WORDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
+    return " or ".join(dict.fromkeys(_word(option) for option in options if option is not NoneType))
+
+
+def _word(option: Any) -> str:
+    kind = get_origin(option) or option
+    if kind is Literal:
+        return " or ".join(map(repr, get_args(option)))
+    if kind is list and get_args(option):
+        return f"a list of {_PLURALS.get(get_args(option)[0], 'values')}"
+    return _WORDS.get(kind, getattr(kind, "__name__", str(kind)))

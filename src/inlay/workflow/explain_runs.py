@@ -23,7 +23,7 @@ from inlay.workflow.explain import Bar, Value, bars_aside
 from inlay.workflow.explain_found import of_its_own_accord
 from inlay.workflow.explain_norms import norm_of, prompt_in
 from inlay.workflow.statistics import half_width
-from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, tune
+from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, check_settings, tune
 
 # Where a layer 0, the pixels, means something.
 FROM_PIXELS = ("activation-prompt",)
@@ -185,6 +185,7 @@ def layers(
     rate and settings. With `rates` each layer first runs with all of them and the first seed, and then with every seed
     at the one that did best on validation; otherwise all layers run at the spec's.
     """
+    check_settings(spec)
     depth, images = survey(spec)
     chosen = check_layers(spec.method, layers, depth, images=images)
     others = [registry.get(name).name for name in dict.fromkeys(baselines)]
@@ -228,6 +229,8 @@ def samples(
 
     `spec.method` is ignored; its settings and learning rate go to every method.
     """
+    for name in dict.fromkeys(methods):
+        check_settings(spec, name)
     depth, images = survey(spec)
     curves: list[tuple[str, int | None]] = []
     for name in dict.fromkeys(methods):
@@ -268,6 +271,7 @@ def prompt_norm(
     if prompt_in(method.name) is None:
         able = ", ".join(name for name in registry.all_methods() if prompt_in(name))
         raise InlayError(f"{method.name!r} trains no prompt, so there is no norm to look at. Methods that do: {able}.")
+    check_settings(spec)
     depth, images = survey(spec)
     chosen: list[int | None] = [None]
     if layers is not None:

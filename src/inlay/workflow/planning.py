@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.errors import InlayError, unknown
@@ -16,7 +16,7 @@ from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
-from inlay.workflow.tune import Say, check_modality, default_rate
+from inlay.workflow.tune import Say, check_modality, check_settings, default_rate
 
 ALL = "all"
 DEFAULT, GRID = "default", "grid"
@@ -67,15 +67,16 @@ def plan(
     for name, given in (settings or {}).items():
         if registry.get(name).name not in named:
             raise InlayError(f"There are settings for {name!r}, which is not among the methods: {', '.join(named)}.")
-        check_settings(name, given)
+        check_settings(spec.with_(method=name, settings=given))
     if rates != DEFAULT and spec.learning_rate is not None:
         raise InlayError(
             f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
         )
-    left_out = misfits(spec, named)
-    tell = say or (lambda line: None)
+    left_out = without_settings(spec, named)
+    if len(left_out) < len(named):
+        left_out |= misfits(spec, [name for name in named if name not in left_out])
     made = [
-        with_own_layers(spec.with_(method=name, settings={**spec.settings, **(settings or {}).get(name, {})}), tell)
+        with_own_layers(spec.with_(method=name, settings={**spec.settings, **(settings or {}).get(name, {})}), say)
         for name in named
         if name not in left_out
     ]
@@ -106,15 +107,18 @@ def check_baseline(baseline: str | None, plans: Sequence[Planned]) -> None:
     raise InlayError(f"baseline={baseline!r} {why}. Take one that runs: {', '.join(methods)}.")
 
 
-def check_settings(name: str, given: Mapping[str, Any]) -> None:
-    """An error for a setting that a method does not have, before any of its runs fails for it."""
-    method = registry.get(name)
-    known = [] if method.config is None else [each.name for each in fields(method.config_class()) if each.init]
-    for setting in given:
-        if not known:
-            raise InlayError(f"Method {name!r} has no settings; got {setting!r}.")
-        if setting not in known:
-            raise unknown(f"setting of {name}", setting, known)
+def without_settings(spec: Spec, names: Sequence[str]) -> dict[str, str]:
+    """The methods that cannot have the spec's settings, with the reason; a choice of layers is for those that have any.
+
+    No data is read and no model loaded to find out.
+    """
+    found = {}
+    for name in names:
+        try:
+            check_settings(with_own_layers(spec.with_(method=name)))
+        except InlayError as error:
+            found[name] = f"cannot have these settings: {str(error).removesuffix('.')}"
+    return found
 
 
 def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
@@ -173,9 +177,10 @@ def kind_of(spec: Spec) -> str:
     return tasks.load(spec).kind
 
 
-def with_own_layers(spec: Spec, say: Say) -> Spec:
+def with_own_layers(spec: Spec, say: Say | None = None) -> Spec:
     """The spec without a choice of layers where its method has none: the choice is for the others."""
     if "layers" not in spec.settings or registry.get(spec.method).takes("layers"):
         return spec
-    say(f"layers={spec.settings['layers']!r} says nothing to {spec.method}, which has no layers to choose")
+    if say is not None:
+        say(f"layers={spec.settings['layers']!r} says nothing to {spec.method}, which has no layers to choose")
     return spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"})

@@ -16,6 +16,7 @@ from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spe
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
 from inlay.workflow import chance
+from inlay.workflow.telling import Say, heard
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from inlay.tasks import Task
 
 DEFAULT_OUT = "runs"
-Say = Callable[[str], None]
 
 
 def tune(
@@ -42,14 +42,15 @@ def tune(
     """Adapt the model to the task and record it under `out`; the run that comes back is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
-    dropped, cut or assumed. A run that is on record as failed is tried again unless `retry_failed` is False.
+    dropped, cut or assumed; without it, the logger `inlay.notes` does (see telling.py). A run that is on record as
+    failed is tried again unless `retry_failed` is False.
     The rest is for whoever looks after several runs: `opened` is told the run's name as soon as it has one; of
     `watchers` and `stop` see `inlay.training.fit`.
     """
     from inlay import backbones, tasks
     from inlay.tasks.chance import majority
 
-    say = say or (lambda line: None)
+    say = heard(say)
     if spec.tasks:
         from inlay.workflow.tune_joint import tune_joint
 
@@ -114,6 +115,7 @@ def tune(
 def checked(spec: Spec) -> Spec:
     """The spec as it will be run; a clear error where it cannot be, before anything large is read."""
     check_layers(spec)
+    check_settings(spec)
     spec = settled(spec)
     check_modality(spec)
     return spec
@@ -189,6 +191,14 @@ def check_layers(spec: Spec) -> None:
             f"layers={spec.settings['layers']!r}: the method {method.name!r} has no layers to choose. Leave it out, or "
             f"take one that has: {', '.join(able)}."
         )
+
+
+def check_settings(spec: Spec, method: str | None = None) -> None:
+    """A clear error for settings that the method cannot have, before anything large is read."""
+    if spec.settings:
+        from inlay.methods.settings import check
+
+        check(registry.get(method or spec.method), spec.settings)
 
 
 def check_modality(spec: Spec) -> None:

@@ -11,7 +11,16 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
-from inlay.workflow.tune import Say, check_layers, check_modality, default_rate, described, identity_of, trained
+from inlay.workflow.tune import (
+    Say,
+    check_layers,
+    check_modality,
+    check_settings,
+    default_rate,
+    described,
+    identity_of,
+    trained,
+)
 
 if TYPE_CHECKING:
     from inlay.tasks import Task
@@ -25,6 +34,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
 
     check_method(spec)
     check_layers(spec)
+    check_settings(spec)
     spec = spec.with_(
         tasks=tuple(dict.fromkeys(room.canonical(name) for name in spec.tasks)),
         learning_rate=default_rate(spec) if spec.learning_rate is None else spec.learning_rate,

@@ -49,6 +49,7 @@ class InfoPromptConfig(InlayConfig):
     """
 
     chooses_layers: ClassVar[bool] = False
+    filled_in: ClassVar[dict[str, Any]] = {"mask_token_id": 0, "initial_ids": [0]}
 
     num_prompt_tokens: int = field(default=4, metadata={"help": "How many prompt tokens a text gets, n_p."})
     encoder: str = field(default="per-token", metadata={"help": f"Where prompts come from: {', '.join(ENCODERS)}."})

@@ -90,7 +90,7 @@ class Gate(nn.Module):
 
     def __init__(self, logit: float, device: torch.device) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((1,), logit, device=device))
+        self.weight = nn.Parameter(torch.full((1,), float(logit), device=device))
 
     def forward(self, entered: Tensor, left: Tensor) -> Tensor:
         """sigmoid(g) * left + (1 - sigmoid(g)) * entered."""

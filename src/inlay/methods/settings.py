@@ -1,0 +1,70 @@
+"""Settings of a method, checked before there is a model: a name that the method does not have, a value that cannot be.
+
+What depends on the model (which modules there are, how many layers) is found when the method is put into it. PEFT's own
+configs take any value and fail later, or train with it; what their annotations say is checked here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from peft import PeftConfig
+
+from inlay.errors import InlayError, first_line, unknown
+from inlay.methods.config import in_words, is_a
+from inlay.methods.registry import Method
+
+# Set by inlay, or by PEFT; never a setting of the user's.
+RESERVED = {entry.name for entry in fields(PeftConfig)} | {"newly_initialised", "resolved"}
+# Of PEFT's configs: what counts something, and must be 1 at least; what is a share.
+_COUNTS = {
+    *("r", "num_virtual_tokens", "encoder_hidden_size", "encoder_num_layers", "token_dim", "num_layers"),
+    *("num_attention_heads", "num_transformer_submodules", "qalora_group_size"),
+}
+_SHARES = {"lora_dropout", "vera_dropout", "encoder_dropout"}
+_ANY_NUMBER = {"lora_alpha"}  # annotated as a whole number, and none has to be
+
+
+def check(method: Method, settings: Mapping[str, Any]) -> None:
+    """An error for settings that the method cannot have, whatever the model."""
+    if not settings:
+        return
+    if method.config is None:
+        raise InlayError(f"Method {method.name!r} has no settings; got {', '.join(sorted(settings))}.")
+    config_class = method.config_class()
+    names = {entry.name for entry in fields(config_class) if entry.init}
+    allowed = (names - RESERVED) | ({"layers"} if method.takes("layers") else set())
+    for name in settings:
+        if name not in allowed:
+            raise unknown(f"setting of method {method.name!r}", name, allowed)
+    hints = {"layers": list[int] | None, **get_type_hints(config_class)}
+    for name, value in settings.items():
+        hint = int | float if name in _ANY_NUMBER else hints[name]
+        if not is_a(value, hint):
+            raise InlayError(f"{name}={value!r} will not do: give {in_words(hint)}.")
+        if method.tuner is None and value is not None:
+            _check_range(method, name, value)
+    given = {**getattr(config_class, "filled_in", {}), **method.settings, **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is made again, with the model, and says then what it has to say
+        make(method, {name: value for name, value in given.items() if name in names})
+
+
+def make(method: Method, given: Mapping[str, Any], **more: Any) -> PeftConfig:
+    """The method's config; an error where it refuses its values."""
+    try:
+        return method.config_class()(**given, **more)
+    except InlayError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        raise InlayError(f"Settings {dict(given)!r} do not fit method {method.name!r}: {first_line(error)}") from error
+
+
+def _check_range(method: Method, name: str, value: Any) -> None:
+    if name in _COUNTS and value < 1:
+        raise InlayError(f"{name}={value!r} leaves {method.name} nothing to train: give a whole number from 1.")
+    if name in _SHARES and not 0 <= value < 1:
+        raise InlayError(f"{name}={value!r} will not do: give a share from 0 to less than 1.")
