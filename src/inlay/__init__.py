@@ -22,6 +22,8 @@ PUBLIC = {
     "anatomy": "inlay.anatomy",
     "compare": "inlay.workflow.compare",
     "compress": "inlay.workflow.compress",
+    "evaluate": "inlay.workflow.evaluate",
+    "load": "inlay.workflow.loaded",
     "predict": "inlay.workflow.predict",
     "tune": "inlay.workflow.tune",
 }

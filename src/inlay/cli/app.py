@@ -9,6 +9,7 @@ import typer
 from inlay.cli import (
     compare,
     compress,
+    evaluate,
     explain,
     export,
     lab,
@@ -57,6 +58,7 @@ app.command("tune")(tune.command)
 app.command("compare")(compare.command)
 app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
+app.command("evaluate")(evaluate.command)
 app.command("compress")(compress.command)
 app.command("reproduce")(reproduce.command)
 app.command("export")(export.command)

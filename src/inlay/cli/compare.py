@@ -119,7 +119,7 @@ def command(
     spec = Spec(model=model, method=names[0] if names else "", **fields)
     sizes = [None] if shots_ is None else sizes_in(shots_)
     rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
-    say = None if quiet else show.say
+    say = show.nothing if quiet else show.say
     asked = engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address)
     plans = [plan(spec, names, seeds, shots=sizes, rates=rates, say=say)]
     check_baseline(baseline, plans)

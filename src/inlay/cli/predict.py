@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,14 +25,24 @@ def command(
         Path | None, typer.Option(help="With --run: new data, a file like the one it was trained on, or images.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON lines. Default: standard output.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="The probabilities of all classes too, by name.")
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:
     """Predict with a run, or with several tasks at once: JSON lines, one a row, in the order of the input.
 
+    A line has all columns of its row (an `id` comes back), then what is predicted: `label` and `score` of a class,
+    `value` of a regression, `tags` of words, `text` that was written. Where the input has a column of such a name, it
+    keeps it, and what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
+
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl
+
+    \b
+    inlay predict --run runs/<id> --input new.csv --probabilities
 
     \b
     inlay predict --adapter runs/<id>/adapter requests.jsonl
@@ -43,12 +53,18 @@ def command(
     data = requests or input
     if (run is None) == (adapter is None) or data is None or (requests is not None and input is not None):
         raise InlayError("Give --run and --input, or --adapter and a file of requests; see `inlay predict --help`.")
+    how: dict[str, Any] = {
+        "model": model,
+        "trust_remote_code": trust_remote_code,
+        "probabilities": probabilities,
+        "say": show.say,
+    }
     if adapter is not None:
         from inlay.workflow.answer import answer
 
-        answers = answer(adapter, data, output, model=model, trust_remote_code=trust_remote_code, say=show.say)
+        answers = answer(adapter, data, output, **how)
     else:
-        answers = predict(str(run), data, output, model=model, out=out, trust_remote_code=trust_remote_code)
+        answers = predict(str(run), data, output, out=out, **how)
     if output is None:
         for line in lines(answers):
             show.answer(line.rstrip("\n"))

@@ -15,6 +15,7 @@ from inlay.console import has_colour, visible
 if TYPE_CHECKING:
     from inlay.records.store import Run
     from inlay.workflow.comparison import Comparison, Difference, Measured
+    from inlay.workflow.loaded import Evaluation
     from inlay.workflow.planning import Planned
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
@@ -117,6 +118,20 @@ def answer(line: str) -> None:
 def mistake(error: BaseException) -> None:
     """What is wrong with what was asked, on stderr; every process says so, as each of them ends."""
     print(visible(f"Error: {error}"), file=sys.stderr, flush=True)
+
+
+def nothing(line: str) -> None:
+    """What `say` is where --quiet was given."""
+
+
+def evaluation(found: Evaluation) -> None:
+    """How good a run is on labelled rows, beside its own test split."""
+    rows = [
+        (name, f"{value:.4f}", f"{found.test[name]:.4f}" if name in found.test else "-")
+        for name, value in found.metrics.items()
+    ]
+    columns = ("metric", f"these rows (n = {found.examples:,})", f"the run's test split (n = {found.test_examples:,})")
+    table(columns, rows, right=(1, 2))
 
 
 def count(number: float) -> str:

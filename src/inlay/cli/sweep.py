@@ -54,7 +54,7 @@ def command(
     from inlay.workflow.sweep import read
 
     made = read(file)
-    say = None if quiet else show.say
+    say = show.nothing if quiet else show.say
     place = out or Path(made.out)
     given = {"name": engine, "workers": workers, "cpus": cpus, "gpus": gpus, "address": address}
     # What the file says of an engine is for that one: workers mean nothing to a cluster, an address nothing here.

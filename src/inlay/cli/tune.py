@@ -42,7 +42,7 @@ def command(
     from inlay.workflow.tune import tune
 
     spec = Spec(model=model, method=method, seed=seed, **fields)
-    run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=None if quiet else show.say)
+    run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=show.nothing if quiet else show.say)
     show.run_result(run)
     if not quiet:
         how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"

@@ -277,16 +277,19 @@ def _task(parts: Mapping[str, _Part | None], draft: Draft) -> Task:
 
 def _dataset(part: _Part | None, draft: Draft, *, expand: bool = False) -> Any:
     """The rows as a `datasets.Dataset`."""
+    data = [] if part is None else part.data
+    return dataset(data, draft.kind, draft.fields, expand=expand) if isinstance(data, list) else data
+
+
+def dataset(rows: list[Row], kind: str, fields: Sequence[str], *, expand: bool = False) -> Any:
+    """Normalised rows of a kind as a `datasets.Dataset`; `expand`ed, each reference of a text is a row."""
     import datasets
 
-    if part is None:
-        return datasets.Dataset.from_dict({name: [] for name in draft.fields})
-    if not isinstance(part.data, list):
-        return part.data
-    rows = part.data
-    if draft.kind == kinds.DATA_TO_TEXT:
+    if not rows:
+        return datasets.Dataset.from_dict({name: [] for name in fields})
+    if kind == kinds.DATA_TO_TEXT:
         rows = _one_reference_each(rows) if expand else _one_source_each(rows)
-    if draft.kind == kinds.IMAGES:
+    if kind == kinds.IMAGES:
         features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
         columns = {name: [row[name] for row in rows] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)

@@ -6,7 +6,7 @@ A choice is made only where there is one; otherwise the error lists the columns 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +153,15 @@ def _with_pictures(table: Table, spec: Spec, image: str, notes: list[str]) -> Ch
 # ----------------------------------------------------------------------------------------------- texts and labels
 
 
+def usual_labels(names: Iterable[str]) -> list[str]:
+    """Those of the columns that are called as labels usually are."""
+    return [name for name in names if name.lower() in _LABELS]
+
+
 def _label_column(table: Table, spec: Spec, image: str | None = None) -> str:
     taken = {*spec.text, image}
     left = [name for name in table.columns if name not in taken]
-    usual = [name for name in left if name.lower() in _LABELS]
+    usual = usual_labels(left)
     if len(usual) == 1:
         return usual[0]
     if not usual and len(left) == 1 and taken - {None}:

@@ -14,6 +14,7 @@ import numpy as np
 from inlay.errors import InlayError, unknown
 from inlay.tasks import files, kinds, metrics, prepare, templates
 from inlay.tasks.cells import as_text, as_words, is_null, reach
+from inlay.tasks.inputs import Inputs
 from inlay.tasks.own import locate
 
 if TYPE_CHECKING:
@@ -114,6 +115,10 @@ class TaskSchema:
     # ---------------------------------------------------------------------------------------------------- inputs
 
     def read_inputs(self, path: str | Path) -> list[dict[str, Any]]:
+        """The rows of new data to predict, as the model reads them; see `read_given`."""
+        return self.read_given(path).rows
+
+    def read_given(self, path: str | Path) -> Inputs:
         """The rows of new data to predict, from a table, a folder of pictures, or one picture.
 
         Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says
@@ -121,7 +126,8 @@ class TaskSchema:
         """
         path = Path(path).expanduser()
         if self.kind == kinds.IMAGES and (path.is_dir() or files.is_picture(path)):
-            return self._pictures(path)
+            pictures = self._pictures(path)
+            return Inputs(pictures, pictures)
         if path.is_dir():
             raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
         if self.kind == kinds.IMAGES and path.exists() and files.suffix(path) not in files.TABLES:
@@ -131,14 +137,18 @@ class TaskSchema:
             )
         lines = self.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
         table = files.read_lines(path, self.fields[0]) if lines else files.read_table(path)
+        given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
         table.add_paths(self.inputs)
         if self.kind == kinds.IMAGES:
             column = self._column("image", table.columns, path)
-            return [
-                {"image": locate(row[column], path, column, f"{path.name!r}, row {number}")}
-                for number, row in table.numbered
-            ]
-        return [self._input(row, table.columns, path, number) for number, row in table.numbered]
+            return Inputs(
+                given,
+                [
+                    {"image": locate(row[column], path, column, f"{path.name!r}, row {number}")}
+                    for number, row in table.numbered
+                ],
+            )
+        return Inputs(given, [self._input(row, table.columns, path, number) for number, row in table.numbered])
 
     def _pictures(self, path: Path) -> list[dict[str, Any]]:
         found = [p for p in files.files_below(path) if files.is_picture(p)] if path.is_dir() else [path]
@@ -227,11 +237,14 @@ class TaskSchema:
 
     # --------------------------------------------------------------------------------------------------- outputs
 
-    def decode(self, predictions: Any, inputs: Encoded | None = None) -> list[dict[str, Any]]:
+    def decode(
+        self, predictions: Any, inputs: Encoded | None = None, *, probabilities: bool = False
+    ) -> list[dict[str, Any]]:
         """Predictions in words, one dict a row.
 
-        Classes: label and score (its probability). A value: value. Token classification: a tag for each word, for
-        which the encoded `inputs` are needed. Language models: the generated texts as they are.
+        Classes: label and score (its probability), with `probabilities` those of all classes by name. A value: value.
+        Token classification: a tag for each word, for which the encoded `inputs` are needed. Language models: the
+        generated texts as they are.
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
@@ -252,7 +265,11 @@ class TaskSchema:
         shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         best = shares.argmax(axis=-1)
-        return [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
+        answers = [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
+        if not probabilities:
+            return answers
+        every = [dict(zip(names, map(float, row), strict=True)) for row in shares]
+        return [answer | {"probabilities": each} for answer, each in zip(answers, every, strict=True)]
 
     def _tags(self, best: np.ndarray, words: Sequence[int], size: int) -> list[str]:
         """A tag for each word; one that the model did not read (cut off, or control characters alone) gets O."""

@@ -6,7 +6,7 @@ The folder is what `inlay tune --tasks` leaves: an adapter for each task, and `t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from inlay.records.atomic import write_text
 from inlay.tasks import kinds
 from inlay.workflow.answer_files import facts_of, located
 from inlay.workflow.predict import check_trust, check_writable, joined, lines
+from inlay.workflow.telling import Say, heard
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -88,16 +89,16 @@ class Tasks:
         task = task_of(given, self.schemas, number, source)
         return Request(task, dict(given), self.schemas[task].row(given, source, number))
 
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    def answer(self, requests: Sequence[Request], *, probabilities: bool = False) -> list[dict[str, Any]]:
         """An answer to each request, in order: its own fields and what its task says of it; of a task that could not be
-        trained to the end, that too."""
+        trained to the end, that too. `probabilities` adds those of all classes, where there are classes."""
         places: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             places.setdefault(request.task, []).append(i)
         rows = {task: [requests[i].row for i in own] for task, own in places.items()}
         writes = any(self.schemas[task].writes_text for task in places)
         found: list[dict[str, Any]] = [{} for _ in requests]
-        for task, answers in (self._written(rows) if writes else self._mixed(rows)).items():
+        for task, answers in (self._written(rows) if writes else self._mixed(rows, probabilities)).items():
             told = {FAILED: self.failed[task]} if task in self.failed else {}
             for i, answer in zip(places[task], answers, strict=True):
                 found[i] = joined(requests[i].given, answer | told)
@@ -121,7 +122,7 @@ class Tasks:
                     texts[task][i] = text
         return {task: self.schemas[task].decode(own) for task, own in texts.items()}
 
-    def _mixed(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
+    def _mixed(self, rows: Mapping[str, Sequence[Any]], probabilities: bool) -> dict[str, list[dict[str, Any]]]:
         """Classes and values, rows of all tasks together."""
         import torch
 
@@ -133,7 +134,10 @@ class Tasks:
             for (task, i, item), row in zip(part, logits, strict=True):
                 own = row[..., : self.schemas[task].num_labels]
                 outputs[task][i] = own[: len(item["input_ids"])] if own.ndim > 1 else own
-        return {task: self.schemas[task].decode(_stack(own), encoded.get(task)) for task, own in outputs.items()}
+        return {
+            task: self.schemas[task].decode(_stack(own), encoded.get(task), probabilities=probabilities)
+            for task, own in outputs.items()
+        }
 
     def _encoded(self, rows: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], list[Waiting]]:
         """The rows as the model reads them; with those that decoding needs, by task.
@@ -178,14 +182,15 @@ def answer(
     *,
     model: str | None = None,
     trust_remote_code: bool = False,
-    say: Callable[[str], None] | None = None,
+    probabilities: bool = False,
+    say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """The answers of an adapter folder's tasks to the requests of a file of JSON lines, each of which names its task.
 
     With `output` they are also written there, as JSON lines, all or nothing. `model` names the base model where it has
     moved since; it must hold the same weights. `trust_remote_code` lets code run that comes with the model: an adapter
     folder never allows it by itself. Tasks that failed in training answer all the same: `say` is told of them, and each
-    of their answers has the reason in `failed_in_training`.
+    of their answers has the reason in `failed_in_training`. `probabilities` adds those of all classes.
     """
     if output is not None:
         check_writable(Path(output))
@@ -196,11 +201,11 @@ def answer(
     source, known = Path(requests).name, facts["tasks"]
     asked = {task_of(each, known, number, source) for number, each in given}
     wanted = [name for name in known if name in asked]
-    if say is not None:
-        for line in told_of(facts["failed"], wanted):
-            say(line)
+    for line in told_of(facts["failed"], wanted):
+        heard(say)(line)
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
-    answers = tasks.answer([tasks.request(each, number, source) for number, each in given])
+    requested = [tasks.request(each, number, source) for number, each in given]
+    answers = tasks.answer(requested, probabilities=probabilities)
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers

@@ -14,7 +14,8 @@ from inlay.workflow.board import Board
 from inlay.workflow.comparison import Comparison, Difference, Measured, Row, against, mean_of, pooled, rows_of, select
 from inlay.workflow.planning import DEFAULT, Planned, Rates, plan
 from inlay.workflow.statistics import half_width, standard_error
-from inlay.workflow.tune import DEFAULT_OUT, Say
+from inlay.workflow.telling import Say, heard
+from inlay.workflow.tune import DEFAULT_OUT
 
 # What a comparison is made of and read with, for those who start from the verb.
 __all__ = [
@@ -52,6 +53,7 @@ def compare(
     are. One that fails is noted and does not stop the rest; it is tried again only if `retry_failed`. With several
     learning rates (see `inlay.workflow.planning.plan`) each method's is chosen on the validation split.
     """
+    say = heard(say)
     planned = plan(spec, methods, seeds, rates=rates, say=say)
     (found,) = carry_out([planned], out, engine, minutes=minutes, retry_failed=retry_failed, progress=progress, say=say)
     return found

@@ -4,53 +4,46 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.atomic import write_text, writing
-from inlay.records.store import Run, Store
+from inlay.records.store import Run
+from inlay.workflow.telling import Say
 from inlay.workflow.tune import DEFAULT_OUT
 
 
 def predict(
     run: Run | Path | str,
-    input: Path | str,
+    input: Any,
     output: Path | str | None = None,
     *,
+    probabilities: bool = False,
     model: str | None = None,
     out: Path | str = DEFAULT_OUT,
     trust_remote_code: bool = False,
+    say: Say | None = None,
 ) -> list[dict[str, Any]]:
-    """Predictions of a run for the rows of a file or the images of a folder, one dict a row, in order.
+    """Predictions of a run, one dict a row, in order: the row's own columns and what the model says.
 
-    `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. With `output` they
-    are also written there, as JSON lines, all or nothing. `model` names the base model where it has moved since; it
-    must hold the same weights. `trust_remote_code` lets code run that comes with the model: a run never allows it by
-    itself.
+    `input` is the path of a file or of a folder of images, or rows of Python: see `inlay.workflow.loaded.LoadedRun`,
+    which also answers many times once it is loaded. `run` is a run, the path of its folder, or its name (or an
+    unambiguous part of it) under `out`. With `output` they are also written there, as JSON lines, all or nothing.
+    `probabilities` adds those of all classes. `model` names the base model where it has moved since; it must hold the
+    same weights. `trust_remote_code` lets code run that comes with the model: a run never allows it by itself.
     """
-    run = run if isinstance(run, Run) else Store(out).get(str(run))
-    run.verify()
-    if run.spec.tasks:
-        raise InlayError(
-            f"The run {run.id} has several tasks: name the one of each row in a file of JSON lines, and give "
-            f"--adapter {run.adapter} and that file."
-        )
+    from inlay.workflow.loaded import opened
+
     if output is not None:
         check_writable(Path(output))
-    from inlay.tasks import TaskSchema
-    from inlay.training import predict as infer
-
-    schema = TaskSchema.from_json(run.record["task"]["schema"])
-    rows = schema.read_inputs(input)
-    if not rows:
-        raise InlayError(f"There is nothing to predict in {str(input)!r}: it has no rows.")
-    adapted, processor = restored(run, schema, model, trust_remote_code=trust_remote_code)
-    predictions, encoded = infer(adapted, schema, rows, processor, run.spec)
-    answers = [joined(row, answer) for row, answer in zip(rows, schema.decode(predictions, encoded), strict=True)]
+    loaded = opened(run, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
+    answers = loaded.predict(input, probabilities=probabilities)
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
@@ -81,16 +74,18 @@ def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
         )
 
 
-def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """A row's own fields (but the bytes of a picture) and the answer to it; a field that an answer's name would hide
-    keeps its name, and the answer's becomes `predicted_<name>`."""
-    shown = {key: value for key, value in row.items() if not _holds_bytes(value)}
+def joined(row: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's own fields (but for pictures) and the answer to it; a field that an answer's name would hide keeps its
+    name, and the answer's becomes `predicted_<name>`."""
+    shown = {key: value for key, value in row.items() if not _is_picture(value)}
     return shown | {f"predicted_{key}" if key in shown else key: value for key, value in answer.items()}
 
 
-def _holds_bytes(value: Any) -> bool:
-    """Whether this is a picture as tables hold them: its file's bytes, or a mapping with them."""
-    return isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes))
+def _is_picture(value: Any) -> bool:
+    """Whether this is a picture itself, not its path: its file's bytes, a mapping with them, or Pillow's."""
+    if isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes)):
+        return True
+    return type(value).__module__.startswith("PIL.")
 
 
 def check_writable(path: Path) -> None:
@@ -104,6 +99,25 @@ def check_writable(path: Path) -> None:
 
 
 def lines(answers: list[dict[str, Any]]) -> Iterator[str]:
-    """The answers as JSON lines."""
+    """The answers as JSON lines. What JSON has no form for is written as text: a date as ISO 8601 has it."""
     for answer in answers:
-        yield json.dumps(answer, ensure_ascii=False) + "\n"
+        line = json.dumps(_sayable(answer), ensure_ascii=False)
+        try:
+            line.encode()
+        except UnicodeEncodeError:  # half a character, in a column that nobody reads
+            line = json.dumps(_sayable(answer))
+        yield line + "\n"
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _sayable(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_sayable(each) for each in value]
+    if isinstance(value, (str, bool)) or value is None:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -1,0 +1,155 @@
+"""A finished run, loaded once and asked many times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.records.store import Run, Store
+from inlay.tasks import TaskSchema, kinds
+from inlay.tasks.inputs import is_path, read
+from inlay.workflow.predict import joined, restored
+from inlay.workflow.telling import Say, heard
+from inlay.workflow.tune import DEFAULT_OUT
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good a run is on labelled rows: its own metrics on `examples` of them, which came from `source`.
+
+    `metric` is the one that the task is judged by. `test` are the metrics of the run's own test split, of
+    `test_examples` rows, to set beside them.
+    """
+
+    run: str
+    source: str
+    examples: int
+    metric: str
+    metrics: dict[str, float]
+    test: dict[str, float]
+    test_examples: int
+    notes: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The evaluation as JSON-ready data."""
+        return dict(vars(self))
+
+
+class LoadedRun:
+    """A finished run's model in memory. `load` makes one."""
+
+    def __init__(self, run: Run, *, model: str | None, trust_remote_code: bool, say: Say | None) -> None:
+        run.verify()
+        if run.spec.tasks:
+            raise InlayError(
+                f"The run {run.id} has several tasks: name the one of each row in a file of JSON lines, and give "
+                f"--adapter {run.adapter} and that file."
+            )
+        self.run, self.spec = run, run.spec
+        self.schema = TaskSchema.from_json(run.record["task"]["schema"])
+        self._say = heard(say)
+        self._base, self._trust = model, trust_remote_code
+        self._parts: tuple[Any, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<LoadedRun {self.run.id}: {self.schema.kind}>"
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """The classes, in the order of the model's outputs; None where there are none."""
+        return self.schema.label_names
+
+    @property
+    def model(self) -> Any:
+        """The adapted model, a module of torch's; loaded when it is first needed."""
+        return self._loaded()[0]
+
+    @property
+    def processor(self) -> Any:
+        """The tokenizer or image processor."""
+        return self._loaded()[1]
+
+    def predict(self, rows: Any, *, probabilities: bool = False) -> list[dict[str, Any]]:
+        """A dict for each row, in order: its own columns, and what the model says.
+
+        `rows` is a list of mappings or, where one text is read, of texts; a mapping of columns; a DataFrame; or the
+        path of a file or a folder of images. Classes have `label` and `score`, and with `probabilities` those of all;
+        a value is `value`, tags are `tags`, what a model writes is `text`. Where a column has such a name already, it
+        keeps it, and what is predicted is called `predicted_<name>`.
+        """
+        if probabilities and self.schema.kind not in kinds.ONE_LABEL:
+            raise InlayError(
+                f"probabilities are those of a row's classes, and {self.run.id} is of kind {self.schema.kind!r}. Leave "
+                "--probabilities (probabilities=True) out."
+            )
+        inputs = read(self.schema, rows)
+        if not inputs.rows:
+            if is_path(rows):
+                raise InlayError(f"There is nothing to predict in {str(rows)!r}: it has no rows.")
+            return []
+        from inlay.training import predict as infer
+
+        predictions, encoded = infer(self.model, self.schema, inputs.rows, self.processor, self.spec)
+        if cut := getattr(encoded, "cut", 0):
+            length = self.schema.max_length
+            self._say(f"{cut:,} of {len(inputs.rows):,} texts are longer than {length} tokens and were cut")
+        answers = self.schema.decode(predictions, encoded, probabilities=probabilities)
+        return [joined(given, answer) for given, answer in zip(inputs.given, answers, strict=True)]
+
+    def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
+        """The run's own metrics on labelled rows, which are given as to `predict`.
+
+        `label` names their column of labels, where it cannot be told. A label that the run has not learnt is an error;
+        rows without one are left out, and counted in the notes.
+        """
+        from inlay.tasks import labelled
+        from inlay.training import evaluate
+
+        task = labelled.load(self.schema, rows, label or self.spec.label)
+        spec = self.spec.with_(max_length=self.schema.max_length or self.spec.max_length)
+        metrics, _ = evaluate(self.model, task, "test", self.processor, spec)
+        for note in task.notes:
+            self._say(note)
+        record = self.run.record
+        return Evaluation(
+            run=self.run.id,
+            source=task.source,
+            examples=len(task.test),
+            metric=record["metric"],
+            metrics=metrics,
+            test=dict(record["metrics"].get("test", {})),
+            test_examples=record.get("examples", {}).get("test", 0),
+            notes=list(task.notes),
+        )
+
+    def _loaded(self) -> tuple[Any, Any]:
+        if self._parts is None:
+            self._parts = restored(self.run, self.schema, self._base, trust_remote_code=self._trust)
+        return self._parts
+
+
+def load(
+    run: Run | Path | str,
+    *,
+    model: str | None = None,
+    out: Path | str = DEFAULT_OUT,
+    trust_remote_code: bool = False,
+    say: Say | None = None,
+) -> LoadedRun:
+    """A finished run, ready to answer: `inlay.load("runs/<id>").predict(["a text", "another"])`.
+
+    `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. `model` names the
+    base model where it has moved since; it must hold the same weights. `trust_remote_code` lets code run that comes
+    with the model: a run never allows it by itself. `say` receives a line for each thing a person should know; without
+    it, the logger `inlay.notes` does.
+    """
+    found = opened(run, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
+    _ = found.model  # now, not when the first row waits
+    return found
+
+
+def opened(run: Run | Path | str, *, out: Path | str, say: Say | None = None, **how: Any) -> LoadedRun:
+    """As `load`, but the model is loaded when it is first needed: what is to be read is read, and checked, before."""
+    return LoadedRun(run if isinstance(run, Run) else Store(out).get(str(run)), say=say, **how)
