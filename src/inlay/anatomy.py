@@ -233,13 +233,32 @@ def kind_of(model_type: str) -> Kind | None:
 def head_modules(model: nn.Module) -> list[str]:
     """The names of the modules that a task adds to the pretrained backbone: a classifier, its own pooler.
 
-    A language-model head is not among them: it is pretrained with the backbone, and often tied to its embeddings.
+    A language-model head is not among them: it is pretrained with the backbone, and often tied to its embeddings. A
+    module that is none of Transformers' and that nobody has described has none that could be told from its body.
     """
-    whole = _find_whole(model)
-    backbone, description = _find_backbone(whole)
+    whole, backbone, description = _whole_and_backbone(model)
     language_head = _language_head(whole)
     added = [part for part in _beside(whole, backbone) if language_head not in part.module.modules()]
-    return [part.name for part in (*added, *_existing(backbone, description.head))]
+    return [part.name for part in (*added, *_existing(backbone, description.head if description else ""))]
+
+
+def in_backbone(model: nn.Module) -> Callable[[str], bool]:
+    """Tells of a module's name whether it is in the pretrained trunk, and so in no head.
+
+    A language-model head is in none, also where Transformers has no base model beside it, as in T5. An architecture
+    that nobody has described is divided as Transformers divides it; a plain module is all trunk.
+    """
+    whole, backbone, _ = _whole_and_backbone(model)
+    inside = _join(backbone.name, "")
+    head = _language_head(whole)
+    heads = [_join(whole.name, name) for name, module in whole.module.named_modules() if module is head]
+
+    def tell(name: str) -> bool:
+        return f"{name}.".startswith(f"{inside}." if inside else "") and not any(
+            f"{name}.".startswith(f"{one}.") for one in heads
+        )
+
+    return tell
 
 
 def feature_shapes(
@@ -287,21 +306,43 @@ class _Seen(Exception):
 
 def _find_whole(model: nn.Module) -> Part:
     """The outermost model proper: what is left without the wrappers of PEFT, the compiler or data parallelism."""
-    for name, module in model.named_modules():
-        if _is_pretrained(module) or _key_by_class(module) is not None:
-            return Part(name, module)
-    raise _unknown_architecture(_class_path(type(model)), model)
+    found = _known_inside(model)
+    if found is None:
+        raise _unknown_architecture(_class_path(type(model)), model)
+    return found
 
 
-def _find_backbone(whole: Part) -> tuple[Part, Description]:
-    """The pretrained trunk of a model, and its description."""
+def _known_inside(model: nn.Module) -> Part | None:
+    named = model.named_modules()
+    return next((Part(n, m) for n, m in named if _is_pretrained(m) or _key_by_class(m) is not None), None)
+
+
+def _whole_and_backbone(model: nn.Module) -> tuple[Part, Part, Description | None]:
+    """The model proper and its trunk, also where nobody has described the architecture."""
+    whole = _known_inside(model)
+    if whole is None:
+        return Part("", model), Part("", model), None
+    backbone, key = _base_model(whole)
+    if key not in _DESCRIPTIONS:
+        return whole, backbone, None
+    return whole, *_find_backbone(whole)
+
+
+def _base_model(whole: Part) -> tuple[Part, str | None]:
+    """What Transformers calls the base model, or all of it, and the key of its description."""
     model, backbone, model_type = whole.module, whole, None
     if _is_pretrained(model):
         backbone = _descend(whole, model.base_model_prefix) or whole
         # The wrapper of timm's models says nothing of what it wraps; the class of what it wraps does.
         model_type = model.config.model_type if _is_pretrained(backbone.module) else None
-    key = _key_by_class(model) or _key_by_class(backbone.module) or model_type
-    if key not in _DESCRIPTIONS:
+    return backbone, _key_by_class(model) or _key_by_class(backbone.module) or model_type
+
+
+def _find_backbone(whole: Part) -> tuple[Part, Description]:
+    """The pretrained trunk of a model, and its description."""
+    model = whole.module
+    backbone, key = _base_model(whole)
+    if key is None or key not in _DESCRIPTIONS:
         raise _unknown_architecture(key or _class_path(type(backbone.module)), backbone.module)
     description = _DESCRIPTIONS[key]
     if description.root:

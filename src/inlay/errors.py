@@ -10,8 +10,12 @@ import difflib
 from collections.abc import Iterable
 
 
-class InlayError(Exception):
-    """A mistake the user can mend: bad input, a missing file, a model that does not fit."""
+class InlayError(ValueError):
+    """A mistake the user can mend: bad input, a missing file, a model that does not fit.
+
+    A `ValueError`, as PEFT and Transformers raise for the same mistakes: what catches theirs catches ours. Code here
+    that rewords another library's `ValueError` lets an `InlayError` through as it is: it is worded already.
+    """
 
 
 def nearest(value: str, allowed: Iterable[str], most: int = 3) -> list[str]:

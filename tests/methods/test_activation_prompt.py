@@ -418,9 +418,10 @@ def test_it_cannot_be_merged_but_taken_off() -> None:
 
 
 def test_an_ordinary_config_of_two_models() -> None:
-    """The caller's config is not changed by the first model that it is used on."""
+    """What the first model fills in is not what the second is given."""
     config = inlay.ActivationPromptConfig()
-    get_peft_model(zoo.tiny("vit")[0], config)
-    assert config.layers == "auto"
+    assert get_peft_model(zoo.tiny("vit")[0], config).peft_config["default"] is config
+    assert config.layers == [3]
+    assert config.image_size == [32, 32]
     assert attach(zoo.tiny("resnet")[0], "activation-prompt").peft_config["default"].layers == [3]
     assert get_peft_model(zoo.tiny("bert")[0], config).peft_config["default"].image_size is None

@@ -208,8 +208,7 @@ def test_one_config_serves_several_models(config_class: str, task_type: str | No
     for family in ("bert", "gpt2", "bert"):
         model, batch = tiny(family)
         adapted = get_peft_model(model, config)
-        assert config.target_modules is None
-        assert not config.resolved
+        assert (adapted.peft_config["default"] is config) == (not wanted)  # the first model's, which the others leave
         adapted.add_adapter("other", config)
         stir(adapted)
         adapted.save_pretrained(tmp_path / family)

@@ -134,6 +134,8 @@ def _attach_adapter(
     _refuse_wrapping_twice(model, method, config)
     try:
         adapted = mend_prompt(get_peft_model(model, config, adapter_name=adapter_name))
+    except InlayError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
         raise InlayError(
             f"{method.name} cannot be put into {type(model).__name__}: {error} {alternatives(model, method.name)}"

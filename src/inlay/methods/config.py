@@ -6,6 +6,9 @@ the config is saved as `adapter_config.json` and found again by its type.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -24,15 +27,22 @@ class InlayConfig(PeftConfig):
     `modules_to_save` always comes to include what loading the base model initialised anew (a head, a pooler), which is
     found in the model unless `newly_initialised` names it. All names are looked up once, when the adapter is made
     (`resolved`): a reloaded adapter goes where it was, whatever the model it is put into was loaded from.
+
+    The model keeps the object that it is given, as PEFT does, and fills it in. The same object given to another model
+    serves that one too, as it was given: see `unused`.
     """
 
+    _filled_in: ClassVar[dict[str, tuple[Any, Any]]] = {}  # by field: what was given, and what was made of it
     chooses_layers: ClassVar[bool] = True  # whether `layers` can be given
     # Stand-ins for what `for_task` fills in, where other settings need it: settings are checked before there is a task.
     filled_in: ClassVar[dict[str, Any]] = {}
 
     target_modules: list[str] | str | None = field(
         default=None,
-        metadata={"help": "Names, endings of names or a regular expression of modules to adapt; None: all that fit."},
+        metadata={
+            "help": "Names, endings of names or a regular expression of modules to adapt; None: all that fit; "
+            "all-linear: the linear layers among them."
+        },
     )
     exclude_modules: list[str] | str | None = field(
         default=None,
@@ -63,6 +73,31 @@ class InlayConfig(PeftConfig):
             value = getattr(self, entry.name)
             if entry.name not in _PEFTS and not is_a(value, hints[entry.name]):
                 raise InlayError(f"{entry.name}={value!r} will not do: give {in_words(hints[entry.name])}.")
+
+    def unused(self) -> InlayConfig:
+        """This config; a copy of it as it was given, where a model has filled it in. Later edits are kept."""
+        if not self._filled_in:
+            return self
+        fresh = deepcopy(self)
+        for name, (given, made) in fresh.__dict__.pop("_filled_in").items():
+            if getattr(fresh, name) == made:
+                setattr(fresh, name, given)
+        return fresh
+
+    @contextmanager
+    def filling_in(self) -> Iterator[None]:
+        """Remember what is filled in here; where it fails, undo it."""
+        given = {entry.name: deepcopy(getattr(self, entry.name)) for entry in fields(self)}
+        try:
+            yield
+        except BaseException:
+            for name, value in given.items():
+                setattr(self, name, value)
+            raise
+        made = {name: deepcopy(getattr(self, name)) for name in given}
+        self.__dict__["_filled_in"] = {
+            name: (value, made[name]) for name, value in given.items() if made[name] != value
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """The config as JSON-ready data, with the names of modules in a fixed order."""

@@ -31,6 +31,8 @@ class RescalingLayer(HookedLayer):
     Several adapters act one after the other.
     """
 
+    merges_into = ("weight", "bias")
+
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())

@@ -291,6 +291,8 @@ def _restore_adapter(
         config.inference_mode = True
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
         adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
+    except InlayError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, re.error) as error:
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)

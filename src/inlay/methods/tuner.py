@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -18,14 +17,19 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND as ALL_LINEAR
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers.pytorch_utils import Conv1D
 
+from inlay.anatomy import anatomy, in_backbone
 from inlay.errors import InlayError
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
-from inlay.methods.plain import plain_modules, plain_name
+from inlay.methods.plain import base_of, plain_modules, plain_name
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class ChildLayer(nn.Module, BaseTunerLayer):
@@ -33,6 +37,8 @@ class ChildLayer(nn.Module, BaseTunerLayer):
 
     The host is kept in a tuple, which hides it from `nn.Module`: parent and child would otherwise contain each other.
     """
+
+    merges_into: ClassVar[tuple[str, ...]] = ()  # the host's parameters that merging changes
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
@@ -45,6 +51,11 @@ class ChildLayer(nn.Module, BaseTunerLayer):
     def host(self) -> nn.Module:
         """The module that this child adapts."""
         return self._host[0]
+
+    def base_parameters(self) -> Iterator[nn.Parameter]:
+        """The host's own parameters, and not those that adapters have hung on it."""
+        for _, module in plain_modules(self.host):
+            yield from (parameter for parameter in module._parameters.values() if parameter is not None)
 
     def get_base_layer(self) -> nn.Module:
         """The host: PEFT reads the device and the dtype of its weight."""
@@ -156,6 +167,7 @@ class InlayTuner(BaseTuner):
     """
 
     child: ClassVar[str]
+    instead_of_merging: ClassVar[str] = "Run it unmerged, or name fewer modules in target_modules."
     target_module_mapping: ClassVar[dict[str, list[str]]] = {}
 
     def __init__(self, model: nn.Module, peft_config: Any, adapter_name: str, **kwargs: Any) -> None:
@@ -190,15 +202,16 @@ class InlayTuner(BaseTuner):
         raise NotImplementedError
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
-        """Names are looked up into a copy of the config: the caller's may serve another model."""
-        self.peft_config[adapter_name] = deepcopy(self.peft_config[adapter_name])
+        """The config is filled in; of one that another model has filled in, a copy is, and that model's stays."""
+        config = self.peft_config[adapter_name] = self.peft_config[adapter_name].unused()
         in_use = {
             module: name
             for module in model.modules()
             if isinstance(module, ModulesToSaveWrapper)
             for name in module.active_adapters[:1]
         }
-        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        with config.filling_in():
+            super().inject_adapter(model, adapter_name, *args, **kwargs)
         if adapter_name in self.active_adapters:
             self._go_on_with_heads(adapter_name, in_use)
 
@@ -231,6 +244,8 @@ class InlayTuner(BaseTuner):
         names = [name for name in self.hosts(config) if not f"{name}.".startswith(heads)]
         if not names:
             raise InlayError(self.refusal(self.model))
+        if _all_linear(config):
+            names = self._linear(names)
         found = [name for name in names if _selected(config, name)]
         if config.layers is not None:
             found = [name for name in found if in_layers(self.model, config.layers, name)]
@@ -240,6 +255,17 @@ class InlayTuner(BaseTuner):
                 f"layers={config.layers!r} leave no module to adapt. Modules that could be: {_some(names)}."
             )
         return found
+
+    def _linear(self, names: list[str]) -> list[str]:
+        """Those of the names that are linear layers and in no head, as PEFT's "all-linear" has it."""
+        inside, modules = in_backbone(base_of(self.model)), dict(plain_modules(self.model))
+        linear = [name for name in names if isinstance(modules[name], (nn.Linear, Conv1D)) and inside(name)]
+        if not linear:
+            raise InlayError(
+                f"target_modules={ALL_LINEAR!r}: none of what this method adapts is a linear layer. Leave it out, or "
+                f"name some of: {_some(names)}."
+            )
+        return linear
 
     @staticmethod
     def _check_target_module_exists(peft_config: InlayConfig, key: str) -> bool:
@@ -263,6 +289,45 @@ class InlayTuner(BaseTuner):
             layer.attach()
         layer.update_layer(adapter_name, self.settings_at(peft_config, plain_name(current_key)))
 
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """As PEFT does; asked not to, an adapter that was drawn in float32 gets the base model's precision too."""
+        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
+        if autocast_adapter_dtype:
+            return
+        for layer in self.model.modules():
+            if isinstance(layer, self.tuner_layer_cls):
+                own = next((weight.dtype for weight in layer.base_parameters() if weight.is_floating_point()), None)
+                for container in layer.adapter_layer_names if own in LOW_PRECISION else ():
+                    pieces = getattr(layer, container)
+                    if adapter_name in pieces:
+                        pieces[adapter_name].to(own)
+
+    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
+        """Put adapters into the base model's weights; `unmerge_adapter` takes them out."""
+        self._refuse_tied(adapter_names)
+        super().merge_adapter(adapter_names, safe_merge)
+
+    def _refuse_tied(self, names: list[str] | None) -> None:
+        """An error where a parameter to be merged into is another module's too, which the adapter leaves alone."""
+        names = list(names or self.active_adapters)
+        holders: dict[nn.Parameter, list[str]] = {}
+        for name, module in self.model.named_modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    holders.setdefault(parameter, []).append(plain_name(name) or type(self.model).__name__)
+        for layer in self.model.modules():
+            if not isinstance(layer, self.tuner_layer_cls):
+                continue
+            if not any(name in getattr(layer, container) for container in layer.adapter_layer_names for name in names):
+                continue
+            for key in layer.merges_into:
+                own = holders.get(getattr(layer.host, key, None), [])
+                if len(own) > 1:
+                    raise InlayError(
+                        f"{' and '.join(own)} are one {key} in this model: merged into the one, an adapter would act "
+                        f"in the other too. {self.instead_of_merging}"
+                    )
+
     def _unload_and_optionally_merge(
         self,
         merge: bool = True,
@@ -270,6 +335,8 @@ class InlayTuner(BaseTuner):
         safe_merge: bool = False,
         adapter_names: list[str] | None = None,
     ) -> nn.Module:
+        if merge:
+            self._refuse_tied(adapter_names)
         modules = dict(self.model.named_modules())
         for module in modules.values():
             if isinstance(module, self.tuner_layer_cls):
@@ -329,9 +396,13 @@ class InlayTuner(BaseTuner):
         return f"{host.replace('.base_layer', '')}.{container}.{piece.removeprefix(f'{adapter_name}.')}"
 
 
+def _all_linear(config: InlayConfig) -> bool:
+    return isinstance(config.target_modules, str) and config.target_modules.lower() == ALL_LINEAR
+
+
 def _selected(config: InlayConfig, name: str) -> bool:
     wanted = SimpleNamespace(
-        target_modules=".*" if config.target_modules is None else config.target_modules,
+        target_modules=".*" if config.target_modules is None or _all_linear(config) else config.target_modules,
         target_parameters=None,
         exclude_modules=config.exclude_modules,
         modules_to_save=config.modules_to_save,
@@ -341,8 +412,6 @@ def _selected(config: InlayConfig, name: str) -> bool:
 
 def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
     """Whether the module of this name is one of these blocks, counted from 1, or in one of them."""
-    from inlay.anatomy import anatomy
-
     blocks = {block.index: plain_name(block.name) for block in anatomy(model).blocks}
     for layer in layers:
         if layer not in blocks:

@@ -57,6 +57,8 @@ def again(
         if found.name in claims:
             found = replace(found, claims=claims[found.name](found))
         figure = drawn[found.name](found)
+    except InlayError:
+        raise
     except (KeyError, IndexError, ValueError) as error:
         raise InlayError(
             f"{folder} was made by another version of inlay, and lacks something ({error}). Run it again."

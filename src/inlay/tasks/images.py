@@ -119,6 +119,8 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
             raise InlayError(f"{name_of(source)!r} is an empty file, not a picture.")
         with Image.open(io.BytesIO(data)) as image:
             return use(image)
+    except InlayError:
+        raise
     except Image.UnidentifiedImageError:
         raise InlayError(f"{name_of(source)!r} is not a picture.") from None
     except Image.DecompressionBombError as error:

@@ -389,6 +389,8 @@ def _prefix(model: Any, folder: Path) -> Prompt:
         if config.peft_type != PeftType.PREFIX_TUNING:
             raise InlayError(f"{str(folder)!r} holds an adapter of type {config.peft_type.value}, not PREFIX_TUNING.")
         return trained_prefix(PeftModel.from_pretrained(model, str(folder)))
+    except InlayError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise InlayError(
             f"The prefix in {str(folder)!r} cannot be loaded into this model: {first_line(error)}"

@@ -124,6 +124,8 @@ class ActivationPromptModel(InlayTuner):
             try:
                 with self.without_own():
                     entering = feature_shapes(self.model, image_size=tuple(config.image_size))
+            except InlayError:
+                raise
             except (ValueError, RuntimeError) as error:
                 raise InlayError(
                     f"image_size={config.image_size!r}: {type(self.model).__name__} cannot read such images ({error})."

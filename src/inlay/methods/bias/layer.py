@@ -38,6 +38,7 @@ class BiasLayer(HookedLayer):
     """
 
     adapter_layer_names = ("inlay_bias_delta",)
+    merges_into = ("bias",)
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods.multi_lora.rows import BASE, Routing, Rows
 from inlay.methods.multi_lora.shared import seed_of
+from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.plain import base_of
 
 
-class TaskHead(ModulesToSaveWrapper):
+class TaskHead(Switch, ModulesToSaveWrapper):
     """PEFT's wrapper around a head or another new part, made to run several tasks' at once; none is ever frozen by
     choosing another. PEFT makes its own kind, which `adopt` turns into this one."""
 
@@ -49,8 +50,8 @@ class TaskHead(ModulesToSaveWrapper):
         self._active_adapter = names[0] if names else []
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Switch on or off; what trains goes on training."""
-        self._disable_adapters = not enabled
+        """Switch all tasks' heads on or off."""
+        self.switch(enabled, self.modules_to_save.values())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The rows' own heads, or the active one where the pass names no tasks."""

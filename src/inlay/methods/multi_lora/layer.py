@@ -29,6 +29,7 @@ from inlay.methods.multi_lora.products import (
 )
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import digest_of, draw
+from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.tuner import HookedLayer
 
 KINDS = {"embedding": nn.Embedding, "conv2d": nn.Conv2d, "conv1d": Conv1D, "linear": nn.Linear}
@@ -71,7 +72,7 @@ class TaskFactor(nn.Module):
         self.dropout = settings.dropout
 
 
-class MultiLoraLayer(HookedLayer):
+class MultiLoraLayer(Switch, HookedLayer):
     """Adds to its host's output the low-rank product of each row's task:
 
         y = f(x; W_0) + (alpha_i / r) x A B_i,      A frozen and the same for every task i, B_i = 0 at the start.
@@ -81,6 +82,7 @@ class MultiLoraLayer(HookedLayer):
     """
 
     adapter_layer_names = ("inlay_multi_lora_b",)
+    merges_into = ("weight",)
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
@@ -170,10 +172,10 @@ class MultiLoraLayer(HookedLayer):
         self._active_adapter = names
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Switch on or off; what trains goes on training. A merged task is taken out of the host first."""
+        """Switch all tasks on or off. A merged task is taken out of the host first."""
         if not enabled and self.merged:
             self.unmerge()
-        self._disable_adapters = not enabled
+        self.switch(enabled, self.pieces.values())
 
     # ---- forward
 
@@ -316,7 +318,8 @@ def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
     if not rows.mixed:
         return tensor.flatten(2) if first else tensor.reshape(1, -1, tensor.shape[-1])
     count = rows.count or 1
-    if len(tensor) % count or (first and len(tensor) != count):
+    counted = len(tensor) in (count, count * rows.copies)
+    if not (counted or rows.counted) or len(tensor) % count or (first and len(tensor) != count):
         raise InlayError(
             f"adapter_names has {count} names, and a layer was given {len(tensor)} rows that they cannot be divided "
             "among. Give one name for each row; a layer whose one input all rows share cannot be mixed."

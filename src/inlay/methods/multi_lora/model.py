@@ -105,17 +105,18 @@ class MultiLoraModel(InlayTuner):
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
         self._check_name(adapter_name)
-        loaded = self.peft_config[adapter_name].was_saved
+        config = self.peft_config[adapter_name] = self.peft_config[adapter_name].unused()
+        loaded = config.was_saved
         if not self.active_adapters:  # all others were deleted
             self.active_adapter = adapter_name
         try:
-            if not self._add_task(adapter_name):
-                super().inject_adapter(model, adapter_name, *args, **kwargs)
-                self._take_note(model, self.peft_config[adapter_name])
-            config = self.peft_config[adapter_name]
-            self._check_shared(adapter_name, config, loaded)
-            seed = config.seed if config.head_seed is None else config.head_seed
-            resize(self._heads(config), self.model, adapter_name, config.num_labels, seed)
+            with config.filling_in():
+                if not self._add_task(adapter_name, loaded):
+                    super().inject_adapter(model, adapter_name, *args, **kwargs)
+                    self._take_note(model, config)
+                self._check_shared(adapter_name, config, loaded)
+                seed = config.seed if config.head_seed is None else config.head_seed
+                resize(self._heads(config), self.model, adapter_name, config.num_labels, seed)
         except Exception:
             self._forget(adapter_name)
             raise
@@ -147,10 +148,10 @@ class MultiLoraModel(InlayTuner):
         self.routing.selections[words] = {name: deepcopy(getattr(prepared, name)) for name in LOOKED_UP}
         return prepared
 
-    def _add_task(self, name: str) -> bool:
+    def _add_task(self, name: str, loaded: bool) -> bool:
         """Add a task to layers and heads that are there; False where it needs others, or is the first."""
         routing = self.routing
-        config = deepcopy(self.peft_config[name])
+        config = self.peft_config[name]
         if not routing.layers or not (config.resolved or _words(config) in routing.selections):
             return False
         config = self._prepare_adapter_config(config, {})
@@ -162,13 +163,12 @@ class MultiLoraModel(InlayTuner):
         settings = {target: self.settings_at(config, target) for target in targets}
         for target, each in settings.items():
             routing.layers[target].check(name, each)
-        self._check_shared(name, config, self.peft_config[name].was_saved)
+        self._check_shared(name, config, loaded)
         for target, each in settings.items():
             routing.layers[target].update_layer(name, each)
         for head in self._heads(config):
             head.update(name)
             head.modules_to_save[name].requires_grad_(not config.inference_mode)
-        self.peft_config[name] = config
         if name in self.active_adapters:
             self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
         return True
@@ -277,7 +277,7 @@ class MultiLoraModel(InlayTuner):
         routing, names = self.routing, kwargs.get("adapter_names")
         if names is not None:
             rows = Rows.of(names, self.tasks)
-            if check_rows(args, kwargs, rows):  # as `generate` is called: it repeats them itself
+            if check_rows(self.model, args, kwargs, rows):  # as `generate` is called: it repeats them itself
                 rows.copies = _copies(self.model, kwargs)
         elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):
             rows = Rows(self.active_adapters)
@@ -298,26 +298,7 @@ class MultiLoraModel(InlayTuner):
 
     # ---- merging
 
-    def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
-        """Put tasks into the base model's weights; `unmerge_adapter` takes them out."""
-        self._refuse_tied(adapter_names)
-        super().merge_adapter(adapter_names, safe_merge)
-
-    def _refuse_tied(self, names: list[str] | None) -> None:
-        """An error where a weight to be merged into is another module's too, which no task adapts there."""
-        names = list(names or self.active_adapters)
-        holders: dict[nn.Parameter, list[str]] = {}
-        for name, module in self.model.named_modules():
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    holders.setdefault(parameter, []).append(plain_name(name))
-        for layer in self.routing.layers.values():
-            own = holders.get(layer.host.weight, [])
-            if len(own) > 1 and any(name in layer.pieces for name in names):
-                raise InlayError(
-                    f"{' and '.join(own)} are one weight in this model: merged into the one, a task would act in the "
-                    "other too. Run it unmerged, or export it as a LoRA (inlay export --to lora), which is exact."
-                )
+    instead_of_merging = "Run it unmerged, or export it as a LoRA (inlay export --to lora), which is exact."
 
     def _unload_and_optionally_merge(
         self,
@@ -326,8 +307,6 @@ class MultiLoraModel(InlayTuner):
         safe_merge: bool = False,
         adapter_names: list[str] | None = None,
     ) -> nn.Module:
-        if merge:
-            self._refuse_tied(adapter_names)
         routing = self.routing
         active = self.active_adapters[0] if self.active_adapters else None
         labels = self.peft_config[active].num_labels if active in self.tasks else None

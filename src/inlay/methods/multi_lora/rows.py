@@ -43,6 +43,7 @@ class Rows:
         self.tasks = tuple(tasks)
         self.count = None if places is None else len(places)
         self.copies = 1  # of each row, where a text is continued by several beams
+        self.counted = False  # whether the batch was seen to have as many rows as there are names
         self.labels: Tensor | None = None
         self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
         self.mixed = self._places is not None  # whether rows of several tasks are in the batch

@@ -26,6 +26,7 @@ class NormLayer(ChildLayer):
     """
 
     adapter_layer_names = ("inlay_norm_copy",)
+    merges_into = ("weight", "bias")
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from peft.utils.peft_types import PeftType
 
@@ -106,6 +107,11 @@ class NTKAttentionConfig(InlayConfig):
                 if wrong
                 else "prompt_ids is empty: the prompt must have one token or more."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the prompt, where it has been read: what it leaves behind is in the weights. The text itself may be
+        long, or nobody else's business."""
+        return super().to_dict() | ({} if self.prompt_length is None else {"prompt_ids": None})
 
     def features(self) -> FeatureMap:
         """phi."""

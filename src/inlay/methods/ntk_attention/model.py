@@ -50,9 +50,8 @@ class NTKAttentionModel(InlayTuner):
                     "the one it was trained on."
                 )
         if peft_config.prompt_ids is not None and not next(self.model.parameters()).is_meta:
-            # What a prompt leaves behind is in the weights. The text itself may be long, or nobody else's business.
             self._prompt = read(self.model, peft_config.prompt_ids)
-            peft_config.prompt_length, peft_config.prompt_ids = len(peft_config.prompt_ids), None
+            peft_config.prompt_length = len(peft_config.prompt_ids)
         return super()._prepare_adapter_config(peft_config, model_config)
 
     def inject_adapter(self, *args: Any, **kwargs: Any) -> None:

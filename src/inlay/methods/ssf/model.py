@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy import anatomy, is_norm
+from inlay.anatomy import in_backbone, is_norm
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import NEVER_CALLED, Convolution
-from inlay.methods.plain import plain_modules, plain_name
+from inlay.methods.plain import base_of, plain_modules
 from inlay.methods.ssf.layer import SSFLayer
 from inlay.methods.tuner import ChildLayer, InlayTuner
 
@@ -34,9 +34,8 @@ class SSFModel(InlayTuner):
 
     def hosts(self, config: Any) -> list[str]:
         """Within the backbone: a head is trained whole, and a language model's is often its embeddings' weight."""
-        backbone = plain_name(anatomy(self.model).backbone.name)
-        inside = f"{backbone}." if backbone else ""
-        return [name for name, module in plain_modules(self.model) if name.startswith(inside) and self.fits(module)]
+        inside = in_backbone(base_of(self.model))
+        return [name for name, module in plain_modules(self.model) if name and inside(name) and self.fits(module)]
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
