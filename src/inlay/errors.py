@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class InlayError(ValueError):
@@ -26,13 +27,32 @@ def nearest(value: str, allowed: Iterable[str], most: int = 3) -> list[str]:
     return [by_folded[name] for name in close]
 
 
+def did_you_mean(value: str, allowed: Iterable[str]) -> str:
+    """A question to end a message with, after a blank; empty when no allowed name comes close."""
+    return asked(nearest(value, allowed))
+
+
+def asked(close: Iterable[str]) -> str:
+    """Whether one of these names was meant."""
+    names = " or ".join(map(repr, close))
+    return f" Did you mean {names}?" if names else ""
+
+
+def misspelt(path: Path | str) -> str:
+    """The same question for a file or folder that is not there: of what lies beside it."""
+    path = Path(path)
+    try:
+        beside = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    return "" if path.name in beside else did_you_mean(str(path), [str(path.parent / name) for name in beside])
+
+
 def unknown(kind: str, value: str, allowed: Iterable[str], next_step: str = "") -> InlayError:
     """An `InlayError` for a name that is not one of a known set."""
     names = sorted(allowed)
-    close = nearest(value, names)
-    hint = f" Did you mean {' or '.join(repr(name) for name in close)}?" if close else ""
     return InlayError(
-        f"Unknown {kind} {value!r}.{hint} Known: {', '.join(names) or '(none)'}."
+        f"Unknown {kind} {value!r}.{did_you_mean(value, names)} Known: {', '.join(names) or '(none)'}."
         + (f" {next_step}" if next_step else "")
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from inlay.backbones import cards, embedded
-from inlay.errors import InlayError, first_line, unknown
+from inlay.errors import InlayError, asked, first_line, misspelt, nearest, unknown
 from inlay.records.atomic import file_digest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -141,10 +141,16 @@ def _folder(name: str, path: Path) -> Place:
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
         raise InlayError(
-            f"Model folder {name!r} {problem}. Give a folder with config.json and {WEIGHTS}, a hub id such as "
-            f"google/vit-base-patch16-224, or {cards.PREFIX}<name> ({', '.join(cards.CARDS)})."
+            f"Model folder {name!r} {problem}.{misspelt(path)} Give a folder with config.json and {WEIGHTS}, a hub id "
+            f"such as google/vit-base-patch16-224, or {cards.PREFIX}<name> ({', '.join(cards.CARDS)})."
         )
     return _in_folder(name, path, f"local folder {path.resolve()}")
+
+
+def _meant(name: str) -> str:
+    """Of a name that is nothing here and nothing on the hub: an embedded backbone or a folder it may stand for."""
+    whole = nearest(name, [f"{cards.PREFIX}{each}" for each in cards.CARDS])
+    return asked(whole or [f"{cards.PREFIX}{each}" for each in nearest(name, cards.CARDS)]) or misspelt(name)
 
 
 def _hub(name: str, revision: str | None) -> Place:
@@ -171,7 +177,9 @@ def _hub(name: str, revision: str | None) -> Place:
         except InlayError:
             raise
         except HFValidationError as error:
-            raise InlayError(f"{name!r} is neither a folder here nor a possible hub id. {_ALTERNATIVES}") from error
+            raise InlayError(
+                f"{name!r} is neither a folder here nor a possible hub id.{_meant(name)} {_ALTERNATIVES}"
+            ) from error
         except GatedRepoError as error:
             raise InlayError(
                 f"The hub model {name!r} is gated: accept its terms on its page, then log in with `hf auth login` (or "
@@ -181,8 +189,8 @@ def _hub(name: str, revision: str | None) -> Place:
             raise InlayError(f"The hub model {name!r} has no revision {revision!r}.") from error
         except RepositoryNotFoundError as error:
             raise InlayError(
-                f"There is no model {name!r} on the hub that you may read, and no folder of that name here. Check the "
-                "spelling; if it is private, log in with `hf auth login` (or set HF_TOKEN)."
+                f"There is no model {name!r} on the hub that you may read, and no folder of that name here."
+                f"{_meant(name)} Check the spelling; if it is private, log in with `hf auth login` (or set HF_TOKEN)."
             ) from error
         except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -197,12 +205,14 @@ def _cached(name: str, revision: str | None, reason: str) -> Place:
     try:
         config = try_to_load_from_cache(name, "config.json", revision=revision)
     except HFValidationError as error:
-        raise InlayError(f"{name!r} is neither a folder here nor a possible hub id. {_ALTERNATIVES}") from error
+        raise InlayError(
+            f"{name!r} is neither a folder here nor a possible hub id.{_meant(name)} {_ALTERNATIVES}"
+        ) from error
     at = f" at revision {revision!r}" if revision else ""
     if not isinstance(config, str):
         raise InlayError(
             f"The hub could not be reached for {name!r}{at} ({reason}), it is not in the hub's cache, and there is no "
-            f"folder of that name here. {_ALTERNATIVES}"
+            f"folder of that name here.{_meant(name)} {_ALTERNATIVES}"
         )
     folder = Path(config).parent
     note = f"the hub was not reached ({reason}): the copy in its cache was used"

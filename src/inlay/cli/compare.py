@@ -13,6 +13,7 @@ import typer
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.cli.explain import names_in, numbers_in
+from inlay.errors import unknown
 
 if TYPE_CHECKING:
     from inlay.workflow.comparison import Comparison
@@ -137,6 +138,8 @@ def sizes_in(text: str) -> list[int | None]:
     """Sizes of the training set, parted by commas; `full` (None) is all of it."""
     parts = names_in(text)
     numbers = [part for part in parts if part != FULL]
+    for word in (part for part in numbers if part.isalpha()):
+        raise unknown("size", word, (FULL,), "Or give whole numbers, as in --shots 64,256,full.")
     if numbers or not parts:
         numbers_in(",".join(numbers), "--shots", whole=True)
     return [None if part == FULL else int(part) for part in parts]

@@ -252,7 +252,7 @@ def comparison(found: Comparison) -> None:
     """A comparison as a table, best first."""
     metric = found.rows[0].metric
     seeds = max(len(row.values) for row in found.rows)
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             row.method,
             f"{row.mean:.4f}" + ("" if row.interval is None else f" ± {row.interval:.4f}"),

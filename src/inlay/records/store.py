@@ -368,7 +368,7 @@ class Store:
         return run
 
     def get(self, id: str) -> Run:
-        """The run called `id`: a name, an unambiguous beginning or end of one, or a path to its folder."""
+        """The run called `id`: a name, an unambiguous part of one, or a path to its folder."""
         if (Path(id) / SPEC).is_file():
             return load(Path(id))
         return load(self.match(id))
@@ -404,14 +404,21 @@ class Store:
             lock.release()
 
     def match(self, id: str) -> Path:
-        """The folder of the run called `id`: its name, an unambiguous beginning or end of it, or its path."""
+        """The folder of the run called `id`: its name, its path, or an unambiguous part of its name.
+
+        A part that one name begins or ends with is that one's, though others have it in their middle.
+        """
         if not id.strip():
             raise InlayError(f"No run is named: give a name, or a part of one, of those in {self.out}.")
         path = Path(id)
         if len(path.parts) > 1 and path.resolve().parent == self.out.resolve():
             id = path.name
         ids = [folder.name for folder in self._folders()]
-        found = [one for one in ids if one == id] or [one for one in ids if one.startswith(id) or one.endswith(id)]
+        found = (
+            [one for one in ids if one == id]
+            or [one for one in ids if one.startswith(id) or one.endswith(id)]
+            or [one for one in ids if id in one]
+        )
         if len(found) > 1:
             raise InlayError(f"{id!r} could be any of {', '.join(found)}. Give more of the name.")
         if not found:
@@ -486,9 +493,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def name(spec: Spec, digest: str) -> str:
     """A run's name: readable, safe as a folder, and its own by the digest's first ten digits."""
     task = spec.task or "-".join(spec.tasks) or Path(spec.data or "data").stem
-    model = spec.model.rstrip("/").rpartition("/")[2].removeprefix("embedded:")
-    parts = [slug(task), slug(model), slug(spec.method), f"s{spec.seed}", digest[:10]]
+    parts = [slug(task), model_slug(spec.model), slug(spec.method), f"s{spec.seed}", digest[:10]]
     return "-".join(part for part in parts if part)
+
+
+def model_slug(model: str) -> str:
+    """A model in the names of its runs."""
+    return slug(model.rstrip("/").rpartition("/")[2].removeprefix("embedded:"))
 
 
 def slug(text: str) -> str:

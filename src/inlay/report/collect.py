@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, misspelt
 from inlay.records.command import command
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
@@ -210,7 +210,9 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
 def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "not there"
-        raise InlayError(f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.")
+        raise InlayError(
+            f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.{misspelt(folder)}"
+        )
     runs, problems = Store(folder).read()
     return Collected(folder.resolve().name, damaged=list(problems.values())), runs
 

@@ -43,6 +43,20 @@ def length_limit(tokenizer: Any, config: Any = None) -> int | None:
     return min(limits) if limits else None
 
 
+def check_room(length: int, tokenizer: Any, template: str, *, writes: bool) -> None:
+    """Refuse a length in which nothing of a text has room; tokenizers leave the texts uncut then, or empty.
+
+    What a model learns to write (`writes`) is predicted from what stands before it, so that takes two tokens.
+    """
+    own = 1 if writes else tokenizer.num_special_tokens_to_add(f"{{{templates.SEPARATOR}}}" in template)
+    if length <= own:
+        why = "one token has nothing to be predicted from" if writes else f"the tokenizer adds {own} tokens of its own"
+        raise InlayError(
+            f"max_length={length} has no room for a text: {why}. Give {own + 1} or more; where a method puts tokens "
+            "before the text, fewer of them leave more room."
+        )
+
+
 class Ragged:
     """Lists of ints of different lengths in one flat array."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
 from inlay.tasks import files, images, kinds, labels, prepare, templates
 from inlay.tasks.catalogue import Hub
@@ -73,7 +73,7 @@ def from_tables(spec: Spec, tables: dict[str, Table], name: str, source: str) ->
 def read(path: Path, spec: Spec) -> dict[str, Table]:
     """The tables at a path by split, "all" where there is no division."""
     if not path.exists():
-        raise InlayError(f"There is no file or folder {str(path)!r}. Check the path.")
+        raise InlayError(f"There is no file or folder {str(path)!r}.{misspelt(path)} Check the path.")
     if path.is_dir():
         return files.read_folder(path)
     if files.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:

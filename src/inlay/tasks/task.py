@@ -127,6 +127,7 @@ class Task:
         if limit is not None and wanted > limit:
             self._note(f"max_length={wanted} is more than the model reads: {limit} is used")
             wanted = limit
+        encoding.check_room(wanted, tokenizer, self.schema.full_template, writes=self.kind in kinds.LANGUAGE_MODELS)
         self.schema = dataclasses.replace(self.schema, max_length=wanted)
         return wanted
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from inlay.errors import InlayError
 from inlay.tasks import kinds
 from inlay.tasks.encode import DEFAULT_LENGTH, length_limit
 
@@ -24,4 +25,9 @@ def longest(model: nn.Module, task: Any, processor: Any, max_length: int | None)
     limit = length_limit(processor, model.config)
     if limit is None:
         return max_length
-    return min(max_length or DEFAULT_LENGTH, max(1, limit - taken))
+    if taken >= limit:
+        raise InlayError(
+            f"num_virtual_tokens={taken} takes every position of the model, which has {limit}: no text could be read. "
+            "Give fewer."
+        )
+    return min(max_length or DEFAULT_LENGTH, limit - taken)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError, misspelt, unknown
 from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.tasks import kinds
@@ -250,7 +250,7 @@ def _read(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InlayError(f"Cannot read {path}: {error}. Give a file of JSON lines.") from error
+        raise InlayError(f"Cannot read {path}: {error}.{misspelt(path)} Give a file of JSON lines.") from error
     # Not `splitlines`: it also cuts at characters that may stand in a string of JSON as they are.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():

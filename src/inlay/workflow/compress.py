@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, first_line, unknown
+from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.spec import PRECISIONS
 
@@ -423,7 +423,9 @@ def _read(path: Path, what: str) -> str:
     except UnicodeDecodeError as error:
         raise InlayError(f"The {what} file {str(path)!r} is not text in UTF-8. Convert it first.") from error
     except OSError as error:
-        raise InlayError(f"The {what} file {str(path)!r} cannot be read: {error.strerror or error}.") from error
+        raise InlayError(
+            f"The {what} file {str(path)!r} cannot be read: {error.strerror or error}.{misspelt(path)}"
+        ) from error
 
 
 def _check_out(out: Path) -> None:

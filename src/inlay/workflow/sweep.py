@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engines import ENGINES
-from inlay.errors import InlayError, first_line, unknown
+from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.spec import Spec
 from inlay.workflow.planning import ALL, DEFAULT, GRID, Planned, Rates, plan
 from inlay.workflow.tune import DEFAULT_OUT, Say
@@ -75,7 +75,7 @@ def read(path: Path | str) -> Sweep:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _unique_keys())
     except OSError as error:
-        raise InlayError(f"Cannot read {path}: {error.strerror}.") from error
+        raise InlayError(f"Cannot read {path}: {error.strerror}.{misspelt(path)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InlayError(f"{path} is not YAML: {' '.join(str(error).split()) or first_line(error)}") from error
     if not isinstance(data, dict):

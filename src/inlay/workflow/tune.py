@@ -5,6 +5,7 @@ A spec that was run before is found and not repeated; one that was cut short goe
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
-from inlay.records.store import Run, Store
+from inlay.records.store import Run, Store, model_slug, read_json
 from inlay.records.versions import versions
 from inlay.workflow import chance
 from inlay.workflow.telling import Say, heard
@@ -70,7 +71,7 @@ def tune(
             say(line)
         told = len(task.notes)
         backbone = backbones.load_for(spec, task)
-        for line in (f"model: {backbone.source}", *backbone.notes, *amount):
+        for line in (f"model: {backbone.source}", *untold(backbone.notes, spec.model, out), *amount):
             say(line)
         from inlay.training import fit
 
@@ -129,6 +130,18 @@ def identified(spec: Spec) -> tuple[Spec, str]:
     task = tasks.load(spec)
     spec, _ = trained(spec, task.examples)
     return spec, identity(spec, task)
+
+
+def untold(notes: Sequence[str], model: str, out: Path | str) -> list[str]:
+    """Those notes on a model that no finished run of it in this folder has on record: each is told once."""
+    left = list(notes)
+    for path in sorted(Path(out).glob(f"*{model_slug(model)}*/record.json")):
+        if not left:
+            break
+        with contextlib.suppress(InlayError, KeyError, TypeError):  # a damaged record tells nothing
+            known = read_json(path)["backbone"]["notes"]
+            left = [note for note in left if note not in known]
+    return left
 
 
 def described(backbone: Backbone) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from inlay.workflow.tune import (
     described,
     identity_of,
     trained,
+    untold,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
                 say(f"{name}: {line}")
         told = {name: len(task.notes) for name, task in tasks.items()}
         backbone = backbones.load_for(spec, next(iter(tasks.values())))
-        for line in (f"model: {backbone.source}", *backbone.notes, *amount):
+        for line in (f"model: {backbone.source}", *untold(backbone.notes, spec.model, out), *amount):
             say(line)
         outcome = fit_joint(
             backbone, tasks, registry.get(spec.method), spec, run.folder, progress=progress, tensorboard=tensorboard

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError, did_you_mean, unknown
 from inlay.theory.icl.descent import EPOCH, RATE, SAMPLES, Trace
 from inlay.theory.icl.problem import Problem
 
@@ -81,7 +81,10 @@ class Setting:
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            raise InlayError(f"Device {self.device!r} is not there: use cpu, or cuda where there is one.") from error
+            hint = did_you_mean(self.device, ("cpu", "cuda"))
+            raise InlayError(
+                f"Device {self.device!r} is not there: use cpu, or cuda where there is one.{hint}"
+            ) from error
         # Refuses what makes no sense, before any work. N against K is for those that read N: see `lab.check`.
         Problem.sample(min(self.N, self.K), self.K, self.d, 20 if self.m is None else self.m, self.tau, unit=self.unit)
 
