@@ -24,6 +24,7 @@ PUBLIC = {
     "compress": "inlay.workflow.compress",
     "evaluate": "inlay.workflow.evaluate",
     "load": "inlay.workflow.loaded",
+    "load_backbone": "inlay.backbones.loading",
     "predict": "inlay.workflow.predict",
     "tune": "inlay.workflow.tune",
 }

@@ -110,7 +110,8 @@ class Description:
     `qkv` at the attention module: three names, or one where a single projection makes all three. The first path of
     `stem` must exist; of `final_norm` the first that exists is taken. `head` is needed only where the backbone
     itself holds it. `hidden_size` is an attribute of the backbone; of a list the last entry counts. `leading` are the
-    parameters, from the backbone, that are put before the patches of an image, those that exist.
+    parameters, from the backbone, that are put before the patches of an image, those that exist. `pooling` is what the
+    classifier of a text model reads: the pooler's output, or the first or the last token's state.
     """
 
     modality: Modality
@@ -126,13 +127,15 @@ class Description:
     hidden_size: str = "config.hidden_size"
     family: str = ""
     leading: str = ""
+    pooling: str = ""
 
 
 # fmt: off
 _BERT = Description("text", "encoder", stem="embeddings embeddings_project", blocks="encoder.layer.*",
-                    attention="attention.self", qkv="query key value", output="attention.output.dense")
+                    attention="attention.self", qkv="query key value", output="attention.output.dense",
+                    pooling="first")
 _LLAMA = Description("text", "decoder", stem="embed_tokens", blocks="layers.*", attention="self_attn",
-                     qkv="q_proj k_proj v_proj", output="self_attn.o_proj", final_norm="norm")
+                     qkv="q_proj k_proj v_proj", output="self_attn.o_proj", final_norm="norm", pooling="last")
 _VIT = Description("image", "encoder", stem="embeddings", blocks="layers.*", attention="attention",
                    qkv="q_proj k_proj v_proj", output="attention.o_proj", final_norm="layernorm",
                    leading="embeddings.cls_token embeddings.distillation_token")
@@ -147,7 +150,7 @@ _TIMM_VIT = Description("image", "encoder", stem="patch_embed pos_drop patch_dro
 
 # By `config.model_type`, or by the path of a class for models that have no such config.
 _DESCRIPTIONS: dict[str, Description] = {
-    "bert": _BERT,
+    "bert": replace(_BERT, pooling="pooler"),
     "electra": _BERT,
     "roberta": _BERT,
     "xlm-roberta": replace(_BERT, family="roberta"),
@@ -161,7 +164,7 @@ _DESCRIPTIONS: dict[str, Description] = {
                       attention="layer.0.SelfAttention", qkv="q k v", output="layer.0.SelfAttention.o",
                       final_norm="encoder.final_layer_norm"),
     "gpt2": Description("text", "decoder", stem="wte wpe drop", blocks="h.*", attention="attn", qkv="c_attn",
-                        output="attn.c_proj", final_norm="ln_f"),
+                        output="attn.c_proj", final_norm="ln_f", pooling="last"),
     "opt": replace(_LLAMA, stem="decoder.embed_tokens decoder.embed_positions decoder.project_in",
                    blocks="decoder.layers.*", output="self_attn.out_proj", final_norm="decoder.final_layer_norm"),
     "llama": _LLAMA,
@@ -228,6 +231,12 @@ def kind_of(model_type: str) -> Kind | None:
     """How models of a Transformers model type are built; None where the type alone does not say."""
     description = _DESCRIPTIONS.get(model_type)
     return description.kind if description else None
+
+
+def pooling_of(model_type: str) -> str | None:
+    """What the classifier of a model type reads of the last states; None where the type alone does not say."""
+    description = _DESCRIPTIONS.get(model_type)
+    return (description.pooling or None) if description else None
 
 
 def head_modules(model: nn.Module) -> list[str]:

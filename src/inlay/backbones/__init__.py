@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from inlay.backbones.identity import fingerprint
     from inlay.backbones.loading import Backbone, load, load_for
     from inlay.backbones.locate import kind, modality, version
+    from inlay.backbones.pooling import settle_pooling
     from inlay.backbones.processors import image_side
 
 _LAZY = {
@@ -26,10 +27,22 @@ _LAZY = {
     "load": "loading",
     "load_for": "loading",
     "modality": "locate",
+    "settle_pooling": "pooling",
     "version": "locate",
 }
 
-__all__ = ["EMBEDDED", "Backbone", "fingerprint", "image_side", "kind", "load", "load_for", "modality", "version"]
+__all__ = [
+    "EMBEDDED",
+    "Backbone",
+    "fingerprint",
+    "image_side",
+    "kind",
+    "load",
+    "load_for",
+    "modality",
+    "settle_pooling",
+    "version",
+]
 
 
 def __getattr__(name: str) -> Any:

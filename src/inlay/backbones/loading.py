@@ -16,9 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import cards, locate, newborn, processors
+from inlay.backbones import cards, locate, newborn, pooled, processors
+from inlay.backbones import pooling as poolings
 from inlay.backbones.identity import fingerprint
 from inlay.backbones.locate import Place, heads
+from inlay.backbones.pooling import AUTO
 from inlay.backbones.quiet import quiet
 from inlay.errors import InlayError, first_line
 from inlay.tasks import kinds
@@ -35,6 +37,7 @@ class Backbone:
     `newly_initialised` names the modules to be trained and saved with every adapter: those the checkpoint did not have
     (head, pooler), and the output layer. `fingerprint` is over all the rest. `source` says where it came from and
     `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by.
+    `pooling` is what the head of a text classifier reads (mean, first, last, pooler); None where that is not known.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Backbone:
     source: str
     address: str
     notes: list[str] = field(default_factory=list)
+    pooling: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ KINDS: dict[str, _Kind] = {
     kinds.DATA_TO_TEXT: _LANGUAGE,
     kinds.IMAGES: _Kind("image-classification", "AutoModelForImageClassification", "single_label_classification"),
 }
+LABELLED = frozenset(name for name, entry in KINDS.items() if entry is not _LANGUAGE) - {kinds.REGRESSION}
 _SEQ2SEQ = _Kind("sequence-to-sequence", "AutoModelForSeq2SeqLM")
 
 
@@ -83,14 +88,18 @@ def load(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     image_size: int | None = None,
+    pooling: str = AUTO,
 ) -> Backbone:
     """The backbone called `name` (hub id, folder, `embedded:<name>`) with a head for this kind of task.
 
     `seed` alone decides the new head's weights. `dtype` is that of the loaded model, whatever the checkpoint is stored
     in. `image_size` makes the image processor give another size than the checkpoint's, where the model can read it.
+    `pooling` is what the head of a text classifier reads: auto (what the checkpoint was made for, if it says so), own
+    (what its architecture has it read, whatever the checkpoint says), mean, first, last or pooler.
     """
     labels = _labels(kinds.check_kind(kind), num_labels, label_names)
     place = locate.find(name, revision)
+    chosen = poolings.settle(place, kind, pooling)
     notes = list(place.notes)
     with quiet(), newborn.seeded(seed):
         config = _config(place, trust_remote_code)
@@ -98,6 +107,7 @@ def load(
         own_labels = dict(config.id2label or {})
         _set_labels(config, labels, wanted.problem)
         model, report = _from_pretrained(place, wanted, config, dtype, trust_remote_code)
+        pooled.install(model, chosen)
         new = newborn.new_modules(model, report, name, language=not labels)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
@@ -110,9 +120,42 @@ def load(
     new = [*new, *kept]
     notes += _remarks(place, model, dtype)
     model.config._name_or_path = model.name_or_path = name
+    reads = poolings.reads(place) if kind in poolings.KINDS else None
     return Backbone(
-        name, model, processor, place.modality, new, fingerprint(model, new), place.source, _address(place), notes
+        name=name,
+        model=model,
+        processor=processor,
+        modality=place.modality,
+        newly_initialised=new,
+        fingerprint=fingerprint(model, new),
+        source=place.source,
+        address=_address(place),
+        notes=notes,
+        pooling=chosen or reads,
     )
+
+
+def load_backbone(
+    name: str, *, kind: str | None = None, num_labels: int | None = None, pooling: str = AUTO, **others: Any
+) -> Backbone:
+    """A model by its name, ready to be adapted: `.model` and `.processor` (its tokenizer, or for images its processor).
+
+        backbone = inlay.load_backbone("embedded:minilm", num_labels=3)
+        model = get_peft_model(backbone.model, inlay.BiasTuningConfig())
+
+    `name` is a hub id, a folder or `embedded:<name>`. `kind` is one of `inlay.tasks.KINDS`; None: image classification
+    for a model of images, causal-lm for a decoder, else classification. A head has 2 outputs unless `num_labels` or
+    `label_names` says otherwise. `pooling` is what a text classifier's head reads, and must be what an adapter was
+    trained with. `others` are those of `inlay.backbones.load`, which this calls.
+    """
+    if kind is None:
+        images, built = locate.modality(name, others.get("revision")) == "image", None
+        if not images:
+            built = locate.kind(name, others.get("revision"))
+        kind = kinds.IMAGES if images else kinds.CAUSAL_LM if built == "decoder" else kinds.CLASSIFICATION
+    if num_labels is None and others.get("label_names") is None and kinds.check_kind(kind) in LABELLED:
+        num_labels = 2
+    return load(name, kind=kind, num_labels=num_labels, pooling=pooling, **others)
 
 
 def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
@@ -129,6 +172,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         revision=spec.revision,
         trust_remote_code=spec.trust_remote_code,
         seed=spec.seed,
+        pooling=spec.pooling,
     )
 
 

@@ -52,6 +52,18 @@ class Place:
         """Whether the checkpoint comes with this file."""
         return file in self.files
 
+    def read_json(self, file: str) -> Any:
+        """What a small file of the checkpoint holds; None where there is no such file."""
+        path = None if self.folder is None else self.folder / file
+        try:
+            if path is None and file in self.files:
+                from huggingface_hub import hf_hub_download
+
+                path = Path(hf_hub_download(self.name, file, revision=self.revision))
+            return json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else None
+        except Exception as error:  # also whatever the HTTP client of this version raises
+            raise InlayError(f"{file} of {self.name!r} cannot be read: {first_line(error)}") from error
+
     @property
     def model_type(self) -> str:
         """Transformers' name of the architecture."""

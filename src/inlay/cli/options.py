@@ -117,6 +117,14 @@ Evaluations = Annotated[
     ),
 ]
 MaxLength = Annotated[int | None, typer.Option(help="Longest text, in tokens.", rich_help_panel=TRAINING)]
+Pooling = Annotated[
+    str,
+    typer.Option(
+        help="What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own (what "
+        "its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=TRAINING)]
 Checkpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Trade time for memory.", rich_help_panel=TRAINING)
@@ -183,6 +191,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "early_stopping": (Patience, None),
     "evaluations": (Evaluations, None),
     "max_length": (MaxLength, None),
+    "pooling": (Pooling, "auto"),
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
     "trunk_cache": (TrunkCache, "auto"),

@@ -60,6 +60,13 @@ class InlayConfig(PeftConfig):
         default=None,
         metadata={"help": "The modules that had no weights in the base model's checkpoint; None: found in the model."},
     )
+    pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Filled in: what the head reads where that is not what its architecture has it read: mean, first "
+            "or last."
+        },
+    )
     resolved: bool = field(
         default=False, metadata={"help": "Filled in: whether the names above were looked up in a model."}
     )

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from inlay.backbones.identity import fingerprint as fingerprint_of
+from inlay.backbones.pooled import agree, installed
+from inlay.backbones.pooling import written
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.plain import base_of
@@ -74,6 +76,10 @@ def save(
         place = folder
         with _no_progress_bar():
             model.save_pretrained(folder)
+        if (pooling := installed(model)) is not None:
+            for file, content in written(pooling, model.config.hidden_size).items():
+                (folder / file).parent.mkdir(exist_ok=True)
+                (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     hashed = [*sorted(place.glob("*.safetensors")), *_config_file(place, method)]
     note = facts | {
         "format": FORMAT,
@@ -83,6 +89,8 @@ def save(
         "newly_initialised": list(getattr(model, NEW, ())),
         "sha256": {file.name: _sha256(file) for file in hashed},
     }
+    if (pooling := installed(model)) is not None:
+        note["pooling"] = pooling  # a note without one is of a head that reads what its architecture has it read
     note["digest"] = digest(note)
     (place / NOTE[method.form]).write_text(json.dumps(note, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -105,6 +113,7 @@ def restore(
     note = _note(place, method)
     for path in _config_file(place, method):
         _check_hash(path, note)
+    agree(base_of(model), note.get("pooling"), str(place))
     if method.form != "full":
         _check_base(model, note, place, fingerprint)
     if method.form == "full":
@@ -312,8 +321,9 @@ def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module
         raise InlayError(f"{place} cannot be loaded as {type(model).__name__}: {error}") from error
     state = loaded.state_dict()
     lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
-    compare({name: tensor for name, tensor in state.items() if name not in lacking}, model.state_dict(), place)
-    model.load_state_dict(state)
+    held = {name: tensor for name, tensor in state.items() if name not in lacking}
+    compare(held, model.state_dict(), place)
+    model.load_state_dict(held)
     return model
 
 

@@ -18,7 +18,7 @@ from inlay.methods.config import in_words, is_a
 from inlay.methods.registry import Method
 
 # Set by inlay, or by PEFT; never a setting of the user's.
-RESERVED = {entry.name for entry in fields(PeftConfig)} | {"newly_initialised", "resolved"}
+RESERVED = {entry.name for entry in fields(PeftConfig)} | {"newly_initialised", "pooling", "resolved"}
 # Of PEFT's configs: what counts something, and must be 1 at least; what is a share.
 _COUNTS = {
     *("r", "num_virtual_tokens", "encoder_hidden_size", "encoder_num_layers", "token_dim", "num_layers"),

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import anatomy, in_backbone
+from inlay.backbones.pooled import agree, installed
 from inlay.errors import InlayError
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
@@ -226,7 +227,10 @@ class InlayTuner(BaseTuner):
                 wrapper.set_adapter(adapter_name, inference_mode=self.peft_config[adapter_name].inference_mode)
 
     def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
-        if not peft_config.resolved:
+        if peft_config.resolved:
+            agree(base_of(self.model), peft_config.pooling, "This adapter")
+        else:
+            peft_config.pooling = installed(self.model)
             if peft_config.newly_initialised is None:
                 peft_config.newly_initialised = newly_initialised(self.model)
             wanted = [*(peft_config.modules_to_save or []), *peft_config.newly_initialised]

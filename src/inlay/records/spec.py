@@ -27,6 +27,9 @@ class Spec:
     `task` (a name), `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of
     several tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data
     (proportional), equally (uniform), or by its rows to the power of 1 / `temperature`.
+
+    `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
+    says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
     """
 
     model: str
@@ -65,6 +68,7 @@ class Spec:
     tasks: tuple[str, ...] = ()
     sampling: str = "proportional"
     temperature: float = 1.0
+    pooling: str = "auto"
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -100,6 +104,8 @@ class Spec:
             raise unknown("schedule", self.schedule, SCHEDULES)
         if self.trunk_cache not in TRUNK_CACHES:
             raise unknown("trunk_cache", self.trunk_cache, TRUNK_CACHES)
+        if self.pooling not in POOLINGS:
+            raise unknown("pooling", self.pooling, POOLINGS)
         if self.augment is not None and self.augment not in AUGMENTS:
             raise unknown("augment", self.augment, AUGMENTS)
         if (self.epochs, self.batch_size, self.max_steps) != (None, None, None):
@@ -147,9 +153,7 @@ class Spec:
     def digest(self, contents: Mapping[str, str] | None = None) -> str:
         """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
         fields = {
-            name: value
-            for name, value in self.to_json().items()
-            if name not in LATER or (value or None) != (type(self).__dataclass_fields__[name].default or None)
+            name: value for name, value in self.to_json().items() if name not in LATER or value not in LATER[name]
         } | dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -168,6 +172,16 @@ SCHEDULES = ("linear", "cosine", "constant")
 TRUNK_CACHES = ("auto", "on", "off")
 AUGMENTS = ("flip", "crop", "crop-flip")
 SAMPLINGS = ("proportional", "temperature", "uniform")
-# Fields that came after the first runs were made. At their defaults they mean what those did, and do not count: the
+POOLINGS = ("auto", "own", "mean", "first", "last", "pooler")
+# What a run did, of whose spec a field is absent: it was made before there was a choice.
+BEFORE: Mapping[str, Any] = {"pooling": "own"}
+# Fields that came after the first runs were made, and the values that mean what those did. These do not count: the
 # runs keep their identity.
-LATER = ("trunk_cache", "augment", "tasks", "sampling", "temperature")
+LATER: Mapping[str, tuple[Any, ...]] = {
+    "trunk_cache": ("auto",),
+    "augment": (None, ""),
+    "tasks": ([],),
+    "sampling": ("proportional",),
+    "temperature": (1.0,),
+    "pooling": ("own", "auto"),  # what auto finds in a checkpoint is written in before
+}

@@ -43,7 +43,7 @@ from inlay.records.atomic import (
 from inlay.records.lock import Busy, Lock, held
 from inlay.records.sealed import checksum, is_intact, parse_object, read_plain, write_sealed
 from inlay.records.shape import misfit
-from inlay.records.spec import Spec
+from inlay.records.spec import BEFORE, Spec
 from inlay.records.spec_values import shown
 from inlay.records.versions import versions
 
@@ -461,8 +461,9 @@ def load(folder: Path) -> Run:
     digest, created = data.get("digest"), data.get("created", "")
     if not isinstance(digest, str) or not isinstance(created, str) or "spec" not in data:
         raise InlayError(f"{path} is not a run's spec: its digest, its time or the spec itself is wrong or missing.")
+    given = data["spec"]
     try:
-        spec = Spec.from_json(data["spec"])
+        spec = Spec.from_json({**BEFORE, **given} if isinstance(given, dict) else given)
     except InlayError as error:
         raise InlayError(f"{path} is not a run's spec: {error}") from None
     return Run(folder, spec, digest, created=created, spec_is_sealed=bool(intact))

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from inlay.anatomy import anatomy
+from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods import attach
 from inlay.methods.registry import Method
@@ -393,6 +394,7 @@ def save_tasks(
         "method": method.name,
         "model": spec.model,
         "revision": spec.revision,
+        "pooling": installed(model) or "own",
         "trust_remote_code": spec.trust_remote_code,
         "max_length": spec.max_length,
         "precision": spec.precision,

@@ -242,7 +242,7 @@ def unsayable(given: Mapping[str, Any]) -> str | None:
 def _spec(facts: Mapping[str, Any], task: str) -> Any:
     from inlay.records.spec import Spec
 
-    named = ("model", "method", "max_length", "precision", "batch_size", "revision")
+    named = ("model", "method", "max_length", "precision", "batch_size", "revision", "pooling")
     return Spec(task=task, **{name: facts[name] for name in named})
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
+from inlay.records.spec import POOLINGS
 from inlay.records.store import checksum, load, read_json
 
 TASKS = "tasks.json"
@@ -60,6 +61,9 @@ def facts_of(folder: Path) -> dict[str, Any]:
         if key not in facts or not isinstance(facts[key], kind):
             what = f"has {key}={facts[key]!r}" if key in facts else f"lacks {key!r}"
             raise InlayError(f"{path} {what}: it was edited or is damaged. Train the tasks again.")
+    pooling = facts.setdefault("pooling", "own")  # in an earlier inlay there was no choice
+    if pooling not in POOLINGS:
+        raise InlayError(f"{path} has pooling={pooling!r}: it was edited or is damaged. Train the tasks again.")
     failed = facts.setdefault("failed", {})  # which an earlier inlay did not write
     if not isinstance(failed, Mapping) or not failed.keys() <= facts["tasks"].keys():
         raise InlayError(f"{path} has failed={failed!r}: it was edited or is damaged. Train the tasks again.")

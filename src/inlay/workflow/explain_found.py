@@ -16,7 +16,8 @@ def of_its_own_accord(spec: Spec, out: Path | str) -> Run | None:
     free = checked(spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"}))
     alike = [load(folder) for folder in Path(out).glob(f"{name(free, '')}-*") if (folder / "spec.json").is_file()]
     # Asked first, for it takes no data; which also say how much to train, where nobody else does.
-    if all(run.spec.with_(epochs=free.epochs, batch_size=free.batch_size) != free for run in alike):
+    known = {"epochs": free.epochs, "batch_size": free.batch_size, "pooling": free.pooling}
+    if all(run.spec.with_(**known) != free for run in alike):
         return None
     run = Store(out).find(identified(free)[1])
     if run is None or run.status != "finished":

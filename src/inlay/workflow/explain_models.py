@@ -335,7 +335,8 @@ def subject(
         raise InlayError(
             f"The model {name!r} reads {reads}s, and the data are {kinds.modality(task.kind)}s. Choose one that fits."
         )
-    backbone = backbones.load_for(spec.with_(model=name, seed=spec.seed if run is None else run.spec.seed), schema)
+    made = spec if run is None else spec.with_(seed=run.spec.seed, pooling=run.spec.pooling)
+    backbone = backbones.load_for(made.with_(model=name), schema)
     if say is not None:
         say(f"model: {backbone.source}")
     model = backbone.model

@@ -16,7 +16,7 @@ from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
-from inlay.workflow.tune import Say, check_modality, check_settings, default_rate
+from inlay.workflow.tune import Say, check_modality, check_settings, default_rate, reads_states
 
 ALL = "all"
 DEFAULT, GRID = "default", "grid"
@@ -72,7 +72,7 @@ def plan(
         raise InlayError(
             f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
         )
-    left_out = without_settings(spec, named)
+    left_out = without_settings(spec, named) | readers_of_states(spec, named)
     if len(left_out) < len(named):
         left_out |= misfits(spec, [name for name in named if name not in left_out])
     made = [
@@ -155,6 +155,13 @@ def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
         for name, fits in works.items()
         if not fits and name in known["methods"]
     }
+
+
+def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
+    """The methods that cannot read what all are to read, with the reason: side by side they must read the same."""
+    if spec.pooling != "pooler":
+        return {}
+    return {name: "has class vectors on the tokens' states and reads no pooler" for name in names if reads_states(name)}
 
 
 _PROBED_AS = {kinds.TOKENS: "token-classification", kinds.CAUSAL_LM: "causal-lm", kinds.DATA_TO_TEXT: "causal-lm"}

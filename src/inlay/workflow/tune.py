@@ -58,7 +58,7 @@ def tune(
         return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
     spec = checked(spec)
     task = tasks.load(spec)
-    spec, amount = trained(spec, task.examples)
+    spec, amount = trained(pooled(spec, task.kind), task.examples)
     digest = identity(spec, task)
     began = time.monotonic()
     with Store(out).open(spec, digest, retry_failed=retry_failed) as run:
@@ -71,7 +71,8 @@ def tune(
             say(line)
         told = len(task.notes)
         backbone = backbones.load_for(spec, task)
-        for line in (f"model: {backbone.source}", *untold(backbone.notes, spec.model, out), *amount):
+        known = untold(backbone.notes, spec.model, out)
+        for line in (f"model: {backbone.source}", *known, *read_by_the_head(spec, backbone), *amount):
             say(line)
         from inlay.training import fit
 
@@ -128,7 +129,7 @@ def identified(spec: Spec) -> tuple[Spec, str]:
 
     spec = checked(spec)
     task = tasks.load(spec)
-    spec, _ = trained(spec, task.examples)
+    spec, _ = trained(pooled(spec, task.kind), task.examples)
     return spec, identity(spec, task)
 
 
@@ -151,8 +152,38 @@ def described(backbone: Backbone) -> dict[str, Any]:
         "source": backbone.source,
         "fingerprint": backbone.fingerprint,
         "newly_initialised": list(backbone.newly_initialised),
+        "pooling": backbone.pooling,
         "notes": backbone.notes,
     }
+
+
+def pooled(spec: Spec, kind: str) -> Spec:
+    """The spec with what its head reads written in, where that is not what its architecture has it read.
+
+    So a run from before there was a choice is found by what it read, and not for a checkpoint's own pooling.
+    """
+    from inlay import backbones
+
+    if spec.pooling == "pooler" and reads_states(spec.method):
+        raise InlayError(
+            f"pooling='pooler': {spec.method} has class vectors on the tokens' states and reads no pooler. Give mean, "
+            "first or last, or leave it out."
+        )
+    return spec.with_(pooling=backbones.settle_pooling(spec.model, kind, spec.pooling, spec.revision))
+
+
+def read_by_the_head(spec: Spec, backbone: Backbone) -> list[str]:
+    """A line for people: what the head reads. A method that stands in for the head says itself what it reads."""
+    from inlay.backbones.pooling import IN_WORDS
+
+    if backbone.pooling is None or reads_states(spec.method):
+        return []
+    return [f"the head reads {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
+
+
+def reads_states(name: str) -> bool:
+    """Whether a method puts class vectors on a state of the tokens in place of the head."""
+    return registry.get(name).takes("state")
 
 
 def trained(spec: Spec, examples: int | None) -> tuple[Spec, list[str]]:

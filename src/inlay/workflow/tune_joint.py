@@ -19,6 +19,8 @@ from inlay.workflow.tune import (
     default_rate,
     described,
     identity_of,
+    pooled,
+    read_by_the_head,
     trained,
     untold,
 )
@@ -46,6 +48,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
     tasks: dict[str, Task] = {named[name]: room.load(_of_one(spec, name)) for name in spec.tasks}
     check_together(tasks)
     sizes = [task.examples for task in tasks.values()]
+    spec = pooled(spec, next(iter(tasks.values())).kind)
     spec, amount = trained(spec, None if None in sizes else sum(filter(None, sizes)))
     contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
     digest = identity_of(spec, hashlib.sha256(contents.encode()).hexdigest())
@@ -58,7 +61,8 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
                 say(f"{name}: {line}")
         told = {name: len(task.notes) for name, task in tasks.items()}
         backbone = backbones.load_for(spec, next(iter(tasks.values())))
-        for line in (f"model: {backbone.source}", *untold(backbone.notes, spec.model, out), *amount):
+        known = untold(backbone.notes, spec.model, out)
+        for line in (f"model: {backbone.source}", *known, *read_by_the_head(spec, backbone), *amount):
             say(line)
         outcome = fit_joint(
             backbone, tasks, registry.get(spec.method), spec, run.folder, progress=progress, tensorboard=tensorboard

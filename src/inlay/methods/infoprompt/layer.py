@@ -19,11 +19,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
+from inlay.backbones.pooled import first_of, paused
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.checks import assert_right, check, reads_masks, waits
 from inlay.methods.infoprompt.phi import Batch, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
-from inlay.methods.infoprompt.slots import Slots, first_of, read, usual_places, within
+from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
 from inlay.methods.tuner import ChildLayer
 from inlay.training import information
 
@@ -109,7 +110,8 @@ class InfoPromptLayer(ChildLayer):
             self._handles = [
                 site.root.register_forward_pre_hook(self.make_room, with_kwargs=True),
                 site.embeddings.register_forward_hook(self.enter),
-                self.host.register_forward_hook(self.note_states),
+                # Before the states become what another head reads.
+                self.host.register_forward_hook(self.note_states, prepend=True),
                 site.root.register_forward_hook(self.conclude),
             ]
 
@@ -246,7 +248,8 @@ class InfoPromptLayer(ChildLayer):
     @torch.no_grad()
     def _encoded(self, site: Site, batch: Batch) -> Tensor:
         extra = {"use_cache": False} if "use_cache" in self._takes else {}
-        states = self.host(**batch, **extra)[0]
+        with paused(self.host):
+            states = self.host(**batch, **extra)[0]
         real, masks = _real(site, batch), _masks(site, batch)
         return torch.stack([read(states, real, how, masks) for how in (site.phi, site.state)], dim=1)
 

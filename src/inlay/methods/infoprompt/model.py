@@ -11,6 +11,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from inlay.anatomy import anatomy
+from inlay.backbones.pooled import installed, paused
 from inlay.errors import InlayError
 from inlay.methods.capabilities import alternatives
 from inlay.methods.infoprompt.config import InfoPromptConfig
@@ -43,7 +44,7 @@ class InfoPromptModel(InlayTuner):
         parts, base = anatomy(self.model), base_of(self.model)
         causal = parts.kind == "decoder"
         if peft_config.state is None:
-            peft_config.state = usual_state(base.config, peft_config.mask_token_id, causal=causal)
+            peft_config.state = installed(base) or usual_state(base.config, peft_config.mask_token_id, causal=causal)
         if peft_config.phi is None:
             peft_config.phi = "last" if causal else "first"
         if peft_config.pad_token_id is None:
@@ -89,7 +90,8 @@ class InfoPromptModel(InlayTuner):
         everywhere, masks = torch.ones_like(ids), torch.full((TEXTS,), WORDS // 2, device=ids.device)
         modes = [(module, module.training) for module in host.modules()]
         try:
-            states = host.eval()(input_ids=ids, attention_mask=everywhere)[0].float()
+            with paused(host):
+                states = host.eval()(input_ids=ids, attention_mask=everywhere)[0].float()
         finally:
             for module, mode in modes:
                 module.training = mode
@@ -120,7 +122,7 @@ def why_not(model: nn.Module) -> str | None:
 
 
 def usual_state(config: Any, mask_token_id: int | None, *, causal: bool) -> str:
-    """Where Z is read by default.
+    """Where Z is read where no pooling was chosen for the heads of all methods (`inlay.backbones.pooled`).
 
     At the mask, where the checkpoint was trained to fill masks. A sentence encoder carries little there: the mean. It
     is known by its checkpoint, which has the body alone, or by what sentence-transformers puts beside it: many were

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from inlay.backbones.pooled import first_of, last_of, pool
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -75,16 +77,6 @@ class Slots:
         return embedded.scatter(1, index, prompts.to(embedded.dtype))
 
 
-def first_of(marked: Tensor) -> Tensor:
-    """The first place that is marked in each row (B) of B x L; 0 where none is."""
-    return marked.byte().argmax(1)
-
-
-def last_of(marked: Tensor) -> Tensor:
-    """The last place that is marked in each row (B) of B x L; L - 1 where none is."""
-    return marked.shape[1] - 1 - first_of(marked.flip(1))
-
-
 def within(real: Tensor) -> Tensor:
     """B x L: the real tokens less the first and the last of each row."""
     inner = real[:, :-2] & real[:, 1:-1] & real[:, 2:]
@@ -112,11 +104,6 @@ def read(states: Tensor, real: Tensor | None, how: str, masks: Tensor | None = N
     """One state a row (B x H) of B x S x H: at the mask, of the first or last real slot, or the real ones' mean."""
     if how == "mask":
         assert masks is not None
-        place = masks
-    else:
-        assert real is not None
-        if how == "mean":
-            weight = real.to(states.dtype).unsqueeze(-1)
-            return (states * weight).sum(1) / weight.sum(1).clamp(min=1)
-        place = first_of(real) if how == "first" else last_of(real)
-    return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+        return states.gather(1, masks[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+    assert real is not None
+    return pool(states, real, how)

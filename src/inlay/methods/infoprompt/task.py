@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.anatomy import anatomy
+from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods.infoprompt.config import tokens_of
 from inlay.methods.infoprompt.model import usual_state
@@ -35,7 +36,7 @@ def for_task(
             raise InlayError("state='mask': a text to be tagged has no mask. Read the mean, first or last state.")
         return given, schema, notes
     if given.get("state") is None:
-        given["state"] = usual_state(model.config, given["mask_token_id"], causal=causal)
+        given["state"] = installed(model) or usual_state(model.config, given["mask_token_id"], causal=causal)
     if given["state"] == "mask" and causal:
         raise InlayError(
             f"state='mask': {type(base_of(model)).__name__} reads from left to right and has no mask. Read the last "

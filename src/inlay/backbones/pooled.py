@@ -1,0 +1,139 @@
+"""Let the head of a classifier of texts read another feature than its architecture has it read.
+
+Every such head reads the last states that its backbone returns, each at a place of its own: the first token, the last
+one, or what a pooler made of them. So the backbone returns the wanted feature in all of these places, by one hook, and
+the head reads it wherever it looks. A pooler that is no longer read is taken out of the model: it would be trained,
+saved and counted for nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from inlay.anatomy import anatomy
+from inlay.errors import InlayError
+
+CHILD = "inlay_pooling"
+POOLER = "pooler"
+
+
+class Pooling(nn.Module):
+    """Without parameters: a child of the backbone, whose output it changes."""
+
+    def __init__(self, how: str, backbone: nn.Module) -> None:
+        super().__init__()
+        self.how = how
+        self.paused = False
+        self.as_pooler = isinstance(getattr(backbone, POOLER, None), nn.Module)
+        self._arguments = list(inspect.signature(backbone.forward).parameters)
+
+    def extra_repr(self) -> str:
+        return self.how
+
+    def after(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The backbone's forward hook."""
+        if self.paused:
+            return None
+        states = output[0]
+        given = dict(zip(self._arguments, args, strict=False)) | kwargs
+        exact = states.to(torch.promote_types(states.dtype, torch.float32))
+        pooled = pool(exact, _real(given.get("attention_mask"), states), self.how).to(states.dtype)
+        everywhere = pooled.unsqueeze(1).expand_as(states)
+        if isinstance(output, tuple):
+            return (states, pooled, *output[1:]) if self.as_pooler else (everywhere, *output[1:])
+        if self.as_pooler:
+            output["pooler_output"] = pooled
+        else:
+            output["last_hidden_state"] = everywhere
+        return output
+
+
+def install(model: nn.Module, how: str | None) -> None:
+    """Let the head read the `mean`, the `first` or the `last` of the last states; None changes nothing."""
+    if how is None:
+        return
+    backbone = anatomy(model).backbone.module
+    layer = Pooling(how, backbone)
+    if layer.as_pooler:
+        backbone.pooler = None
+    backbone.add_module(CHILD, layer)
+    backbone.register_forward_hook(layer.after, with_kwargs=True)
+
+
+def installed(model: nn.Module) -> str | None:
+    """What was put in place of the feature that the architecture's own head reads; None: nothing."""
+    layer = _layer(model)
+    return None if layer is None else layer.how
+
+
+def agree(model: nn.Module, wanted: str | None, what: str) -> None:
+    """Have the head read what `what` was trained with, put in where the model is as its architecture has it.
+
+    What was put in before cannot be taken back, as a pooler may be gone: an error.
+    """
+    found = installed(model)
+    if found == wanted:
+        return
+    if found is not None:
+        trained = wanted or "own"
+        raise InlayError(
+            f"{what} was trained with pooling={trained!r}, and the head of this model has pooling={found!r}. Load the "
+            f"base model again, by inlay.load_backbone(..., pooling={trained!r})."
+        )
+    install(model, wanted)
+
+
+@contextmanager
+def paused(backbone: nn.Module) -> Iterator[None]:
+    """Inside, the backbone returns its own states."""
+    layer = _layer(backbone)
+    if layer is None:
+        yield
+        return
+    before, layer.paused = layer.paused, True
+    try:
+        yield
+    finally:
+        layer.paused = before
+
+
+def pool(states: Tensor, real: Tensor, how: str) -> Tensor:
+    """One vector a row (B x H) of B x S x H: of the first or last real slot, or the real ones' mean."""
+    if how == "mean":
+        weight = real.to(states.dtype).unsqueeze(-1)
+        return (states * weight).sum(1) / weight.sum(1).clamp(min=1)
+    place = first_of(real) if how == "first" else last_of(real)
+    return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+
+
+def first_of(marked: Tensor) -> Tensor:
+    """The first place that is marked in each row (B) of B x L; 0 where none is."""
+    return marked.byte().argmax(1)
+
+
+def last_of(marked: Tensor) -> Tensor:
+    """The last place that is marked in each row (B) of B x L; L - 1 where none is."""
+    return marked.shape[1] - 1 - first_of(marked.flip(1))
+
+
+def _layer(model: nn.Module) -> Pooling | None:
+    return next((module for module in model.modules() if isinstance(module, Pooling)), None)
+
+
+def _real(mask: Tensor | None, states: Tensor) -> Tensor:
+    """Which states are of tokens, B x S. A prefix has keys but no states: the mask of those stands first."""
+    rows, length = states.shape[:2]
+    if mask is None:
+        return torch.ones(rows, length, dtype=torch.bool, device=states.device)
+    if mask.ndim != 2 or mask.shape[1] < length:
+        raise InlayError(
+            f"attention_mask has shape {tuple(mask.shape)}, and there are {rows} x {length} states to pool: give a row "
+            "a text."
+        )
+    return mask[:, mask.shape[1] - length :].bool()

@@ -1,0 +1,357 @@
+"""What a text classifier's head reads: the checkpoint's own pooling, the user's choice, the architecture's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from peft import PeftModel, get_peft_model
+from torch import Tensor
+
+import inlay
+import zoo
+from checkpoints import Write, write_tokenizer
+from inlay import InlayError, Spec, backbones
+from inlay.methods import attach
+from inlay.training.trunk import TrunkCache
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+# What each architecture has its head read by itself, and what its head makes of one vector a text.
+OWN = {
+    "bert": "pooler",
+    "roberta": "first",
+    "distilbert": "first",
+    "electra": "first",
+    "modernbert": "first",
+    "mpnet": "first",
+    "deberta-v2": "first",
+    "gpt2": "last",
+    "opt": "last",
+    "llama": "last",
+    "gemma": "last",
+}
+HEADS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "bert": lambda model, pooled: model.classifier(pooled),
+    "distilbert": lambda model, pooled: model.classifier(model.pre_classifier(pooled).relu()),
+    "modernbert": lambda model, pooled: model.classifier(model.head(pooled)),
+    "deberta-v2": lambda model, pooled: model.classifier(model.pooler(pooled.unsqueeze(1))),
+}
+
+
+def says(folder: Path, mode: str = "pooling_mode_mean_tokens", **config: Any) -> Path:
+    """Let a checkpoint say, as sentence-transformers writes it, what it was made for."""
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    stated = {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": False} | {mode: True} | config
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 16} | stated))
+    return folder
+
+
+def load(folder: Path, **arguments: Any) -> backbones.Backbone:
+    return backbones.load(str(folder), kind="classification", num_labels=3, **arguments)
+
+
+def texts(side: str = "right") -> dict[str, Tensor]:
+    batch = {key: value for key, value in zoo.tiny("bert")[1].items() if key != "labels"}
+    return batch if side == "right" else {key: value.flip(1) for key, value in batch.items()}
+
+
+def pooled_by_hand(states: Tensor, mask: Tensor, how: str) -> Tensor:
+    rows = [row[real.bool()] for row, real in zip(states, mask, strict=True)]
+    return torch.stack([row.mean(0) if how == "mean" else row[0] if how == "first" else row[-1] for row in rows])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", OWN)
+def test_a_head_reads_what_was_chosen_on_whichever_side_the_padding_is(family: str, write: Write) -> None:
+    folder = write(family)
+    plain = load(folder)
+    assert plain.pooling == OWN[family]
+    body = getattr(plain.model, plain.model.base_model_prefix)
+    lead = HEADS.get(family, lambda model, pooled: model.classifier(pooled.unsqueeze(1)))
+    if OWN[family] == "last":
+        lead = lambda model, pooled: model.score(pooled)  # noqa: E731
+    for how in {"last", "first", "mean"} - {OWN[family]}:
+        chosen = load(folder, pooling=how)
+        assert chosen.pooling == how
+        for side in ("right", "left"):
+            batch = texts(side)
+            expected = lead(chosen.model, pooled_by_hand(body(**batch)[0], batch["attention_mask"], how))
+            torch.testing.assert_close(chosen.model(**batch).logits, expected)
+    chosen = load(folder, pooling="mean")
+    whole = {"input_ids": texts()["input_ids"][:1]}
+    expected = lead(chosen.model, body(**whole)[0].mean(1))
+    torch.testing.assert_close(chosen.model(**whole).logits, expected)  # without a mask every token counts
+
+
+@torch.no_grad()
+def test_an_architectures_own_feature_by_its_name_changes_no_bit(write: Write) -> None:
+    for family in ("bert", "roberta", "llama"):
+        folder = write(family)
+        plain, named = load(folder), load(folder, pooling=OWN[family])
+        assert torch.equal(plain.model(**texts()).logits, named.model(**texts()).logits)
+        assert plain.fingerprint == named.fingerprint
+        assert plain.newly_initialised == named.newly_initialised
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [("pooling_mode_mean_tokens", "mean"), ("pooling_mode_cls_token", "first"), ("pooling_mode_lasttoken", "last")],
+)
+def test_a_checkpoints_own_pooling_is_read_by_default(mode: str, how: str, write: Write) -> None:
+    folder = says(write("bert"), mode)
+    assert load(folder).pooling == how
+    assert load(folder, pooling="own").pooling == "pooler" == load(folder, pooling="pooler").pooling
+    assert load(folder, pooling="mean").pooling == "mean"
+    (folder / "modules.json").unlink()
+    assert load(folder).pooling == how, "the settings alone say it too"
+
+
+def test_the_name_of_one_way_is_understood_as_well(write: Write) -> None:
+    folder = says(write("bert"))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"embedding_dimension": 16, "pooling_mode": "cls"}))
+    assert load(folder).pooling == "first"
+
+
+def test_the_embedded_sentence_encoder_was_made_for_the_mean() -> None:
+    assert backbones.settle_pooling("embedded:minilm", "classification", "auto") == "mean"
+    assert backbones.settle_pooling("embedded:minilm", "token-classification", "auto") == "auto"
+
+
+def test_a_pooling_that_there_is_not_is_an_error_that_says_what_to_give(write: Write) -> None:
+    folder = says(write("bert"), "pooling_mode_max_tokens")
+    with pytest.raises(InlayError, match=r"pools by max_tokens .*--pooling mean \| first \| last \| pooler"):
+        load(folder)
+    assert load(folder, pooling="mean").pooling == "mean"
+    says(folder, pooling_mode_cls_token=True)
+    with pytest.raises(InlayError, match="cls_token and mean_tokens"):
+        load(folder)
+    for path in ("../elsewhere", "", 3):
+        (folder / "modules.json").write_text(json.dumps([{"path": path, "type": "x.Pooling"}]))
+        with pytest.raises(InlayError, match="no folder"):
+            load(folder)
+    (folder / "modules.json").write_text("{}")
+    with pytest.raises(InlayError, match="not a list"):
+        load(folder)
+    (folder / "modules.json").write_text("{")
+    with pytest.raises(InlayError, match="cannot be read"):
+        load(folder)
+
+
+def test_what_cannot_be_chosen_is_refused(write: Write) -> None:
+    with pytest.raises(InlayError, match=r"reads no pooler, it reads the first token's state\. Give mean"):
+        load(write("roberta"), pooling="pooler")
+    with pytest.raises(InlayError, match=r"\(t5\) reads cannot be chosen\. Leave it out"):
+        load(write("t5"), pooling="mean")
+    with pytest.raises(InlayError, match=r"Unknown pooling 'men'.*mean"):
+        load(write("bert"), pooling="men")
+    for kind, family in (("token-classification", "bert"), ("causal-lm", "gpt2"), ("image-classification", "vit")):
+        labels = None if kind == "causal-lm" else 3
+        folder = str(write(family))
+        with pytest.raises(InlayError, match=f"pooling='mean': {kind} has no single feature"):
+            backbones.load(folder, kind=kind, num_labels=labels, pooling="mean")
+        assert backbones.load(folder, kind=kind, num_labels=labels).pooling is None
+
+
+def test_a_pooler_that_nobody_reads_is_neither_new_nor_trained_nor_saved(write: Write, tmp_path: Path) -> None:
+    folder = write("bert")
+    hf.BertForMaskedLM(zoo.FAMILIES["bert"].config()).save_pretrained(folder)  # which has none
+    assert load(folder).newly_initialised == ["bert.pooler", "classifier"]
+    backbone = load(folder, pooling="mean")
+    assert backbone.newly_initialised == ["classifier"]
+    for method in ("linear-probe", "bias", "full"):
+        backbone = load(folder, pooling="mean")
+        model = attach.attach(backbone.model, method, newly_initialised=backbone.newly_initialised)
+        assert not [name for name, _ in model.named_parameters() if "pooler" in name]
+        model(**zoo.tiny("bert")[1]).loss.backward()
+        silent = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
+        assert silent == []
+
+
+METHODS = ["linear-probe", "lora", "bias", "multi-lora", "prefix", "warp", "full"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_what_was_saved_reads_the_same_feature_again(method: str, family: str, write: Write, tmp_path: Path) -> None:
+    folder, saved = says(write(family)), tmp_path / "saved"
+    backbone = load(folder)
+    settings = {"mask_token_id": 4} if method == "warp" else {}
+    if (family, method) == ("mpnet", "prefix"):
+        pytest.skip("prefixes do not fit MPNet")
+    model = attach.attach(
+        backbone.model,
+        method,
+        settings=settings,
+        newly_initialised=backbone.newly_initialised,
+        task_kind="classification",
+    )
+    with torch.no_grad():
+        for parameter in attach.trained_parameters(model).values():
+            parameter.add_(0.1)
+        expected = model.eval()(**texts()).logits
+    attach.save(model, method, saved, base_model_name=str(folder), fingerprint=backbone.fingerprint)
+    for pooling in ("auto", "own"):  # as the run loads it, and as one who knows nothing of it
+        again = attach.restore(load(folder, pooling=pooling).model, method, saved)
+        with torch.no_grad():
+            torch.testing.assert_close(again(**texts()).logits, expected)
+    if method != "warp":  # which has its own head
+        with pytest.raises(InlayError, match=r"pooling='mean'.*this model has pooling='last'.*load_backbone"):
+            attach.restore(load(folder, pooling="last").model, method, saved)
+    if method == "full":
+        write_tokenizer(saved)
+        whole = inlay.load_backbone(str(saved), num_labels=3)
+        assert whole.pooling == "mean", "a whole checkpoint says itself what it was trained for"
+        with torch.no_grad():
+            torch.testing.assert_close(whole.model(**texts()).logits, expected)
+
+
+def test_peft_loads_an_adapter_of_ours_onto_a_plain_model_with_its_feature(write: Write, tmp_path: Path) -> None:
+    folder = says(write("bert"))
+    backbone = inlay.load_backbone(str(folder), num_labels=3)
+    adapted = get_peft_model(backbone.model, inlay.BiasTuningConfig())
+    with torch.no_grad():
+        for parameter in attach.trained_parameters(adapted).values():
+            parameter.add_(0.1)
+        expected = adapted.eval()(**texts()).logits
+    adapted.save_pretrained(tmp_path / "adapter")
+    plain = hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    with torch.no_grad():
+        loaded = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+        torch.testing.assert_close(loaded(**texts()).logits, expected)
+    other = load(folder, pooling="first").model
+    with pytest.raises(InlayError, match="pooling='mean'"):
+        PeftModel.from_pretrained(other, tmp_path / "adapter")
+
+
+def test_an_adapter_from_before_there_was_a_choice_keeps_its_feature(write: Write, tmp_path: Path) -> None:
+    """Its note and its config say nothing of it."""
+    folder = write("bert")
+    for method in ("lora", "bias", "linear-probe"):
+        backbone = load(folder)
+        model = attach.attach(backbone.model, method, newly_initialised=backbone.newly_initialised)
+        with torch.no_grad():
+            expected = model.eval()(**texts()).logits
+        attach.save(model, method, tmp_path / method, fingerprint=backbone.fingerprint)
+        note = json.loads((tmp_path / method / ("head.json" if method == "linear-probe" else "inlay.json")).read_text())
+        assert "pooling" not in note
+        says(folder)
+        with pytest.raises(InlayError, match=r"pooling='own'.*load_backbone\(\.\.\., pooling='own'\)"):
+            attach.restore(load(folder).model, method, tmp_path / method)
+        again = attach.restore(load(folder, pooling="own").model, method, tmp_path / method)
+        with torch.no_grad():
+            assert torch.equal(again(**texts()).logits, expected)
+        (folder / "modules.json").unlink()
+        (folder / "1_Pooling" / "config.json").unlink()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_methods_with_class_vectors_read_the_feature_that_heads_read(family: str, write: Write) -> None:
+    folder = write(family)
+    expected = attach.attach(load(folder).model, "infoprompt", settings={"mask_token_id": 4, "state": "mean"})
+    found = attach.attach(load(folder, pooling="mean").model, "infoprompt", settings={"mask_token_id": 4})
+    assert found.active_peft_config.state == "mean"
+    assert found.active_peft_config.sizes == expected.active_peft_config.sizes
+    for (name, mine), (other, theirs) in zip(
+        attach.trained_parameters(found).items(), attach.trained_parameters(expected).items(), strict=True
+    ):
+        assert name == other
+        mine.copy_(theirs)
+    assert torch.equal(found.eval()(**texts()).logits, expected.eval()(**texts()).logits)
+
+
+def test_it_trains_in_half_precision_with_checkpointing_and_behind_a_kept_trunk(write: Write) -> None:
+    batch = zoo.tiny("bert")[1]
+    backbone = load(write("bert"), pooling="mean")
+    model = attach.attach(backbone.model, "lora", newly_initialised=backbone.newly_initialised)
+    model(**batch).loss.backward()
+    plain = {name: each.grad.clone() for name, each in attach.trained_parameters(model).items()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    model(**batch).loss.backward()
+    for name, each in attach.trained_parameters(model).items():
+        torch.testing.assert_close(each.grad, plain[name])
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        logits = model(**texts()).logits
+    assert logits.dtype == torch.bfloat16
+    with torch.no_grad():
+        torch.testing.assert_close(logits.float(), model(**texts()).logits, atol=0.05, rtol=0.05)
+    probe = attach.attach(load(write("bert"), pooling="mean").model, "linear-probe", newly_initialised=["classifier"])
+    trunk = TrunkCache.find(probe.eval(), batch)
+    assert trunk.blocks_skipped == trunk.blocks == 3
+    with trunk.replay(trunk.compute(batch)):
+        kept = probe(**trunk.placeholders(3), labels=batch["labels"])
+    assert torch.equal(kept.loss, probe(**batch).loss)
+
+
+def test_a_model_for_users_by_its_name_alone(write: Write) -> None:
+    text = inlay.load_backbone(str(says(write("bert"))))
+    assert (type(text.model).__name__, text.pooling) == ("BertForSequenceClassification", "mean")
+    assert text.model.config.num_labels == 2
+    assert text.processor(["w1 w2"])["input_ids"]
+    assert inlay.load_backbone(str(write("bert")), kind="regression").model.config.num_labels == 1
+    assert inlay.load_backbone(str(write("bert")), label_names=["a", "b", "c"]).model.config.num_labels == 3
+    assert type(inlay.load_backbone(str(write("llama"))).model).__name__ == "LlamaForCausalLM"
+    assert inlay.load_backbone("embedded:vit", num_labels=5).model.config.num_labels == 5
+    with pytest.raises(InlayError, match="kind of task"):
+        inlay.load_backbone(str(write("bert")), kind="classify")
+
+
+@pytest.mark.parametrize("epochs", [5.0, pytest.param(None, marks=pytest.mark.slow, id="as many as by default")])
+def test_a_probe_on_few_real_rows_is_as_good_as_logistic_regression(
+    epochs: float | None, shared: Path, tmp_path: Path
+) -> None:
+    """144 rows of SST-2, in the order of the file; both read the mean of MiniLM's states."""
+    from sklearn.linear_model import LogisticRegression
+
+    try:
+        backbone = inlay.load_backbone("embedded:minilm")
+    except InlayError as error:
+        pytest.skip(f"needs the hub or the package index: {error}")
+
+    def rows(split: str, begin: int, end: int) -> list[dict[str, Any]]:
+        with gzip.open(shared / "data" / "text" / "sst2" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+            return [json.loads(line) for line in islice(file, begin, end)]
+
+    @torch.no_grad()
+    def features(split: list[dict[str, Any]]) -> Any:
+        tokens = backbone.processor([row["sentence"] for row in split], padding=True, return_tensors="pt")
+        states = backbone.model.bert(**tokens).last_hidden_state
+        return pooled_by_hand(states, tokens["attention_mask"], "mean").numpy()
+
+    splits = {"train": rows("train", 0, 144), "validation": rows("train", 144, 152), "test": rows("validation", 0, 300)}
+    lines = [
+        row | {"split": split, "label": ("bad", "good")[row["label"]]} for split in splits for row in splits[split]
+    ]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = Spec(
+        model="embedded:minilm",
+        method="linear-probe",
+        data=str(tmp_path / "few.jsonl"),
+        text=("sentence",),
+        label="label",
+        epochs=epochs,
+        batch_size=None if epochs is None else 8,
+        evaluations=1,
+    )
+    run = inlay.tune(spec, tmp_path / "runs", progress=False)
+    assert run.record["examples"] == {"train": 144, "validation": 8, "test": 300}
+    assert run.record["backbone"]["pooling"] == "mean"
+    labels = {split: [row["label"] for row in found] for split, found in splits.items()}
+    regression = LogisticRegression(max_iter=1000).fit(features(splits["train"]), labels["train"])
+    expected = regression.score(features(splits["test"]), labels["test"])
+    assert run.metrics["test"]["accuracy"] > expected - 0.02
+    assert expected > 0.7, "the feature is worth reading"
