@@ -33,7 +33,7 @@ def test_nested_data_from_training_to_prediction(typed: Typed, text_model: Path,
     (run,) = (tmp_path / "runs").glob("*-*")
     status, out, err = typed("predict", "--run", run, "--input", lines(tmp_path / "new.jsonl", nested()[:2]))
     assert status == 0, err
-    assert [json.loads(line)["review.body"] for line in out.splitlines()] == ["w0 w0", "w1 w1"]
+    assert [json.loads(line)["review"]["body"] for line in out.splitlines()] == ["w0 w0", "w1 w1"]
     bad = lines(tmp_path / "bad.jsonl", nested({"de": "w1"})[:6])
     status, out, err = typed("predict", "--run", run, "--input", bad)
     assert (status, out) == (2, "")

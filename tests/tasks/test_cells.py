@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.serve.reading import read
+from inlay.serve.reading import Limits, read
 from inlay.serve.refusals import Refusal
 from inlay.tasks import TaskSchema, files, kinds, labels, prepare, prompts, templates
 from inlay.tasks.cells import LONGEST, as_text, as_whole_number, as_words, is_chat, is_null, reach
@@ -341,7 +341,7 @@ def test_what_is_no_text_is_not_predicted(write: Write, value: Any) -> None:
 @pytest.mark.parametrize("value", [{"a": "b"}, ["a"], None, CHAT, "a\0b"], ids=["dict", "list", "null", "chat", "nul"])
 def test_a_client_that_sends_no_text_is_told(value: Any) -> None:
     with pytest.raises(Refusal, match=r"'the request', row 1: 'text' ") as refused:
-        read({"text": value}, {"moods": one_text()})
+        read({"text": value}, {"moods": one_text()}, Limits())
     assert refused.value.status == 400
 
 
@@ -359,7 +359,7 @@ def test_a_client_that_sends_no_text_is_told(value: Any) -> None:
 )
 def test_words_and_spans_are_checked_too(schema: TaskSchema, sent: dict[str, Any]) -> None:
     with pytest.raises(Refusal) as refused:
-        read(sent, {"one": schema})
+        read(sent, {"one": schema}, Limits())
     assert refused.value.status == 400
 
 

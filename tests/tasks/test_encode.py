@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from inlay.errors import InlayError
 from inlay.tasks import encode, prepare
@@ -240,6 +242,34 @@ def test_only_the_answer_is_learnt(byte_level: Any, with_start: Any) -> None:
         assert item["labels"] == [IGNORED] * len(prompt) + answer
         prompts = encode.encode_prompts(["question: the cat?"], tokenizer, 64)
         assert prompts[0]["input_ids"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "whole"),
+    [
+        ("answer:", "the mat", "answer: the mat<|end|>"),
+        ("answer: ", "the mat", "answer: the mat<|end|>"),
+        ("answer:", " the mat", "answer: the mat<|end|>"),
+        ("answer:", "\nthe mat", "answer:\nthe mat<|end|>"),
+        ("answer:\n", "the mat", "answer:\nthe mat<|end|>"),
+    ],
+)
+def test_one_blank_joins_prompt_and_answer(byte_level: Any, prompt: str, answer: str, whole: str) -> None:
+    made = encode.encode_answers([prompt], [answer], byte_level, 64)
+    assert byte_level.decode(made[0]["input_ids"]) == whole
+
+
+@pytest.mark.parametrize("answer", ["the mat", " the mat"])
+def test_a_tokenizer_that_adds_a_blank_of_its_own_adds_no_second(answer: str) -> None:
+    sentencepiece = Tokenizer(models.BPE(unk_token="<unk>"))
+    sentencepiece.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    special = ["<unk>", "<|end|>"]
+    corpus = ["the cat sat on the mat", "the answer: is the mat"]
+    sentencepiece.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=200, special_tokens=special))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=sentencepiece, eos_token="<|end|>", unk_token="<unk>")
+    made = encode.encode_answers(["the answer:"], [answer], tokenizer, 64)
+    tokens = "".join(tokenizer.convert_ids_to_tokens(made[0]["input_ids"]))
+    assert tokens == "\u2581the\u2581answer:\u2581the\u2581mat<|end|>"
 
 
 def test_a_long_prompt_loses_its_beginning_and_an_answer_its_end(byte_level: Any) -> None:

@@ -411,6 +411,7 @@ def test_prompts_with_answers(write: Write, spec: MakeSpec) -> None:
     assert task.generates
     assert task.selection_metric == "perplexity"
     assert task.score_texts([row["target"] for row in task.test], task.test) == {"exact-match": 1.0}
+    assert "prompt and answer are joined by one blank, unless white space stands there already" in task.notes
     twice = tasks.load(spec(data=write("a.csv", text), kind="causal-lm", text=("ask", "reply")))
     assert twice.digest == task.digest
 

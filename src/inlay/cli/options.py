@@ -54,7 +54,8 @@ Text = Annotated[
 Label = Annotated[
     str | None,
     typer.Option(
-        help="Column (or path) with the label; with --kind causal-lm, the answer to the prompt in --text.",
+        help="Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in --text "
+        "after one blank.",
         rich_help_panel=DATA,
     ),
 ]

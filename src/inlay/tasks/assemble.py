@@ -20,6 +20,7 @@ from inlay.tasks.task import Pictures, Task
 PROTOCOLS = ("full", "vtab-1k")
 # The test rows are a property of the data: the same for every seed, so that seeds and methods are compared on them.
 TEST_SEED = 0
+JOINED = "prompt and answer are joined by one blank, unless white space stands there already"
 
 
 def load(spec: Spec, *, need_train: bool = True) -> Task:
@@ -30,6 +31,8 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
     if spec.protocol is not None and spec.protocol not in PROTOCOLS:
         raise unknown("protocol", spec.protocol, PROTOCOLS)
     draft = _draft(spec)
+    if draft.target is not None:
+        draft.notes.append(JOINED)
     if spec.augment is not None and draft.kind != kinds.IMAGES:
         raise InlayError(
             f"augment={spec.augment!r} is for pictures, and {draft.name!r} is of kind {draft.kind!r}. Leave it out."

@@ -22,6 +22,7 @@ IGNORED = -100
 DEFAULT_LENGTH = 512
 _SHOWN = 100  # characters of a template in an error
 _BATCH = 1000
+_BLANKS = ("\u2581", "\u0120")  # how SentencePiece and byte-level tokenizers write a blank at the beginning of a token
 # Architectures whose position table starts after the padding index.
 _OFFSET_POSITIONS = ("roberta", "camembert", "xlm-roberta", "xlm-roberta-xl", "mpnet", "longformer", "data2vec-text")
 # Architectures whose positions are relative: a number in their config is no limit.
@@ -415,13 +416,17 @@ def encode_answers(
 ) -> Encoded:
     """Prompts and what should follow; the loss is on the answer (and the end-of-text token after it) alone.
 
+    One blank stands between the two, and is learnt with the answer, unless white space stands there already.
+
     What is too long loses the beginning of its prompt, and the end of its answer only when that alone is too long.
     """
     inputs, labels, cut = [], [], 0
+    adds_blank = _adds_blank(tokenizer)
     for prompt, answer in zip(prompts, answers, strict=True):
-        joint = "" if not prompt or prompt[-1].isspace() else " "
+        joint = "" if not prompt or prompt[-1].isspace() or answer[:1].isspace() else " "
         ahead = _prompt_ids(prompt, tokenizer)
-        behind = list(tokenizer(joint + answer, add_special_tokens=False, verbose=False)["input_ids"])
+        said = (joint + answer).removeprefix(" ") if adds_blank else joint + answer
+        behind = list(tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"])
         behind += [_end(tokenizer)] if end else []
         if len(ahead) + len(behind) > max_length:
             cut += 1
@@ -431,6 +436,12 @@ def encode_answers(
         labels.append([IGNORED] * len(ahead) + behind)
     masks = [[1] * len(each) for each in inputs]
     return Encoded({"input_ids": inputs, "attention_mask": masks}, labels=labels, cut=cut)
+
+
+def _adds_blank(tokenizer: Any) -> bool:
+    """Whether the tokenizer puts a blank before every text by itself, as those of SentencePiece do."""
+    ids = tokenizer("a", add_special_tokens=False)["input_ids"]
+    return bool(ids) and tokenizer.convert_ids_to_tokens(ids)[0].startswith(_BLANKS)
 
 
 def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:

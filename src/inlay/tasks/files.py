@@ -6,9 +6,6 @@ error, not a row with holes.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import json
 import os
 from collections import Counter
@@ -17,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, first_line
 from inlay.tasks import labels
-from inlay.tasks.cells import is_missing, reach
+from inlay.tasks.cells import as_text, is_missing, reach
+from inlay.tasks.delimited import read_delimited
 from inlay.tasks.split_names import known, one_of_each, resembles_split, split_of
+from inlay.tasks.text_files import decode
 
 Row = dict[str, Any]
 
@@ -88,100 +87,24 @@ def read_table(path: Path) -> Table:
         raise InlayError(f"Cannot read {str(path)!r}: {error.strerror or error}.") from error
     if not table.rows:
         raise InlayError(f"{str(path)!r} has no rows. Check that it is the right file.")
+    for name in table.columns:
+        as_text(name, "the name of a column", path.name)
     return table
 
 
 def _text_table(path: Path, kind: str) -> Table:
-    text = _decode(path)
+    text, notes = decode(path)
     if not text.strip():
         raise InlayError(f"{str(path)!r} is empty.")
     if kind == ".json":
-        return _json(path, text)
-    if kind in (".jsonl", ".ndjson"):
-        return _from_records(path, _json_lines(path, text))
-    return _delimited(path, text, "\t" if kind == ".tsv" else ",")
-
-
-def _decode(path: Path, otherwise: str | None = None) -> str:
-    """The file's text, which must be UTF-8, or else in the other encoding if one is given."""
-    raw = path.read_bytes()
-    if path.name.lower().endswith(".gz"):
-        try:
-            raw = gzip.decompress(raw)
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise InlayError(f"{str(path)!r} is not a complete gzip file ({error}).") from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if otherwise is not None:
-            return raw.decode(otherwise)
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise InlayError(
-            f"{str(path)!r} is not UTF-8: byte 0x{raw[error.start]:02x} in line {line}. Save it as UTF-8, or convert "
-            f"it, e.g. `iconv -f latin1 -t utf-8`."
-        ) from None
-
-
-# ---------------------------------------------------------------------------------------------------- delimited
-
-
-def _delimited(path: Path, text: str, delimiter: str) -> Table:
-    notes: list[str] = []
-    header = text[: text.find("\n")] if "\n" in text else text
-    if delimiter == "," and "," not in header and (";" in header or "\t" in header):
-        delimiter = ";" if ";" in header else "\t"
-        notes.append(f"{path.name}: columns are divided by {delimiter!r}")
-    lines = _unquoted(text) if delimiter == "\t" else None
-    numbered = iter(lines) if lines is not None else _quoted(path, text, delimiter)
-    _, columns = next(numbered)
-    columns = [name.strip() for name in columns]
-    index = columns[0] == "" and len(columns) > 1
-    if index:
-        columns[0] = "(row number)"
-        notes.append(f"{path.name}: the first column has no name and is taken for row numbers")
-    doubled = sorted({name for name in columns if columns.count(name) > 1})
-    if doubled or "" in columns:
-        what = f"twice: {', '.join(doubled)}" if doubled else "without a name"
-        raise InlayError(f"{str(path)!r} has a column {what}. The first line must name every column once.")
-    rows = []
-    for number, values in numbered:
-        if len(values) != len(columns):
-            raise InlayError(
-                f"{str(path)!r}, line {number}: {len(values)} values where the header names {len(columns)} columns "
-                f"({', '.join(columns)}). A value that holds the separator or a line break must stand in double quotes."
-            )
-        rows.append(dict(zip(columns[index:], values[index:], strict=True)))
-    return Table(path, columns[index:], rows, notes=notes)
-
-
-def _quoted(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a file with quotes, each with the number of its last line; blank lines are no rows."""
-    csv.field_size_limit(1 << 30)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        for values in reader:
-            if values:
-                yield reader.line_num, values
-    except csv.Error as error:
-        raise InlayError(f"{str(path)!r}, line {reader.line_num}: {error}. Check the quotes around there.") from None
-
-
-def _unquoted(text: str) -> list[tuple[int, list[str]]] | None:
-    """The rows of a tab-separated file without multi-line quotes (where a quote is mostly just a quote), or None.
-
-    Every line then has the same number of tabs. A value wholly in quotes, as spreadsheets write it, loses them.
-    """
-    found = enumerate(text.split("\n"), start=1)
-    lines = [(number, line.rstrip("\r").split("\t")) for number, line in found if line.strip()]
-    if len({len(values) for _, values in lines}) > 1:
-        return None
-    return [(number, [_bare(value) for value in values]) for number, values in lines]
-
-
-def _bare(value: str) -> str:
-    inner = value[1:-1]
-    quoted = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', "")
-    return inner.replace('""', '"') if quoted else value
+        table = _json(path, text)
+    elif kind in (".jsonl", ".ndjson"):
+        table = _from_records(path, _json_lines(path, text))
+    else:
+        columns, rows, found = read_delimited(path, text, "\t" if kind == ".tsv" else ",")
+        table = Table(path, columns, rows, notes=found)
+    table.notes[:0] = notes
+    return table
 
 
 # ---------------------------------------------------------------------------------------------------------- JSON
@@ -193,18 +116,25 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InlayError(f"{str(path)!r}, line {number}: not JSON ({error.msg}).") from None
+        except (ValueError, RecursionError) as error:
+            raise InlayError(f"{str(path)!r}, line {number}: not JSON ({_reason(error)}).") from None
         if not isinstance(record, dict):
             raise InlayError(f"{str(path)!r}, line {number}: an object {{...}} is expected, one a line.")
         yield record
+
+
+def _reason(error: Exception) -> str:
+    """Why a text is not JSON, or not JSON that can be read: too deep, or a number of thousands of digits."""
+    if isinstance(error, RecursionError):
+        return "lists or objects within one another too many times over"
+    return error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
 
 
 def _json(path: Path, text: str) -> Table:
     """A file of one JSON list of objects; one that holds an object a line is read as JSON lines."""
     try:
         records = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return _from_records(path, _json_lines(path, text))
     if isinstance(records, dict):
         records = [records]
@@ -229,20 +159,28 @@ def _parquet(path: Path) -> Table:
 
     try:
         table = pq.read_table(path)
-    except pa.ArrowInvalid as error:
-        raise InlayError(f"{str(path)!r} is not a Parquet file that can be read ({error}).") from None
-    return Table(path, table.column_names, table.to_pylist(), class_names=parquet_class_names(table.schema))
+        rows = table.to_pylist()
+        class_names = parquet_class_names(table.schema)
+    except (pa.ArrowException, ValueError, OverflowError, RecursionError) as error:
+        raise InlayError(f"{str(path)!r} is not a Parquet file that can be read ({first_line(error)}).") from None
+    return Table(path, table.column_names, rows, class_names=class_names)
 
 
 def parquet_class_names(schema: Any) -> list[str] | None:
     """The class names in the metadata of a Parquet file: the key `class_names`, or the hub's own features."""
     metadata = schema.metadata or {}
+    names: Any = None
     if b"class_names" in metadata:
-        return list(json.loads(metadata[b"class_names"]))
-    if b"huggingface" in metadata:
-        features = json.loads(metadata[b"huggingface"]).get("info", {}).get("features", {})
-        return next((entry["names"] for entry in features.values() if "names" in entry), None)
-    return None
+        names = json.loads(metadata[b"class_names"])
+    elif b"huggingface" in metadata:
+        found: Any = json.loads(metadata[b"huggingface"])
+        for key in ("info", "features"):
+            found = found.get(key, {}) if isinstance(found, dict) else {}
+        features = found.values() if isinstance(found, dict) else ()
+        names = next((entry["names"] for entry in features if isinstance(entry, dict) and "names" in entry), None)
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("its metadata should list the names of the classes, and does not")
+    return names
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -437,7 +375,7 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
         )
         notes.append(f"{what} left out ({shown}{more})")
     if written:
-        rows = [{"text": _decode(row["path"], otherwise), "label": row["label"]} for row in rows]
+        rows = [{"text": decode(row["path"], otherwise)[0], "label": row["label"]} for row in rows]
         return Table(folder, ["text", "label"], rows, notes=notes)
     rows = [{"image": str(row["path"].absolute()), "label": row["label"]} for row in rows]
     return Table(folder, ["image", "label"], rows, notes=notes)
@@ -513,7 +451,8 @@ def read_lines(path: Path, column: str = "text") -> Table:
     """A plain text file as a table of its lines, blank ones too but for those at the end, in one column."""
     if not path.exists():
         raise InlayError(f"There is no file {str(path)!r}. Check the path.")
-    text = _decode(path).rstrip()
-    if not text:
+    text, notes = decode(path)
+    if not text.strip():
         raise InlayError(f"{str(path)!r} is empty.")
-    return Table(path, [column], [{column: line.rstrip("\r")} for line in text.split("\n")])
+    lines = text.rstrip().split("\n")
+    return Table(path, [column], [{column: line.rstrip("\r")} for line in lines], notes=notes)

@@ -76,6 +76,8 @@ def read(path: Path | str) -> Sweep:
         data = yaml.load(path.read_text(encoding="utf-8"), _unique_keys())
     except OSError as error:
         raise InlayError(f"Cannot read {path}: {error.strerror}.{misspelt(path)}") from error
+    except RecursionError as error:
+        raise InlayError(f"{path} cannot be read: lists or mappings within one another too many times over.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InlayError(f"{path} is not YAML: {' '.join(str(error).split()) or first_line(error)}") from error
     if not isinstance(data, dict):
@@ -94,6 +96,8 @@ def _unique_keys() -> Any:
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             seen: set[Any] = set()
             for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.YAMLError(f"a key is a list or a mapping (line {key.start_mark.line + 1}); give a name")
                 if key.value in seen:
                     raise yaml.YAMLError(f"the key {key.value!r} is given twice (line {key.start_mark.line + 1})")
                 seen.add(key.value)
