@@ -24,7 +24,7 @@ def load(schema: TaskSchema, source: Any, label: str | None = None) -> Task:
     it, it is found where only one choice is sensible. Rows without a label are left out and counted in the notes.
     """
     notes: list[str] = []
-    table = _table(schema, source, notes)
+    table = _table(schema, source, notes, label)
     table.add_paths([*columns_read(schema), *filter(None, [label])])
     column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
     numbered = [(number, row) for number, row in table.numbered]
@@ -45,7 +45,7 @@ def load(schema: TaskSchema, source: Any, label: str | None = None) -> Task:
     return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=notes)
 
 
-def _table(schema: TaskSchema, source: Any, notes: list[str]) -> Table:
+def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None) -> Table:
     """The rows as a table; of data that are divided the test split alone: the rest may have been trained on."""
     if not is_path(source):
         rows = as_rows(source, schema)
@@ -58,7 +58,7 @@ def _table(schema: TaskSchema, source: Any, notes: list[str]) -> Table:
     elif _learns_from_text_alone(schema) and files.suffix(path) == ".txt":
         parts = {"all": files.read_lines(path, schema.fields[0])}
     else:
-        parts = files.by_split(files.read_table(path), used=columns_read(schema))
+        parts = files.by_split(files.read_table(path), used=[*columns_read(schema), label or ""])
     table = parts.get("test") or next(iter(parts.values()))
     notes += table.notes
     if len(parts) > 1:
