@@ -329,8 +329,7 @@ def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
     step = next((tmp_path / "checkpoints").glob("step-*"))
     weights = (step / "trained.safetensors").read_bytes()
     (step / "trained.safetensors").write_bytes(weights[:100])
-    with pytest.raises(InlayError, match="cannot be read"):
-        train(tmp_path)
+    assert train(tmp_path).resumed_from is None, "a damaged one is passed over: see test_checkpoints.py"
 
 
 def test_a_checkpoint_on_another_base_model_is_refused(tmp_path: Path) -> None:

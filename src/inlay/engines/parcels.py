@@ -8,30 +8,31 @@ in, each file or folder whole or not at all: a sender that dies in the middle le
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from inlay.records.atomic import write_bytes, write_folder, writing
+from inlay.records.atomic import remove, write_bytes, write_folder, writing
+from inlay.records.steps import BEST, BEST_OF_TASK, STEP, damage, oldest_first
 from inlay.records.store import Run
 
 Parcel = dict[str, bytes]
 SMALL = ("spec.json", "versions.json", "log.txt", "metrics.jsonl")
 RECORD, ADAPTER, CHECKPOINTS = "record.json", "adapter", "checkpoints"
-STEP = "step-"
 
 
 def unfinished(folder: Path, *, but: str | None = None) -> tuple[Parcel, str | None]:
     """What a run in the middle of its work is resumed from, and the name of the checkpoint that is in it.
 
-    A checkpoint called `but` is known and left out. One that is replaced while it is read is left for the next time.
+    A checkpoint called `but` is known and left out, one that is damaged is passed over. One that is replaced while it
+    is read is left for the next time.
     """
     parcel = {name: (folder / name).read_bytes() for name in SMALL if (folder / name).exists()}
-    newest = max((folder / CHECKPOINTS).glob(f"{STEP}*"), key=_age, default=None)
+    newest_first = reversed(oldest_first(folder / CHECKPOINTS))
+    newest = next((each for each in newest_first if each.name == but or damage(each) is None), None)
     if newest is None or newest.name == but:
         return parcel, but
     try:
         files = {f"{CHECKPOINTS}/{newest.name}/{file.name}": file.read_bytes() for file in newest.iterdir()}
-        best = (folder / CHECKPOINTS).glob("best-*")
+        best = [*(folder / CHECKPOINTS).glob(f"{BEST}*"), *(folder / CHECKPOINTS).glob(f"{BEST_OF_TASK}*")]
         files |= {f"{CHECKPOINTS}/{file.name}": file.read_bytes() for file in best}
     except FileNotFoundError:
         return parcel, but
@@ -61,7 +62,7 @@ def unpack(parcel: Parcel, folder: Path) -> None:
         _write_folder(folder / CHECKPOINTS / step, f"{CHECKPOINTS}/{step}/", checkpoints)
         for older in (folder / CHECKPOINTS).iterdir():
             if older.name.startswith(STEP) and older.name not in steps:
-                shutil.rmtree(older, ignore_errors=True)
+                remove(older)
             elif older.is_file() and f"{CHECKPOINTS}/{older.name}" not in checkpoints:
                 older.unlink(missing_ok=True)
     if any(name.startswith(f"{ADAPTER}/") for name in parcel):
@@ -93,8 +94,3 @@ def _write_folder(path: Path, prefix: str, parcel: Parcel) -> None:
                 place.write_bytes(data)
 
     write_folder(path, fill)
-
-
-def _age(checkpoint: Path) -> tuple[int, int]:
-    step, _, again = checkpoint.name.removeprefix(STEP).partition(".")
-    return int(step), int(again or 0)

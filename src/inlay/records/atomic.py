@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -205,5 +206,14 @@ def remove(path: Path) -> None:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's contents."""
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_plain(path: Path) -> io.BufferedReader:
+    """An ordinary file, to be read. Pipes, devices and folders are an `OSError`, and not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is not an ordinary file", str(path))
+    return open(descriptor, "rb")

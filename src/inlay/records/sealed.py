@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inlay.records.atomic import write_json
+from inlay.records.atomic import open_plain, write_json
 
 SEAL = "checksum"
 MOST_BYTES = 2**26  # no JSON file that inlay writes comes near
@@ -47,18 +46,12 @@ def write_sealed(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of an ordinary file. Pipes, devices and folders are not waited for: an `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(0, "it is not an ordinary file", str(path))
-        if found.st_size > most:
-            raise OSError(0, f"it has {found.st_size:,} bytes where at most {most:,} are read", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
-    finally:
-        os.close(descriptor)
+    """The bytes of an ordinary file of a reasonable size; anything else is an `OSError`."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(0, f"it has {size:,} bytes where at most {most:,} are read", str(path))
+        return file.read(most)
 
 
 def parse(raw: bytes | str) -> Any:

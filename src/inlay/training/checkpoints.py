@@ -6,18 +6,21 @@
                               trainer_state.json      Transformers' own
                               progress.json           what we keep beside it: see progress.py
                               base.json               the fingerprint of the base model's weights
+                              seal.json               the digest of every one of these files: see records/steps.py
     checkpoints/best-00000080.safetensors             the best state so far, where early stopping may return to it
 
-A checkpoint is filled under another name and renamed when all of it is on disk, and the one before is removed only
-then: a kill at any moment leaves the last whole one. None is ever written over, as a folder cannot be replaced in one
-step: a second one of the same step (once with its evaluation to come, then with it done) is step-00000120.1, and so on.
+A checkpoint is filled under another name and renamed when all of it is on disk: a kill at any moment leaves the last
+whole one. The one before it stays, for a disk may spoil what it holds: a checkpoint that is not as it was written is
+passed over. The one before that is removed first, so that there is never room needed for three. None is ever written
+over, as a folder cannot be replaced in one step: a second one of the same step (once with its evaluation to come, then
+with it done) is step-00000120.1, and so on.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +30,52 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.trainer_callback import TrainerState
 
-from inlay.errors import InlayError
-from inlay.records.atomic import clear_leftovers, sync_file, sync_folder, write_folder, writing
+from inlay.errors import InlayError, first_line
+from inlay.records import steps
+from inlay.records.atomic import clear_leftovers, file_digest, open_plain, remove, write_file, write_folder, writing
+from inlay.records.sealed import parse, read_plain
+from inlay.records.steps import BEST, STEP
 
-TRAINED, OPTIMIZER = "trained.safetensors", "optimizer.safetensors"
-STEP, BEST = "step-", "best-"
+TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "trainer_state.json"
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints. `base` is the fingerprint of the model that is adapted."""
+    """The folder of a run's checkpoints. `base` is the fingerprint of the model that is adapted.
+
+    `passed_over` says, one line each, which checkpoints `latest` found damaged.
+    """
 
     def __init__(self, folder: Path, base: str) -> None:
         self.folder, self.base = folder, base
+        self.passed_over: list[str] = []
+        self._last: Path | None = None
 
     def latest(self) -> Path | None:
-        """The newest checkpoint, or None. Call it before writing any: it also sweeps up what a kill left half-done."""
+        """The newest checkpoint that is as it was written, or None. Call it before writing any: it also sweeps up what
+        a kill left half-done."""
         clear_leftovers(self.folder)
-        return max(self.folder.glob(f"{STEP}*"), key=_age, default=None)
+        self.passed_over = []
+        for checkpoint in reversed(steps.oldest_first(self.folder)):
+            wrong = steps.damage(checkpoint) or (None if steps.has_seal(checkpoint) else unreadable(checkpoint))
+            if wrong is None:
+                self._last = checkpoint
+                return checkpoint
+            self.passed_over.append(f"the checkpoint {checkpoint.name} is damaged and passed over: {wrong}")
+        return None
+
+    def news(self, checkpoint: Path | None) -> list[str]:
+        """What a person should know of the checkpoint that `latest` gave."""
+        told = list(self.passed_over)
+        if checkpoint is None and told:
+            told.append("no whole checkpoint is left: the run begins anew")
+        if checkpoint is not None and not steps.has_seal(checkpoint):
+            told.append(f"nothing vouches for {checkpoint.name}: an earlier inlay wrote it without digests")
+        return told
 
     def check_base(self, checkpoint: Path) -> None:
         """Refuse to go on from a checkpoint on top of other weights than it was trained with."""
-        known = load_json(checkpoint / "base.json")["fingerprint"]
+        with reading(checkpoint / "base.json"):
+            known = str(load_json(checkpoint / "base.json")["fingerprint"])
         if known != self.base:
             raise InlayError(
                 f"{checkpoint} was trained on a base model with other weights (fingerprint {known[:12]}, now "
@@ -64,7 +92,7 @@ class Checkpoints:
         plain: Mapping[str, Any],
         state: TrainerState,
     ) -> None:
-        """Write one checkpoint and remove those before it. `plain` are the JSON files by name."""
+        """Write one checkpoint; the one before it stays. `plain` are the JSON files by name."""
         tensors, rest = split_optimizer(optimizer)
 
         def fill(folder: Path) -> None:
@@ -72,42 +100,80 @@ class Checkpoints:
             save_tensors(tensors, folder / OPTIMIZER)
             for name, data in {**plain, "optimizer": rest, "base": {"fingerprint": self.base}}.items():
                 (folder / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
-            state.save_to_json(str(folder / "trainer_state.json"))
+            state.save_to_json(str(folder / STATE))
+            steps.seal(folder)
 
-        earlier = list(self.folder.glob(f"{STEP}*"))
-        again = max((_age(folder)[1] + 1 for folder in earlier if step_of(folder) == step), default=0)
-        write_folder(self.folder / (f"{STEP}{step:08d}" + f".{again}" * bool(again)), fill)
-        for folder in earlier:
-            shutil.rmtree(folder, ignore_errors=True)
+        last = [self._last] if self._last or self.passed_over else steps.oldest_first(self.folder)[-1:]
+        steps.prune(self.folder, keep=last, needed=steps.bests_in(plain.get("progress") or {}))
+        again = max(
+            (steps.age(each)[1] + 1 for each in steps.oldest_first(self.folder) if step_of(each) == step), default=0
+        )
+        target = self.folder / (f"{STEP}{step:08d}" + f".{again}" * bool(again))
+        write_folder(target, fill)
+        self._last = target
 
-    def write_best(self, step: int, trained: Mapping[str, Tensor], keep: str | None) -> str:
-        """Write the best state so far; its name. `keep` is the one that the last checkpoint knows."""
-        target = self.folder / f"{BEST}{step:08d}.safetensors"
-        temporary = target.with_name(f".tmp-{target.name}")
+    def write_best(
+        self, step: int, trained: Mapping[str, Tensor], *, needed: Collection[str] = (), start: str = BEST
+    ) -> dict[str, str]:
+        """Write the best state so far: its file's name and digest. Best states that neither a checkpoint nor the run
+        (`needed`) knows any more are removed. `start` is how the file's name begins."""
+        target = self.folder / f"{start}{step:08d}.safetensors"
         with writing(target):
             self.folder.mkdir(parents=True, exist_ok=True)
-            save_tensors(trained, temporary)
-            sync_file(temporary)
-            temporary.replace(target)
-            sync_folder(self.folder)
-        for older in self.folder.glob(f"{BEST}*"):
-            if older.name not in (target.name, keep):
-                older.unlink(missing_ok=True)
-        return target.name
+        write_file(target, lambda temporary: save_tensors(trained, temporary))
+        steps.prune(self.folder, keep=steps.oldest_first(self.folder), needed={target.name, *needed})
+        return {"file": target.name, "sha256": file_digest(target)}
+
+    def load_best(self, best: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Put a best state that `write_best` wrote into a model's tensors."""
+        path = self.folder / (best["file"] or f"{BEST}{best['step']:08d}.safetensors")
+        if path.is_file() and "sha256" in best and file_digest(path) != best["sha256"]:
+            raise InlayError(
+                f"{path} was changed after it was written, so that the run cannot go back to its best state. Give the "
+                "same command again: it goes on from a checkpoint before that."
+            )
+        copy_into(tensors, load_tensors(path), path)
 
     def remove(self) -> None:
         """Remove all checkpoints."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
 
 def step_of(checkpoint: Path) -> int:
     """The number of updates that a checkpoint was written after."""
-    return _age(checkpoint)[0]
+    return steps.age(checkpoint)[0]
 
 
-def _age(checkpoint: Path) -> tuple[int, int]:
-    step, _, again = checkpoint.name.removeprefix(STEP).partition(".")
-    return int(step), int(again or 0)
+def unreadable(checkpoint: Path) -> str | None:
+    """Why a checkpoint without a seal cannot be gone on from, as far as its files tell without one."""
+    try:
+        for path in sorted(checkpoint.glob("*.json")):
+            load_json(path)
+        for name in (TRAINED, OPTIMIZER):
+            load_tensors(checkpoint / name)
+        for name in steps.bests(checkpoint):
+            load_tensors(checkpoint.parent / name)
+        TrainerState.load_from_json(str(checkpoint / STATE))
+    except (InlayError, OSError, ValueError, TypeError, AttributeError) as error:
+        return first_line(error)
+    return None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While what a file says is put to use: what does not fit is an error that names the file."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if isinstance(error, InlayError):
+            raise
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: Exception) -> InlayError:
+    return InlayError(
+        f"{path} cannot be used ({first_line(error)}). Remove the folder {path.parent} to go on without it."
+    )
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -118,8 +184,9 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read tensors back, or say clearly that the file is not whole."""
     try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
+        with open_plain(path):  # safetensors would wait for a pipe
+            return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
         raise InlayError(
             f"{path} cannot be read ({error}). Remove the folder {path.parent} to start that run anew."
         ) from error
@@ -128,7 +195,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def load_json(path: Path) -> Any:
     """Read a JSON file of a checkpoint."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse(read_plain(path))
     except (OSError, ValueError) as error:
         raise InlayError(
             f"{path} cannot be read ({error}). Remove the folder {path.parent} to start that run anew."

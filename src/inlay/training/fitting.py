@@ -155,6 +155,8 @@ def fit(
     # The first process looks and the others are told: they must not disagree.
     checkpoint = gather(trainer.store.latest() if main else None)[0]
     resumed_from = None if checkpoint is None else step_of(checkpoint)
+    for line in trainer.store.news(checkpoint):
+        display.say(line)
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     kept: KeptSplit | None = None

@@ -20,14 +20,12 @@ from torch.utils.data import Dataset, Sampler
 
 from inlay.errors import InlayError
 from inlay.methods.multi_lora.losses import NO_LABEL, check_labels, row_losses, shifted, task_sums
-from inlay.records.atomic import sync_file, writing
-from inlay.training import checkpoints as files
+from inlay.records.steps import BEST_OF_TASK
 from inlay.training.padding import ALONG, parts
 from inlay.training.progress import Progress
 from inlay.training.trainer import InlayTrainer, NotFinite
 
 NAMES = "adapter_names"
-BEST = "task-"
 ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
 
 
@@ -271,7 +269,7 @@ class JointTrainer(InlayTrainer):
                     "step": self.state.global_step,
                     "value": value,
                     "metrics": {name.partition("/")[2]: each for name, each in own.items()},
-                    "file": self._write_best_of(task),
+                    **self._write_best_of(task),
                 }
                 continue
             entry["waited"] += 1
@@ -284,31 +282,21 @@ class JointTrainer(InlayTrainer):
     def _tensors_of(self, task: str) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.modes.trained_tensors().items() if f".{task}." in name}
 
-    def _write_best_of(self, task: str) -> str:
-        target = self.store.folder / f"{BEST}{task}-{self.state.global_step:08d}.safetensors"
-        temporary = target.with_name(f".tmp-{target.name}")
-        with writing(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            files.save_tensors(self._tensors_of(task), temporary)
-            sync_file(temporary)
-            temporary.replace(target)
-        return target.name
+    def _write_best_of(self, task: str) -> dict[str, str]:
+        needed = [name for each, entry in self.progress.tasks.items() if each != task for name in _best_file(entry)]
+        start = f"{BEST_OF_TASK}{task}-"
+        return self.store.write_best(self.state.global_step, self._tensors_of(task), needed=needed, start=start)
 
     def _load_best_of(self, task: str) -> None:
         best = self.progress.tasks[task].get("best")
         if best is not None:
-            path = self.store.folder / best["file"]
-            files.copy_into(self._tensors_of(task), files.load_tensors(path), path)
+            self.store.load_best(best, self._tensors_of(task))
 
     def load_best(self) -> None:
         """Go back to the best state of every task."""
         for task in self.tasks:
             self._load_best_of(task)
 
-    def save(self, *, evaluation_due: bool = False) -> None:
-        """Write a checkpoint of this moment; best states that neither it nor the run needs any more are removed."""
-        super().save(evaluation_due=evaluation_due)
-        needed = {entry["best"]["file"] for entry in self.progress.tasks.values() if "best" in entry}
-        for path in self.store.folder.glob(f"{BEST}*"):
-            if path.name not in needed:
-                path.unlink(missing_ok=True)
+
+def _best_file(entry: Mapping[str, Any]) -> list[str]:
+    return [entry["best"]["file"]] if "best" in entry else []

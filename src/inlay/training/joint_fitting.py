@@ -165,6 +165,8 @@ def fit_joint(
     pace.trainer = judge.trainer = trainer
     checkpoint = trainer.store.latest()
     resumed_from = None if checkpoint is None else step_of(checkpoint)
+    for line in trainer.store.news(checkpoint):
+        display.say(line)
     if resumed_from is not None:
         display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
     with interrupts, deterministic(plan.device), rounded_once(model, plan.dtype):

@@ -125,7 +125,6 @@ class InlayTrainer(Trainer):
         self._statistics_before: dict[str, Tensor] = {}
         self._mark = self._saved_at = time.perf_counter()
         self._save_cost = FIRST_GUESS
-        self._best_of_checkpoint: str | None = None
 
     def use(self, kept: KeptSplit) -> None:
         """Train from the trunk's kept output instead of the data themselves; before `train`."""
@@ -303,7 +302,7 @@ class InlayTrainer(Trainer):
                 "step": self.state.global_step,
                 "value": value,
                 "metrics": self.progress.validation,
-                "file": self._write_best(),
+                **self._write_best(),
             }
             return True
         self.progress.waited += 1
@@ -349,7 +348,6 @@ class InlayTrainer(Trainer):
                 },
                 state=self.state,
             )
-            self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
         self.accelerator.wait_for_everyone()
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - begin
@@ -357,46 +355,49 @@ class InlayTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.save()
 
-    def _write_best(self) -> str:
+    def _write_best(self) -> dict[str, str]:
         if not self.args.should_save:
-            return ""
-        return self.store.write_best(
-            self.state.global_step, self.modes.trained_tensors(), keep=self._best_of_checkpoint
-        )
+            return {"file": ""}
+        return self.store.write_best(self.state.global_step, self.modes.trained_tensors())
 
     def load_best(self) -> None:
         """Go back to the best state."""
         if self.progress.best is None:
             return
         self.accelerator.wait_for_everyone()
-        name = self.progress.best["file"] or f"{files.BEST}{self.progress.best['step']:08d}.safetensors"
-        path = self.store.folder / name
-        files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
+        self.store.load_best(self.progress.best, self.modes.trained_tensors())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / files.TRAINED
         self.store.check_base(path.parent)
         files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
-        self.progress = type(self.progress).from_json(files.load_json(path.with_name("progress.json")))
-        self.speed.blocks = self.progress.speed
-        self._best_of_checkpoint = None if self.progress.best is None else self.progress.best["file"]
+        with files.reading(path.with_name("progress.json")):
+            self.progress = type(self.progress).from_json(files.load_json(path.with_name("progress.json")))
+            self.speed.blocks = self.progress.speed
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             folder = Path(checkpoint)
             tensors = files.load_tensors(folder / files.OPTIMIZER)
-            self.optimizer.load_state_dict(files.join_optimizer(tensors, files.load_json(folder / "optimizer.json")))
-            self.lr_scheduler.load_state_dict(files.load_json(folder / "scheduler.json"))
+            with files.reading(folder / "optimizer.json"):
+                rest = files.load_json(folder / "optimizer.json")
+                self.optimizer.load_state_dict(files.join_optimizer(tensors, rest))
+            with files.reading(folder / "scheduler.json"):
+                self.lr_scheduler.load_state_dict(files.load_json(folder / "scheduler.json"))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(files.load_json(Path(checkpoint) / "scaler.json"))
+            path = Path(checkpoint) / "scaler.json"
+            with files.reading(path):
+                self.accelerator.scaler.load_state_dict(files.load_json(path))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            states = files.load_json(Path(checkpoint) / "random.json")
-            if self.args.process_index < len(states):
-                set_random_state(states[self.args.process_index])
+            path = Path(checkpoint) / "random.json"
+            with files.reading(path):
+                states = files.load_json(path)
+                if self.args.process_index < len(states):
+                    set_random_state(states[self.args.process_index])
 
     def _catch_up(self) -> None:
         """Take up, once, what was open when the checkpoint was written: the running loss, a missed evaluation."""
