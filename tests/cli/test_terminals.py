@@ -46,6 +46,7 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
                 (*TEXT, "--methods", "bias,biass")),
     "sweep": ("sweep.yaml --dry-run", "reviews.csv"),
     "predict": (("--run", RUN, "--input", "reviews.csv"), "--run nowhere --input reviews.csv"),
+    "evaluate": (("--run", RUN, "--data", "reviews.csv"), "--run nowhere --data reviews.csv"),
     "compress": ("--model decoder --prompt prompt.txt --out compressed --count 10 --length 6 --steps 2 --batch-size 4",
                  "--model decoder --prompt nowhere.txt --out compressed"),
     "reproduce": ("activation-prompts/lemma-1 --scale smoke", "activation-prompts/lema-1"),
