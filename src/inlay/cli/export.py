@@ -11,27 +11,42 @@ from inlay.cli import show
 
 
 def command(
-    adapter: Annotated[Path, typer.Option(help="A folder of several tasks: a run's, or its adapter folder.")],
-    task: Annotated[str, typer.Option(help="The task to export; as tasks, several, as in rte,sst2=new_name.")],
+    adapter: Annotated[
+        list[Path],
+        typer.Option(help="A run of multi-lora, or a folder of tasks. As tasks it may be repeated: they are joined."),
+    ],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The task to export; as tasks several, as in rte,sst2=new_name. Default: all. Given once for each "
+            "--adapter, each has its own."
+        ),
+    ] = None,
     to: Annotated[
-        str, typer.Option(help="The form: lora, PEFT's own adapter; tasks, an adapter folder again.")
+        str,
+        typer.Option(help="The form: lora, PEFT's own adapter; tasks, a folder to predict with and to serve."),
     ] = "lora",
     output: Annotated[Path | None, typer.Option(help="The new folder to write. Default: <task>-<form>, here.")] = None,
 ) -> None:
-    """Export one task of Multi-LoRA as a plain LoRA adapter of PEFT's, for whatever reads those.
+    """Export one task of Multi-LoRA as a plain LoRA adapter of PEFT's, or join the tasks of several runs in one folder.
 
-    The model is not needed: the shared factor is drawn again from the seed and written down beside the task's own.
-
-    As tasks, the named ones go into a new adapter folder, under new names where they are given: what is not named is
-    left out. The folder they come from stays as it is.
-
-    \b
-    inlay export --adapter runs/<id>/adapter --task rte --to lora
+    As lora, the model is not needed: the shared factor is drawn again from the seed and written down beside the task's
+    own. As tasks, runs on your own data and on named tasks are joined, under new names where they are given; where any
+    are named, the others are left out. They must have been trained on one base model, with the same settings of the
+    shared factor (r, seed) and the same --max-length. The folders they come from stay as they are.
 
     \b
-    inlay export --adapter runs/<id> --task rte,sst2=mood --to tasks --output mine
+    inlay export --adapter runs/<id> --to lora --output rte-lora
+
+    \b
+    inlay export --adapter runs/<reviews> --adapter runs/<mails> --to tasks --output mine
+    inlay predict --adapter mine requests.jsonl
+
+    \b
+    inlay export --adapter runs/<id> --task rte,sst2=mood --to tasks --output some
     """
     from inlay.workflow.export import export
 
     found = export(adapter, task, output, to=to, say=show.say)
-    show.say(f"{task} as {'a LoRA adapter' if to == 'lora' else to}: {found}")
+    named = ",".join(task) if task else ", ".join(map(str, adapter))
+    show.say(f"{named} as {'a LoRA adapter' if to == 'lora' else to}: {found}")

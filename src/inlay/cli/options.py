@@ -126,6 +126,14 @@ Pooling = Annotated[
         rich_help_panel=TRAINING,
     ),
 ]
+GroupByLength = Annotated[
+    bool,
+    typer.Option(
+        "--group-by-length",
+        help="Train on batches of texts that are about equally long: less padding, another order.",
+        rich_help_panel=TRAINING,
+    ),
+]
 Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=TRAINING)]
 Checkpointing = Annotated[
     bool, typer.Option("--gradient-checkpointing", help="Trade time for memory.", rich_help_panel=TRAINING)
@@ -193,6 +201,7 @@ SPEC: dict[str, tuple[Any, Any]] = {
     "evaluations": (Evaluations, None),
     "max_length": (MaxLength, None),
     "pooling": (Pooling, "auto"),
+    "group_by_length": (GroupByLength, False),
     "precision": (Precision, "auto"),
     "gradient_checkpointing": (Checkpointing, False),
     "trunk_cache": (TrunkCache, "auto"),

@@ -19,7 +19,8 @@ def command(
         str | None, typer.Option(help="A run's folder, or its name under --out (see `inlay runs list`).")
     ] = None,
     adapter: Annotated[
-        Path | None, typer.Option(help="A folder of several tasks, as `inlay tune --tasks` makes them.")
+        Path | None,
+        typer.Option(help="Several tasks: a run of `inlay tune --tasks`, or runs joined by `inlay export --to tasks`."),
     ] = None,
     input: Annotated[
         Path | None, typer.Option(help="With --run: new data, a file like the one it was trained on, or images.")

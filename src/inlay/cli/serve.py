@@ -14,7 +14,12 @@ from inlay.errors import InlayError
 
 
 def command(
-    adapter: Annotated[Path, typer.Option(help="A run's folder, or a folder of several tasks (`inlay tune --tasks`).")],
+    adapter: Annotated[
+        Path,
+        typer.Option(
+            "--adapter", "--run", help="A run's folder, or a folder of several tasks (`inlay export --to tasks`)."
+        ),
+    ],
     tasks: Annotated[str | None, typer.Option(help="Serve only these, as in rte,sst2. Default: all.")] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; others than loopback need a token.")

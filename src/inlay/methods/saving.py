@@ -298,6 +298,8 @@ def _restore_adapter(
     try:
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
+        if hasattr(config, "settle"):
+            config.settle(base_of(model), tensors)
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
         adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
     except InlayError:

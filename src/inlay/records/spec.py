@@ -26,7 +26,8 @@ class Spec:
     for so many examples (`amount`; where one of these or `max_steps` is given, the rest is the usual). Exactly one of
     `task` (a name), `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of
     several tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data
-    (proportional), equally (uniform), or by its rows to the power of 1 / `temperature`.
+    (proportional), equally (uniform), or by its rows to the power of 1 / `temperature`. `group_by_length` makes the
+    training batches of texts that are about equally long: less is padded, and the order is less random.
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
@@ -69,6 +70,7 @@ class Spec:
     sampling: str = "proportional"
     temperature: float = 1.0
     pooling: str = "auto"
+    group_by_length: bool = False
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -78,6 +80,8 @@ class Spec:
                 f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
                 f"data={self.data!r}); or several tasks (tasks={list(self.tasks)!r}). `inlay tasks` lists the names."
             )
+        if self.tasks and self.group_by_length:
+            raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
         if self.sampling not in SAMPLINGS:
             raise unknown("sampling", self.sampling, SAMPLINGS)
         if self.temperature != 1.0 and self.sampling != "temperature":
@@ -184,4 +188,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "sampling": ("proportional",),
     "temperature": (1.0,),
     "pooling": ("own", "auto"),  # what auto finds in a checkpoint is written in before
+    "group_by_length": (False,),
 }

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.records.store import Run, read_json
-from inlay.records.store import load as load_run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
-from inlay.workflow.answer_files import TASKS, facts_of
+from inlay.workflow.answer_files import JOIN, TASKS, facts_of, holds_one_task, place_of, run_of
 from inlay.workflow.predict import joined, restored
 
 if TYPE_CHECKING:
@@ -69,13 +68,15 @@ def host(
     folder = Path(adapter)
     if any((place / TASKS).is_file() for place in (folder, folder / "adapter")):
         return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
-    place = next((each for each in (folder, folder.parent) if (each / "spec.json").is_file()), None)
-    if place is None:
+    run = run_of(folder)
+    if run is None:
         raise InlayError(
-            f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or the adapter "
-            "folder of several tasks that `inlay tune --tasks` makes."
+            f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or a folder of "
+            f"several tasks, in which runs of multi-lora are joined: {JOIN}."
         )
-    return OneTask(load_run(place), model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
+    if holds_one_task(run):
+        return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
+    return OneTask(run, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
 
 
 class ManyTasks:
@@ -122,7 +123,7 @@ class ManyTasks:
         facts = facts_of(folder)
         if task not in facts["tasks"]:
             raise unknown(f"task of {folder}", task, facts["tasks"])
-        for key in ("method", "max_length", "precision"):
+        for key in ("method", "max_length", "precision", "pooling"):
             mine = getattr(self.tasks.spec, key)
             if facts[key] != mine:
                 raise InlayError(
@@ -132,7 +133,7 @@ class ManyTasks:
         schema = _schema(facts["tasks"][task])
         check_together({**self.schemas, task: schema, f"{task} ": schema})  # the second: one alone is never mixed
         read(self.method, folder, task)
-        note = folder / task / NOTE["peft"]
+        note = place_of(folder, task) / NOTE["peft"]
         if read_json(note).get("fingerprint") != self.tasks.fingerprint:
             raise InlayError(f"{task!r} in {folder} was trained on another base model than the one that is served.")
 
@@ -210,8 +211,8 @@ class OneTask:
     def _fixed(self) -> Refusal:
         return Refusal(
             409,
-            f"A run of {self.spec.method!r} is served, with its one task. Tasks come and go where a folder of several "
-            "is served, as `inlay tune --tasks` makes them.",
+            f"A run of {self.spec.method!r} is served, with its one task. Tasks come and go where runs of multi-lora "
+            "are served.",
         )
 
 

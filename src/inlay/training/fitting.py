@@ -33,7 +33,7 @@ from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_ten
 from inlay.training.display import Display
 from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
-from inlay.training.lengths import longest
+from inlay.training.lengths import longest, outlier
 from inlay.training.modes import Modes, unchanging
 from inlay.training.place import Place, gather
 from inlay.training.precision import rounded_once
@@ -113,6 +113,9 @@ def fit(
     kind = anatomy(model).kind if method.rates else None
     plan = plans.make(spec, method, len(train), kind, held_out=len(held_out))
     place = Place(plan.device, plan.dtype, plan.micro_batch)
+    lengths = getattr(train, "lengths", None)
+    if spec.group_by_length and lengths is None:
+        raise InlayError("group_by_length puts texts of one length together, and these are images: leave it out.")
     collate = task.collator(processor, model)
     memory = PeakMemory(model, plan.device)
     interrupts = Interrupts(stop)
@@ -145,8 +148,12 @@ def fit(
         patience=spec.early_stopping,
         checkpoint_seconds=checkpoint_seconds,
         callbacks=callbacks,
+        lengths=lengths if spec.group_by_length else None,
     )
     pace.trainer = trainer
+    if lengths is not None and (told_once := outlier(lengths, trainer.first_order(), plan.micro_batch)):
+        notes.append(told_once)
+        display.say(told_once)
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InlayError(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
@@ -39,6 +41,7 @@ from inlay.training import checkpoints as files
 from inlay.training.checkpoints import Checkpoints
 from inlay.training.evaluation import NotFinitePredictions, Scored, count_items
 from inlay.training.interrupts import Interrupted, Interrupts
+from inlay.training.lengths import grouped
 from inlay.training.modes import Modes
 from inlay.training.place import Stop, gather
 from inlay.training.plan import Plan
@@ -55,17 +58,20 @@ class NotFinite(InlayError):
 
 
 class EpochSampler(Sampler[int]):
-    """Every example once, in an order that follows from the seed and the epoch alone."""
+    """Every example once, in an order that follows from the seed and the epoch alone, and from the examples' `lengths`
+    where batches of so many are to be of one length."""
 
-    def __init__(self, length: int, seed: int) -> None:
+    def __init__(self, length: int, seed: int, lengths: np.ndarray | None = None, batch: int = 1) -> None:
         self.length, self.seed, self.epoch = length, seed, 0
+        self.lengths, self.batch = lengths, batch
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        return iter(torch.randperm(self.length, generator=generator).tolist())
+        order = torch.randperm(self.length, generator=generator).tolist()
+        return iter(order if self.lengths is None else grouped(order, self.lengths, self.batch, generator))
 
 
 class InlayTrainer(Trainer):
@@ -91,6 +97,7 @@ class InlayTrainer(Trainer):
         patience: int | None,
         checkpoint_seconds: float,
         callbacks: list[TrainerCallback],
+        lengths: np.ndarray | None = None,
     ) -> None:
         super().__init__(
             model=model, args=args, data_collator=collate, train_dataset=train_dataset, callbacks=callbacks
@@ -111,7 +118,8 @@ class InlayTrainer(Trainer):
         self.replay: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]]] = nullcontext
         self.progress = Progress()
         self.speed = Speed(plan.total_steps)
-        self._sampler = EpochSampler(len(train_dataset), args.seed)
+        update = plan.micro_batch * args.gradient_accumulation_steps * plan.world
+        self._sampler = EpochSampler(len(train_dataset), args.seed, lengths, update)
         self._shifted = shifted
         self._caught_up = False
         self._in_eval_mode = True
@@ -136,7 +144,9 @@ class InlayTrainer(Trainer):
 
     def first_order(self) -> list[int]:
         """The examples in the order of the first epoch."""
-        return list(EpochSampler(len(self._sampler), self.args.seed))
+        sampler = copy.copy(self._sampler)
+        sampler.epoch = 0
+        return list(sampler)
 
     # ---- one update
 

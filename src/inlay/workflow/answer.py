@@ -1,12 +1,13 @@
 """Let the tasks of one adapter folder answer requests, rows of different tasks in one pass.
 
-The folder is what `inlay tune --tasks` leaves: an adapter for each task, and `tasks.json` with what predicting needs.
+The folder is what `inlay tune --tasks` leaves, or `inlay export --to tasks`: an adapter for each task, and `tasks.json`
+with what predicting needs; or a run of one task by multi-lora.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -216,11 +217,12 @@ def told_of(failed: Mapping[str, str], names: Iterable[str]) -> list[str]:
     return [f"{name} failed in training: {failed[name]}" for name in names if name in failed]
 
 
-def task_of(given: Any, known: Iterable[str], number: int, source: str) -> str:
-    """The task that a request names; an error where it is none of the known ones, or could not be sent back."""
+def task_of(given: Any, known: Collection[str], number: int, source: str) -> str:
+    """The task that a request names (it need not where there is one); an error where it is none of the known ones, or
+    the request could not be sent back."""
     if not isinstance(given, Mapping):
         raise InlayError(f"{source}, line {number}: give an object with a {TASK!r} and the task's fields.")
-    task = given.get(TASK)
+    task = given.get(TASK, next(iter(known)) if len(known) == 1 else None)
     if not isinstance(task, str) or task not in known:
         raise unknown(f"task in {source}, line {number}", str(task), known)
     if (wrong := unsayable(given)) is not None:

@@ -1,20 +1,25 @@
-"""An adapter folder of several tasks, as it lies on disk: found, and checked before anything of it is believed.
+"""An adapter folder of tasks, as it lies on disk: found, and checked before anything of it is believed.
 
 `tasks.json` says what each task reads and what its outputs mean, so it is worth as much as the weights. It carries a
 checksum of itself, and where the folder belongs to a finished run that run's record has the digest of every file.
+
+A run of one task by a method that mixes tasks (multi-lora) is a folder of one: its record says what `tasks.json` would.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError
 from inlay.records.spec import POOLINGS
-from inlay.records.store import checksum, load, read_json
+from inlay.records.store import Run, checksum, load, read_json
 
 TASKS = "tasks.json"
+MIXES = "multi-lora"  # the method whose tasks share a model and a batch
+CONFIG = "adapter_config.json"
 TYPES: dict[str, type | tuple[type, ...]] = {
     "method": str,
     "model": str,
@@ -28,22 +33,83 @@ TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def located(folder: Path) -> Path:
-    """The folder with the adapters: itself, or that of a run."""
+    """The folder with the adapters: itself, or that of a run of several tasks or of one that can be mixed."""
     found = next((place for place in (folder, folder / "adapter") if (place / TASKS).is_file()), None)
-    if found is None:
+    if found is not None:
+        return found
+    run = run_of(folder)
+    if run is not None and holds_one_task(run):
+        return run.adapter
+    if run is not None and not run.spec.tasks:
         raise InlayError(
-            f"{folder} holds no adapters of several tasks (it has no {TASKS}). `inlay tune --tasks ...` makes them; "
-            "for a run of one task give --run."
+            f"The run {run.id} is of the method {run.spec.method!r}, whose task is never mixed with others. "
+            f"`inlay predict --run {run.folder}` predicts with it and `inlay serve --adapter {run.folder}` serves it. "
+            f"To mix, train each task with --method {MIXES} (--data or --task) and join the runs: {JOIN}."
         )
-    return found
+    raise InlayError(
+        f"{folder} holds no tasks: it has no {TASKS}, and is no finished run. Give the folder of a run that "
+        f"`inlay tune --method {MIXES}` made (`inlay runs list` shows them), or one in which such runs are joined: "
+        f"{JOIN}."
+    )
+
+
+JOIN = "`inlay export --adapter <run> --adapter <run> --to tasks --output <folder>`"
+
+
+def run_of(folder: Path) -> Run | None:
+    """The run that a folder is, or is the adapter of; None where there is none."""
+    place = next((each for each in (folder, folder.resolve().parent) if (each / "spec.json").is_file()), None)
+    return None if place is None else load(place)
+
+
+def holds_one_task(run: Run) -> bool:
+    """Whether a run has one task that can be mixed with those of others."""
+    return run.spec.method == MIXES and not run.spec.tasks
+
+
+def place_of(folder: Path, task: str) -> Path:
+    """Where the files of a task lie in an adapter folder: in one of its name; those of a single run, in the folder."""
+    return folder / task if (folder / task / CONFIG).is_file() else folder
+
+
+def facts_of_run(run: Run) -> dict[str, Any]:
+    """What `tasks.json` would say of a run of one task."""
+    run.verify()
+    spec, schema = run.spec, run.record["task"]["schema"]
+    _, batch_size = spec.amount()
+    return {
+        "method": spec.method,
+        "model": spec.model,
+        "revision": spec.revision,
+        "trust_remote_code": spec.trust_remote_code,
+        "max_length": spec.max_length,
+        "precision": spec.precision,
+        "pooling": "own" if spec.pooling == "auto" else spec.pooling,
+        "batch_size": max(1, batch_size // spec.gradient_accumulation),
+        "tasks": {task_name(str(schema["name"]), run.adapter): schema},
+        "failed": {},
+    }
+
+
+def task_name(name: str, folder: Path) -> str:
+    """The name of a task as an adapter can have it: a word of letters, digits and underscores that names no part of
+    the model."""
+    word = re.sub(r"\W", "_", name.rpartition("/")[2])
+    config = read_json(folder / CONFIG)
+    places = [*(config.get("places") or ()), *(config.get("modules_to_save") or ())]
+    taken = {"default", *(part for place in places for part in place.split("."))}
+    return f"task_{word}" if word in taken or not word.isidentifier() else word
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
     """What `tasks.json` says; an error where it, or a file of the run that the folder belongs to, is not as written.
 
-    A folder from before there was a checksum is believed only as part of its run.
+    A folder from before there was a checksum is believed only as part of its run. Of a run of one task, its record says
+    the same.
     """
     path = folder / TASKS
+    if not path.is_file() and (run := run_of(folder)) is not None and holds_one_task(run):
+        return facts_of_run(run)
     in_run = verify_run(folder)
     facts = read_json(path)
     if "checksum" in facts:

@@ -1,4 +1,4 @@
-"""Give saved tasks away: one in a form that other programs read, or some of a folder, by other names, in a new one.
+"""Give saved tasks away: one in a form that other programs read, or those of several runs together in a new folder.
 
 What is there already is never changed: a finished run's record has the digest of each of its files.
 """
@@ -6,55 +6,85 @@ What is there already is never changed: a finished run's record has the digest o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.store import checksum, read_json
 from inlay.workflow.answer import told_of
-from inlay.workflow.answer_files import TASKS, facts_of, located, verify_run
+from inlay.workflow.answer_files import MIXES, TASKS, facts_of, located, place_of, verify_run
+from inlay.workflow.telling import Say, heard
 
 FORMS = ("lora", "tasks")
-METHOD = "multi-lora"
+ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
+SHARED = ("r", "rank_pattern", "seed", "init", "fused")  # what shapes or draws the A's that all tasks share
+FILES = ("adapter_config.json", "adapter_model.safetensors", "inlay.json", "README.md")
+EACH = "give one --task for each --adapter, in their order, as in --task reviews=mood"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A task of an adapter folder, what that folder says, and the name it is to have."""
+
+    folder: Path
+    facts: dict[str, Any]
+    old: str
+    new: str
 
 
 def export(
-    adapter: Path | str,
-    task: str,
+    adapter: Path | str | Sequence[Path | str],
+    task: str | Sequence[str] | None = None,
     output: Path | str | None = None,
     *,
     to: str = "lora",
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
 ) -> Path:
-    """Write tasks of an adapter folder into the new folder `output`, by default <task>-<form>.
+    """Write tasks of adapter folders into the new folder `output`, by default <task>-<form>.
 
-    `adapter` is the folder of a run of several tasks, its `adapter` folder, or one that `save` wrote. As `lora`, one
-    task is a plain LoRA adapter of PEFT's. As `tasks`, the named ones (`rte,sst2=mood`: sst2 by another name) are an
-    adapter folder again. No model is loaded: a task remembers what its shared factor is drawn from. `say` is told of
-    tasks that failed in training; an adapter folder keeps that in mind, a LoRA adapter has no place for it.
+    `adapter` is a run of multi-lora (of several tasks or of one), its `adapter` folder, or one that `save` or this
+    wrote; as `tasks` there may be several. As `lora`, one task is a plain LoRA adapter of PEFT's. As `tasks`, those of
+    all adapter folders are joined in one, or only the named ones (`rte,sst2=mood`: sst2 by another name); a list of
+    several such texts has one for each folder, in their order. No model is loaded: a task remembers what its shared
+    factor is drawn from. `say` is told of tasks that failed in training; an adapter folder keeps that in mind, a LoRA
+    adapter has no place for it.
     """
     if to not in FORMS:
         raise unknown("form to export to", to, FORMS)
-    target = Path(f"{task.replace('=', '-').replace(',', '-')}-{to}" if output is None else output)
+    folders = [Path(adapter)] if isinstance(adapter, (str, Path)) else [Path(each) for each in adapter]
+    names = [task] if isinstance(task, str) else list(task or ())
+    if not folders or (len(names) > 1 and len(names) != len(folders)):
+        raise InlayError(f"There are {len(folders)} adapter folders and {len(names)} lists of tasks: {EACH}.")
+    called = "-".join(names).replace("=", "-").replace(",", "-") or "joined"
+    target = Path(f"{called}-{to}" if output is None else output)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InlayError(f"{target} is there already: give the name of a new folder.")
-    say = say or (lambda line: None)
     if to == "tasks":
-        return _as_tasks(Path(adapter), task.split(","), target, say)
-    return _as_lora(Path(adapter), task, target, say)
+        return _as_tasks(folders, names, target, heard(say))
+    if len(folders) > 1:
+        raise InlayError(
+            f"A LoRA adapter holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
+        )
+    return _as_lora(folders[0], names[0] if names else None, target, heard(say))
 
 
-def _as_lora(folder: Path, task: str, target: Path, say: Callable[[str], None]) -> Path:
+def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], None]) -> Path:
     from inlay.methods.multi_lora.exchange import to_lora
     from inlay.methods.saving import read
 
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
     names = sorted(place.name for place in folder.glob("*") if (place / "adapter_config.json").is_file())
     if names and task not in names:
-        raise unknown("task", task, names)
+        if task is None and len(names) > 1:
+            raise InlayError(f"{folder} holds several tasks: choose one with --task, of {', '.join(names)}.")
+        if task is not None:
+            raise unknown("task", task, names)
+    task = task or (names[0] if names else "default")
     verify_run(folder)
-    config, tensors = read(METHOD, folder, task)
+    config, tensors = read(MIXES, folder, task)
     if (folder / TASKS).is_file():  # one that `save` wrote has none
         for line in told_of(read_json(folder / TASKS).get("failed") or {}, [task]):
             say(line)
@@ -66,36 +96,110 @@ def _as_lora(folder: Path, task: str, target: Path, say: Callable[[str], None]) 
     return target
 
 
-def _as_tasks(folder: Path, wanted: Iterable[str], target: Path, say: Callable[[str], None]) -> Path:
-    from inlay.methods.saving import read
-
-    folder = located(folder)
-    facts = facts_of(folder)
-    names: dict[str, str] = {}  # by their new ones
-    for each in wanted:
-        old, _, new = (part.strip() for part in each.partition("="))
-        new = new or old
-        if old not in facts["tasks"]:
-            raise unknown("task", old, facts["tasks"])
-        if new in names:
-            raise InlayError(f"Two tasks would be called {new!r}: give each a name of its own, as in rte={new}2.")
-        config, _ = read(facts["method"], folder, old)
-        parts = {part for place in getattr(config, "places", None) or () for part in place.split(".")}
-        if not new.isidentifier() or new == "default" or new in parts:
-            raise InlayError(
-                f"{new!r} cannot be a task's name: take a word of letters, digits and underscores that names no part "
-                "of the model."
-            )
-        names[new] = old
-    for line in told_of(facts["failed"], names.values()):
-        say(line)
+def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Callable[[str], None]) -> Path:
+    held = [(folder, facts_of(folder)) for folder in map(located, folders)]
+    if len(names) > 1:
+        chosen = [each for pair, own in zip(held, names, strict=True) for each in _choose([pair], own)]
+    else:
+        chosen = _choose(held, names[0] if names else None)
+    _check_names(chosen)
+    _check_joinable(chosen)
+    failed = {each.new: each.facts["failed"][each.old] for each in chosen if each.old in each.facts["failed"]}
+    for each in chosen:
+        for line in told_of(each.facts["failed"], [each.old]):
+            say(line)
 
     def fill(place: Path) -> None:
-        for new, old in names.items():
-            shutil.copytree(folder / old, place / new)
-        failed = {new: facts["failed"][old] for new, old in names.items() if old in facts["failed"]}
-        kept = facts | {"tasks": {new: facts["tasks"][old] for new, old in names.items()}, "failed": failed}
+        for each in chosen:
+            _copy(each, place / each.new)
+        kept = chosen[0].facts | {
+            "tasks": {each.new: each.facts["tasks"][each.old] for each in chosen},
+            "failed": failed,
+            "batch_size": min(each.facts["batch_size"] for each in chosen),
+            "trust_remote_code": any(each.facts["trust_remote_code"] for each in chosen),
+        }
         write_json(place / TASKS, kept | {"checksum": checksum(kept)})
 
     write_folder(target, fill)
     return target
+
+
+def _choose(held: Sequence[tuple[Path, dict[str, Any]]], wanted: str | None) -> list[Chosen]:
+    """The tasks that a list of names means among those of some folders; None means all."""
+    every = [Chosen(folder, facts, name, name) for folder, facts in held for name in facts["tasks"]]
+    if wanted is None:
+        return every
+    found = []
+    for each in wanted.split(","):
+        old, _, new = (part.strip() for part in each.partition("="))
+        own = [task for task in every if task.old == old]
+        if not own:
+            raise unknown("task", old, [task.old for task in every])
+        if len(own) > 1:
+            raise InlayError(f"{old!r} is a task of {len(own)} of the adapter folders: {EACH}.")
+        found.append(Chosen(own[0].folder, own[0].facts, old, new or old))
+    return found
+
+
+def _check_names(chosen: Sequence[Chosen]) -> None:
+    """An error where two tasks would have one name, or one a name that no adapter can have."""
+    from inlay.methods.saving import read
+
+    for number, each in enumerate(chosen):
+        if each.new in [other.new for other in chosen[:number]]:
+            raise InlayError(
+                f"Two tasks would be called {each.new!r}: give each a name of its own, as in {each.old}={each.new}2"
+                + (f" ({EACH})." if len({other.folder for other in chosen}) > 1 else ".")
+            )
+        config, _ = read(each.facts["method"], each.folder, each.old)
+        parts = {part for place in getattr(config, "places", None) or () for part in place.split(".")}
+        if not each.new.isidentifier() or each.new == "default" or each.new in parts:
+            raise InlayError(
+                f"{each.new!r} cannot be a task's name: take a word of letters, digits and underscores that names no "
+                "part of the model."
+            )
+
+
+def _check_joinable(chosen: Sequence[Chosen]) -> None:
+    """An error where tasks could not share a model and a batch, before anything is written."""
+    from inlay.methods.saving import read
+    from inlay.tasks import TaskSchema
+    from inlay.training.joint_fitting import check_together
+
+    if len({each.folder for each in chosen}) < 2:
+        return
+    first, *others = chosen
+    check_together({each.new: TaskSchema.from_json(each.facts["tasks"][each.old]) for each in chosen})
+    config, _ = read(first.facts["method"], first.folder, first.old)
+    base = _fingerprint(first)
+    for each in others:
+        if _fingerprint(each) != base:
+            raise InlayError(
+                f"{each.old!r} ({each.facts['model']}) and {first.old!r} ({first.facts['model']}) were trained on "
+                "different base models: only tasks of one model can be joined."
+            )
+        own, _ = read(each.facts["method"], each.folder, each.old)
+        found = [(key, each.facts[key], first.facts[key]) for key in ALIKE]
+        found += [(key, getattr(own, key), getattr(config, key)) for key in SHARED]
+        for key, mine, theirs in found:
+            if mine != theirs:
+                raise InlayError(
+                    f"{each.old!r} was trained with {key}={mine!r} and {first.old!r} with {key}={theirs!r}: tasks that "
+                    f"share a model need the same {', '.join((*ALIKE[1:], *SHARED))}. Train one of them again."
+                )
+
+
+def _fingerprint(each: Chosen) -> Any:
+    return read_json(place_of(each.folder, each.old) / "inlay.json").get("fingerprint")
+
+
+def _copy(each: Chosen, target: Path) -> None:
+    """A task's files, whether they lie in a folder of its name or, as those of a run of one task, among others."""
+    source = place_of(each.folder, each.old)
+    if source != each.folder:
+        shutil.copytree(source, target)
+        return
+    target.mkdir()
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copy2(source / name, target / name)

@@ -11,6 +11,8 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.records.versions import versions
+from inlay.tasks import files
+from inlay.workflow.answer_files import JOIN
 from inlay.workflow.tune import (
     Say,
     check_layers,
@@ -108,6 +110,13 @@ def check_method(spec: Spec) -> None:
             f"--tasks trains several tasks in mixed batches, which the method {spec.method!r} cannot. Use multi-lora, "
             "or one run a task: --task."
         )
+    for name in spec.tasks:
+        if files.suffix(Path(name)) in files.TABLES or Path(name).expanduser().exists():
+            raise InlayError(
+                f"--tasks takes names of tasks (`inlay tasks`), and {name!r} is data of your own. Train each of your "
+                f"tasks by itself, with --data {name} --method {spec.method}, and join the runs: {JOIN}. Joined, they "
+                "are predicted and served together."
+            )
 
 
 def _of_one(spec: Spec, name: str) -> Spec:

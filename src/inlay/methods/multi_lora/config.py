@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peft.utils.peft_types import PeftType
+from torch import Tensor, nn
 
 from inlay.errors import InlayError, unknown
 from inlay.methods.config import InlayConfig
 from inlay.methods.multi_lora.shared import INITS
+from inlay.methods.plain import WRAPPED
 
 SLICES = ("query", "key", "value")
 
@@ -50,6 +53,14 @@ class MultiLoraConfig(InlayConfig):
     checksum: str | None = field(
         default=None, metadata={"help": "Filled in: what the A's hash to. Another one on loading is an error."}
     )
+
+    def settle(self, base: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Take from the saved head how many outputs a task has that does not say: it was trained alone, on a base model
+        with as many, and may now come into one that has others."""
+        from inlay.methods.multi_lora.exchange import outputs_of
+
+        if self.num_labels is None:
+            self.num_labels = outputs_of(base, {name.removeprefix(WRAPPED): each for name, each in tensors.items()})
 
     @property
     def was_saved(self) -> bool:

@@ -7,6 +7,7 @@ becomes a task. Of a fused projection the s adapted parts become one LoRA of ran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
         lora_dropout=lora.lora_dropout,
         target_modules=sorted(found),
         modules_to_save=lora.modules_to_save,
-        num_labels=_outputs(model, heads),
+        num_labels=outputs_of(model, heads),
         newly_initialised=config.newly_initialised,
         task_type=config.task_type,
     )
@@ -211,8 +212,8 @@ def _factor(layer: Any, b: Tensor, name: str, folder: Path) -> Tensor:
     return torch.stack(found)
 
 
-def _outputs(model: Any, heads: dict[str, Tensor]) -> int | None:
-    """How many outputs the head of a LoRA has, by the layer that gives the base model's own."""
+def outputs_of(model: Any, heads: Mapping[str, Tensor]) -> int | None:
+    """How many outputs a saved head has, by the layer that gives the base model's own."""
     base = base_of(model)
     name = output_layer({name: module for name, module in plain_modules(base) if f"{name}.weight" in heads}, base)
     return None if name is None else len(heads[f"{name}.weight"])
