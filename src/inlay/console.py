@@ -1,10 +1,16 @@
-"""What is printed for a person: text that cannot steer the terminal, and whether the terminal is to be coloured."""
+"""What is printed for a person: text that cannot steer the terminal, whether there is colour, and how far work is."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
+import time
+from collections.abc import Callable
 from typing import TextIO
+
+# Of lines that say how far work has come: the seconds between two of them, at least; more, the longer it takes.
+APART, GROWTH = 10.0, 0.05
 
 # What a terminal obeys instead of showing (but for the line's end and the tab), what changes the order in which text
 # is read, and halves of characters, which cannot be written at all. Zero-width joiners belong to some scripts and stay.
@@ -26,6 +32,11 @@ def written_out(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x7F else f"\\u{code:04x}"
 
 
+def tell(line: str) -> None:
+    """A line of news on stderr: a result on stdout can be piped."""
+    print(visible(line), file=sys.stderr, flush=True)
+
+
 def can_redraw(stream: TextIO) -> bool:
     """Whether a line that was written to this stream can be written over: a terminal, and not a dumb one."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -34,3 +45,40 @@ def can_redraw(stream: TextIO) -> bool:
 def has_colour(stream: TextIO) -> bool:
     """Whether text on this stream may be coloured or bold. NO_COLOR (https://no-color.org) forbids both."""
     return can_redraw(stream) and not os.environ.get("NO_COLOR")
+
+
+class Pace:
+    """How far work has come, in words: for where no bar can be drawn (a pipe, a log, a dumb terminal).
+
+    `done` is what was done before it began, and costs no time now.
+    """
+
+    def __init__(
+        self, total: float, units: str, *, done: float = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.total, self.units, self.before, self._clock = total, units, done, clock
+        self._began = self._told = clock()
+
+    def line(self, done: float) -> str | None:
+        """The share, the count and the time left, if it is time to say them again."""
+        now = self._clock()
+        if not self.before < done < self.total or now - self._told < max(APART, GROWTH * (now - self._began)):
+            return None
+        self._told = now
+        count = f"{done:,.0f}" if done == int(done) else f"{done:,.1f}"
+        return f"{done / self.total:.0%}: {count} of {self.total:,.0f} {self.units}{self.left(done)}"
+
+    def left(self, done: float) -> str:
+        """The time that the rest takes at this pace, after a comma; empty before anything can be told."""
+        if not self.before < done < self.total:
+            return ""
+        each = (self._clock() - self._began) / (done - self.before)
+        return f", about {duration(each * (self.total - done))} left"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

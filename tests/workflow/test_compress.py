@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import zoo
 from checkpoints import write_tokenizer
+from inlay import console
 from inlay.cli.app import app
 from inlay.errors import InlayError
 from inlay.training import distil
-from inlay.workflow import compress as workflow
 from inlay.workflow.compress import Options, compress, parted, split
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -116,7 +116,7 @@ def test_what_may_be_lost_is_said(decoder: Path, tmp_path: Path) -> None:
 def test_without_a_terminal_it_says_how_far_it_is(
     decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each stage at its start and its end, and at most ten times on the way; nothing more often than it should."""
+    """Each stage at its start and its end, and on the way as often as `inlay.console.Pace` finds right."""
     options = Options(steps=25, texts=10, length=6, batch_size=4, learning_rate=1e-2)
     said: list[str] = []
     compress(str(decoder), PROMPT, tmp_path / "a", options=options, say=said.append)
@@ -130,10 +130,14 @@ def test_without_a_terminal_it_says_how_far_it_is(
         assert len(lines) == 2, "seconds of work need no more"
     assert "training loss" in told[-1]
     assert "divergence" not in "".join(told), "the table has one, of other texts"
-    monkeypatch.setattr(workflow, "APART", 0.0)
+    monkeypatch.setattr(console, "APART", 0.0)
+    monkeypatch.setattr(console, "GROWTH", 0.0)
     compress(str(decoder), PROMPT, tmp_path / "b", options=options)
     steps = [line for line in capsys.readouterr().err.splitlines() if " of 25 steps" in line]
-    assert [line.split(",")[0] for line in steps] == [f"distilling: {done} of 25 steps" for done in range(3, 25, 3)]
+    assert [line.split(",")[0] for line in steps] == [
+        f"distilling: {done / 25:.0%}: {done} of 25 steps" for done in range(1, 25)
+    ]
+    assert all(" s left" in line for line in steps)
     compress(str(decoder), PROMPT, tmp_path / "c", options=options, progress=False)
     assert "distilling" not in capsys.readouterr().err
 

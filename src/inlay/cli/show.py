@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inlay.console import has_colour, visible
+from inlay.console import has_colour, tell, visible
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
@@ -106,7 +106,7 @@ def in_blocks(columns: Sequence[str], rows: Sequence[Sequence[str]], *, names: i
 def say(line: str) -> None:
     """One line of news, on stderr: results on stdout can be piped. Control characters in it are made visible."""
     if SPEAKS:
-        print(visible(line), file=sys.stderr, flush=True)
+        tell(line)
 
 
 def answer(line: str) -> None:
@@ -117,7 +117,7 @@ def answer(line: str) -> None:
 
 def mistake(error: BaseException) -> None:
     """What is wrong with what was asked, on stderr; every process says so, as each of them ends."""
-    print(visible(f"Error: {error}"), file=sys.stderr, flush=True)
+    tell(f"Error: {error}")
 
 
 def nothing(line: str) -> None:

@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from inlay.console import can_redraw, has_colour, tell
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -67,11 +69,13 @@ class LiveCurves(AbstractContextManager["LiveCurves"]):
         self.title, self.every, self._last = title, every, 0.0
         self._latest: Mapping[str, Points] = {}
         self._live: Live | None = None
-        if sys.stderr.isatty():
+        if can_redraw(sys.stderr):
             from rich.console import Console
             from rich.live import Live
 
-            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False)
+            colours: Literal["auto"] | None = "auto" if has_colour(sys.stderr) else None
+            console = Console(stderr=True, highlight=False, color_system=colours)
+            self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> LiveCurves:
         if self._live is not None:
@@ -90,7 +94,7 @@ class LiveCurves(AbstractContextManager["LiveCurves"]):
             return
         at = max((xs[-1] for xs, _ in curves.values() if xs), default=0)
         told = ", ".join(f"{name} {ys[-1]:.4g}" for name, (_, ys) in curves.items() if ys)
-        print(f"{self.title}: step {at:g}: {told}", file=sys.stderr, flush=True)
+        tell(f"{self.title}: step {at:g}: {told}")
 
     def __exit__(self, *error: object) -> None:
         if self._latest:

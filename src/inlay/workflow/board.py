@@ -1,4 +1,4 @@
-"""What a person sees of many runs: one bar over all of them on a terminal, elsewhere one line a run."""
+"""What a person sees of many runs: one bar over all of them on a terminal, elsewhere a line a run and some between."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 from tqdm import tqdm
 
+from inlay.console import Pace, can_redraw, tell, visible
 from inlay.engines.job import Listener, Outcome
 from inlay.workflow.explain import bars_aside
 from inlay.workflow.tune import Say
@@ -19,11 +20,12 @@ class Board(Listener, AbstractContextManager["Board"]):
     """Follows the runs called `names`. The bar grows with their updates, so that it moves while a run is long."""
 
     def __init__(self, names: Sequence[str], *, show: bool, say: Say | None = None) -> None:
-        self.names, self.lines, self._say = names, show and not sys.stderr.isatty(), say
+        bar = show and can_redraw(sys.stderr)
+        self.names, self.lines, self._say = [visible(name) for name in names], show and not bar, say
         self.ended = 0
         self._part: dict[int, float] = {}
         self._told: set[str] = set()
-        bar = show and sys.stderr.isatty()
+        self._pace = Pace(len(names), "runs")
         self._bar = tqdm(total=len(names), desc="runs", leave=False, bar_format=FORMAT) if bar else None
 
     def begin(self, number: int) -> None:
@@ -49,18 +51,22 @@ class Board(Listener, AbstractContextManager["Board"]):
         if outcome.status == "busy":
             return
         self.ended += 1
-        self._draw()
+        self._pace.before += not outcome.made  # found, not made: it took no time
         what = outcome.status if outcome.made or outcome.status != "finished" else "found finished"
         line = f"[{self.ended}/{len(self.names)}] {self.names[number]}: {what}"
         line += f" ({outcome.seconds:.1f} s)" if outcome.made else ""
         line += f": {outcome.error}" if outcome.error else ""
         if self.lines or (outcome.error and self._bar is not None):
             with bars_aside():
-                print(line, file=sys.stderr, flush=True)
+                tell(line)
+        self._draw()
 
     def _draw(self) -> None:
+        done = self.ended + sum(self._part.values())
+        if self.lines and (line := self._pace.line(done)):
+            tell(line)
         if self._bar is not None:
-            self._bar.n = self.ended + sum(self._part.values())
+            self._bar.n = done
             self._bar.set_postfix_str(" | ".join(self.names[number] for number in self._part))
 
     def __exit__(self, *error: object) -> None:

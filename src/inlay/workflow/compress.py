@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.console import Pace, can_redraw, tell
 from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.spec import PRECISIONS
@@ -32,7 +33,6 @@ PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth of the others chooses when training was at its best
 LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
-LINES, APART = 10, 10.0  # where there is no terminal: lines a stage at most, and seconds between them at least
 SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to go on with, their tokens that are given, tokens to write
 HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
 
@@ -318,12 +318,12 @@ class _Bar:
         from tqdm import tqdm
 
         self.name, self.units, self.total, self.done = name, units, total, 0
-        terminal = sys.stderr.isatty()
-        self.lines, self.loss = show and not terminal, ""
-        self.bar = tqdm(total=total, desc=name, unit=f" {units}", leave=False, disable=not (show and terminal))
+        drawn = show and can_redraw(sys.stderr)
+        self.lines, self.loss = show and not drawn, ""
+        self.bar = tqdm(total=total, desc=name, unit=f" {units}", leave=False, disable=not drawn)
 
     def __enter__(self) -> Callable[..., None]:
-        self.began = self.said = time.monotonic()
+        self.began, self.pace = time.monotonic(), Pace(self.total, self.units)
         self._say(f"{self.total:,} {self.units}")
         return self._tick
 
@@ -333,19 +333,17 @@ class _Bar:
             self._say(f"done in {time.monotonic() - self.began:.1f} s{self.loss}")
 
     def _tick(self, loss: float | None = None, count: int = 1) -> None:
-        before, self.done = self.done, self.done + count
+        self.done += count
         if loss is not None:
             self.loss = f", training loss {loss:.3f}"  # of one batch; the divergence in the table is of held-out texts
             self.bar.set_postfix_str(self.loss.lstrip(", "), refresh=False)
         self.bar.update(count)
-        tenth = math.ceil(self.total / LINES)
-        if before // tenth < self.done // tenth and self.done < self.total and time.monotonic() - self.said >= APART:
-            self.said = time.monotonic()
-            self._say(f"{self.done:,} of {self.total:,} {self.units}{self.loss}")
+        if line := self.pace.line(self.done):
+            self._say(f"{line}{self.loss}")
 
     def _say(self, line: str) -> None:
         if self.lines:
-            print(f"{self.name}: {line}", file=sys.stderr, flush=True)
+            tell(f"{self.name}: {line}")
 
 
 def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:

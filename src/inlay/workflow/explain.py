@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from inlay.console import Pace, can_redraw, tell, visible
 from inlay.records.spec import Spec
 from inlay.records.versions import versions
 
@@ -87,24 +88,29 @@ def bars_aside() -> AbstractContextManager[None]:
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """A progress bar on a terminal; elsewhere one line a step, where steps are long enough to deserve it."""
+    """A progress bar on a terminal; elsewhere one line a step, where steps are long enough to deserve it (`lines`), and
+    otherwise one now and then."""
 
     def __init__(self, total: int, what: str, unit: str, *, show: bool, lines: bool = False) -> None:
         self.total, self.lines, self.done = total, lines and show, 0
-        self._bar = tqdm(total=total, desc=what, unit=unit, leave=False) if show and sys.stderr.isatty() else None
+        drawn = show and can_redraw(sys.stderr)
+        self._bar = tqdm(total=total, desc=what, unit=unit, leave=False) if drawn else None
+        self._what, self._pace = what, Pace(total, f"{unit}s") if show and not drawn else None
 
     def begin(self, what: str) -> None:
         """Say what is coming."""
         if self._bar is not None:
-            self._bar.set_postfix_str(what)
-        elif self.lines:
-            print(f"[{self.done + 1}/{self.total}] {what}", file=sys.stderr, flush=True)
+            self._bar.set_postfix_str(visible(what))
+        elif self.lines and self._pace is not None:
+            tell(f"[{self.done + 1}/{self.total}] {what}{self._pace.left(self.done)}")
 
     def advance(self) -> None:
         """One step is done."""
         self.done += 1
         if self._bar is not None:
             self._bar.update()
+        elif self._pace is not None and not self.lines and (line := self._pace.line(self.done)):
+            tell(f"{self._what}: {line}")
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
