@@ -7,9 +7,9 @@ Only safetensors and JSON are read, and everything is checked before the model i
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +31,8 @@ from inlay.backbones.identity import fingerprint as fingerprint_of
 from inlay.backbones.pooled import agree, installed
 from inlay.backbones.pooling import written
 from inlay.errors import InlayError
-from inlay.methods import registry
+from inlay.methods import registry, vetting
+from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.plain import base_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -111,6 +112,8 @@ def restore(
     method = registry.get(method) if isinstance(method, str) else method
     place = _place(Path(folder), method, adapter_name)
     note = _note(place, method)
+    if not note:
+        vetting.say_unvouched(place, NOTE[method.form])
     for path in _config_file(place, method):
         _check_hash(path, note)
     agree(base_of(model), note.get("pooling"), str(place))
@@ -119,6 +122,7 @@ def restore(
     if method.form == "full":
         restored = _restore_full(model, place, note)
     else:
+        vetting.check_size([place / WEIGHTS[method.form]], model)
         tensors = _tensors(place / WEIGHTS[method.form], note)
         if method.form == "peft":
             restored = _restore_adapter(model, method, place, tensors, adapter_name)
@@ -136,7 +140,9 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     note = _note(place, method)
     for path in _config_file(place, method):
         _check_hash(path, note)
-    if _json(place / CONFIG["peft"]).get("peft_type") != method.peft_type:
+    settings = vetting.read_json(place / CONFIG["peft"])
+    vetting.check_type(place / CONFIG["peft"], settings)
+    if settings.get("peft_type") != method.peft_type:
         raise InlayError(f"{place} does not hold an adapter of method {method.name!r}.")
     return PeftConfig.from_pretrained(str(place)), _tensors(place / WEIGHTS["peft"], note)
 
@@ -189,7 +195,7 @@ def _place(folder: Path, method: Method, adapter_name: str) -> Path:
     found = [
         place
         for place in places
-        if (place / weights).is_file() or (method.form == "full" and (place / index).is_file())
+        if vetting.present(place / weights) or (method.form == "full" and vetting.present(place / index))
     ]
     if named in found:
         return named
@@ -207,8 +213,8 @@ def _place(folder: Path, method: Method, adapter_name: str) -> Path:
 
 def _config_file(place: Path, method: Method) -> list[Path]:
     """The settings that lie beside the weights; a head has none."""
-    path = place / CONFIG.get(method.form, "")
-    return [path] if path.is_file() else []
+    path = place / CONFIG[method.form] if method.form in CONFIG else None
+    return [path] if path is not None and vetting.present(path) else []
 
 
 def digest(note: Mapping[str, Any]) -> str:
@@ -220,9 +226,9 @@ def digest(note: Mapping[str, Any]) -> str:
 def _note(place: Path, method: Method) -> dict[str, Any]:
     """What was written beside the weights; empty for what PEFT or Transformers alone saved."""
     path = place / NOTE[method.form]
-    if not path.is_file() and method.form != "head":
+    if not vetting.present(path) and method.form != "head":
         return {}
-    note = _json(path)
+    note = vetting.read_json(path)
     if note.get("format") != FORMAT:
         raise InlayError(
             f"{path} has format {note.get('format')!r}; this version of inlay reads {FORMAT}. "
@@ -237,6 +243,9 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
             raise InlayError(f"{path} has {key}={note[key]!r}: it was edited or is damaged. Save the model again.")
     if note["digest"] != digest(note):
         raise InlayError(f"{path} is not what was saved: its own digest differs. Save the model again.")
+    for name in note["sha256"]:
+        if not vetting.present(place / name):
+            raise InlayError(f"{place} has no {name}, which was saved there. Save the model again.")
     return note
 
 
@@ -254,6 +263,7 @@ def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerpr
 
 
 def _tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
+    vetting.shapes(path)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
@@ -290,21 +300,28 @@ def _restore_adapter(
 ) -> nn.Module:
     register()
     path = place / CONFIG["peft"]
-    kind = _json(path).get("peft_type")
+    settings = vetting.read_json(path)
+    vetting.check_type(path, settings)
+    kind = settings.get("peft_type")
     if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
         raise InlayError(f"{path} has peft_type={kind!r}, which is no method known here.")
     if PEFT_TYPE_TO_CONFIG_MAPPING[kind] is not method.config_class():
         raise InlayError(f"{place} holds an adapter of type {kind}, not of method {method.name!r}.")
+    vetting.check_settings(path, settings, tensors, base_of(model))
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     try:
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
         if hasattr(config, "settle"):
             config.settle(base_of(model), tensors)
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
-        adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
+        with Allowance.of(base_of(model), held):
+            adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
     except InlayError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, re.error) as error:
+    except TooLarge as error:
+        raise InlayError(f"The settings in {path} do not belong to the weights beside them: {error}.") from error
+    except Exception as error:  # whatever PEFT's many methods make of settings that nobody checked
         raise InlayError(f"The adapter in {place} does not fit {type(model).__name__}: {error}") from error
     expected = get_peft_model_state_dict(adapted, adapter_name=adapter_name, save_embedding_layers=False)
     compare(tensors, expected, place)
@@ -314,12 +331,22 @@ def _restore_adapter(
 
 
 def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module:
-    for path in sorted(place.glob("*.safetensors")):
-        _tensors(path, note)
+    files = sorted(place.glob("*.safetensors"))
+    vetting.check_size(files, model)
+    expected = model.state_dict()
+    for path in files:
+        vetting.check_kinds(_tensors(path, note), expected, place)
     try:
         with _no_progress_bar():
-            loaded, report = type(model).from_pretrained(place, dtype=model.dtype, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
+            # By the config of the model that is there: the one beside the weights says how much memory to fill.
+            loaded, report = type(model).from_pretrained(
+                place,
+                config=copy.deepcopy(model.config),
+                dtype=model.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:
         raise InlayError(f"{place} cannot be loaded as {type(model).__name__}: {error}") from error
     state = loaded.state_dict()
     lacking = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
@@ -353,16 +380,7 @@ def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: 
                 f"{place}: {name} has shape {tuple(found[name].shape)}, the model needs {tuple(tensor.shape)}. "
                 "The base model or the number of labels is another; from_pretrained takes the latter as num_labels."
             )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InlayError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise InlayError(f"{path} should hold a JSON object, not a {type(data).__name__}.")
-    return data
+    vetting.check_kinds(found, expected, place)
 
 
 def _sha256(path: Path) -> str:
