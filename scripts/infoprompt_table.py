@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where, write_options
+from tables import POOLING, RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where, write_options
 
 NAMES = ("group", "line", "task", "rate", "seed")
 FILE = "infoprompt_table.json"
@@ -163,6 +163,7 @@ class Work:
             schedule=group.schedule,
             max_length=MOST_LENGTH,
             evaluations=1,
+            pooling=POOLING,
         )
 
 
@@ -197,9 +198,7 @@ def measure(work: Work) -> dict[str, Any]:
     none = whole.test.select([])
     # Without them `fit` scores nothing: that is done here, in larger batches.
     task = dataclasses.replace(whole, validation=none, test=none, notes=[])
-    backbone = backbones.load(
-        spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
-    )
+    backbone = backbones.load_for(spec, task)
     score = spec.with_(batch_size=SCORED_BATCH)
     most = TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS
 

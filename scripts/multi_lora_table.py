@@ -34,7 +34,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
+from tables import POOLING, RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
 
 NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
 ALL = "all"  # the task of a run that has all of its group
@@ -182,6 +182,7 @@ class Work:
             seed=self.seed,
             settings=line.settings,
             evaluations=1,
+            pooling=POOLING,
             **options,
         )
 
@@ -200,9 +201,7 @@ def measure(work: Work) -> dict[str, Any]:
     if line.method is None:
         return {"scores": as_it_comes(work, names, loaded), "numbers": 0, "steps": 0}
     first, spec = next(iter(tasks.values())), work.spec()
-    backbone = backbones.load(
-        spec.model, kind=first.kind, num_labels=first.num_labels, label_names=first.label_names, seed=spec.seed
-    )
+    backbone = backbones.load_for(spec, first)
     method, heads = get(line.method), {name.rpartition(".")[2] for name in backbone.newly_initialised}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
@@ -266,9 +265,7 @@ def as_it_comes(work: Work, names: Mapping[str, str], loaded: Mapping[str, Any])
     for name in work.tasks:
         task, schema = loaded[names[name]]
         spec, metric = work.spec(name), task.selection_metric
-        backbone = backbones.load(
-            spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
-        )
+        backbone = backbones.load_for(spec, task)
         found = {
             split: evaluate(backbone.model, task, split, backbone.processor, spec)[0][metric]
             for split in ("validation", "test")

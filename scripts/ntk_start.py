@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tables import RESULTS
+from tables import POOLING, RESULTS
 
 SPREADS: Mapping[str, Callable[[int], float]] = {
     "1": lambda rows: 1.0,
@@ -75,6 +75,7 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
         learning_rate=rate,
         evaluations=1,
         precision="float32",
+        pooling=POOLING,
         **trial.options,
     )
     task = tasks.load(spec)
@@ -82,9 +83,7 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
         task.train = task.train.select(range(2000))
     task.validation = task.validation.select(range(min(trial.held_out, len(task.validation))))
     task.test = task.validation
-    backbone = backbones.load(
-        spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
-    )
+    backbone = backbones.load_for(spec, task)
     usual, losses = start.spread, Losses()
     try:
         start.spread = SPREADS[spread]

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
+from tables import POOLING, RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
 
 SEEDS = 3
 ANSWERS = 200  # questions of GSM8K's test set that are answered in full
@@ -165,6 +165,7 @@ class Work:
             learning_rate=self.rate or None,
             seed=self.seed,
             settings=line.settings,
+            pooling=POOLING,
             **options,
         )
 
@@ -192,9 +193,7 @@ def measure(work: Work) -> dict[str, Any]:
     whole = task.schema
     # Texts are written once, after the training and for some questions only.
     task.schema = dataclasses.replace(whole, metrics=tuple(name for name in whole.metrics if name not in OF_TEXTS))
-    backbone = backbones.load(
-        spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=spec.seed
-    )
+    backbone = backbones.load_for(spec, task)
     found: dict[str, Any] = {"metric": task.metrics[0]}
     if line.method == "ntk-attention":
         found["start"] = START

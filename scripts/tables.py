@@ -15,6 +15,9 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# What heads read: what their architecture has them read. The kept runs are from before a checkpoint's own pooling was
+# read, and the lines of a table must be alike. For tables on that pooling, put auto here and make all runs again.
+POOLING = "own"
 NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]

@@ -218,22 +218,40 @@ def test_what_was_saved_reads_the_same_feature_again(method: str, family: str, w
             torch.testing.assert_close(whole.model(**texts()).logits, expected)
 
 
-def test_peft_loads_an_adapter_of_ours_onto_a_plain_model_with_its_feature(write: Write, tmp_path: Path) -> None:
-    folder = says(write("bert"))
+@pytest.mark.parametrize("method", ["bias", "lora"])
+def test_an_adapter_finds_its_feature_by_every_door(method: str, write: Write, tmp_path: Path) -> None:
+    """Onto a plain model of Transformers', whose head reads another one."""
+    folder, saved = says(write("bert")), tmp_path / "adapter"
     backbone = inlay.load_backbone(str(folder), num_labels=3)
-    adapted = get_peft_model(backbone.model, inlay.BiasTuningConfig())
+    adapted = attach.attach(backbone.model, method, newly_initialised=backbone.newly_initialised)
     with torch.no_grad():
         for parameter in attach.trained_parameters(adapted).values():
             parameter.add_(0.1)
         expected = adapted.eval()(**texts()).logits
+    attach.save(adapted, method, saved, base_model_name=str(folder))
+    assert "pooling='mean'" in (saved / "README.md").read_text()
+
+    def plain() -> Any:
+        return hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+
+    by_transformers = plain()
+    by_transformers.load_adapter(str(saved))
+    by_name = hf.AutoModelForSequenceClassification.from_pretrained(saved, num_labels=3)
+    for loaded in (PeftModel.from_pretrained(plain(), saved), by_transformers, by_name):
+        with torch.no_grad():
+            torch.testing.assert_close(loaded.eval()(**texts()).logits, expected)
+    with pytest.raises(InlayError, match="pooling='mean'"):
+        PeftModel.from_pretrained(load(folder, pooling="first").model, saved)
+
+
+def test_an_adapter_of_ours_that_peft_saved_knows_its_feature(write: Write, tmp_path: Path) -> None:
+    folder = says(write("bert"))
+    adapted = get_peft_model(inlay.load_backbone(str(folder), num_labels=3).model, inlay.BiasTuningConfig()).eval()
     adapted.save_pretrained(tmp_path / "adapter")
     plain = hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    loaded = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
     with torch.no_grad():
-        loaded = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
-        torch.testing.assert_close(loaded(**texts()).logits, expected)
-    other = load(folder, pooling="first").model
-    with pytest.raises(InlayError, match="pooling='mean'"):
-        PeftModel.from_pretrained(other, tmp_path / "adapter")
+        torch.testing.assert_close(loaded(**texts()).logits, adapted(**texts()).logits)
 
 
 def test_an_adapter_from_before_there_was_a_choice_keeps_its_feature(write: Write, tmp_path: Path) -> None:

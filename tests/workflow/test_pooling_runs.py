@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from peft import PeftModel
 from sklearn.metrics import matthews_corrcoef
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from inlay import InlayError, Spec, predict, tasks, tune
 from inlay.records.command import arguments
 from inlay.records.store import Store
 from inlay.workflow.answer import answer
+from inlay.workflow.export import export
 from inlay.workflow.planning import plan
 from inlay.workflow.tune import identified
 
@@ -142,6 +146,15 @@ def test_several_tasks_in_one_run_answer_from_the_feature_they_were_trained_on(e
     found = matthews_corrcoef([row["label"] for row in rows], [given["label"] for given in answers])
     assert found == pytest.approx(run.metrics["test"]["cola/matthews"])
     assert found != 0, "not one class for all"
+    lora = export(run.adapter, "cola", tmp_path / "cola-lora")
+    plain = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=2)
+    model = PeftModel.from_pretrained(plain, lora).eval()
+    tokens = AutoTokenizer.from_pretrained(encoder)(
+        [row["sentence"] for row in rows], padding=True, return_tensors="pt"
+    )
+    with torch.no_grad():
+        best = model(**{name: tokens[name] for name in ("input_ids", "attention_mask")}).logits.argmax(1).tolist()
+    assert [("unacceptable", "acceptable")[each] for each in best] == [given["label"] for given in answers]
 
 
 def test_the_command_line_offers_it(encoder: Path, reviews: Path, typed: Any) -> None:

@@ -22,6 +22,7 @@ from inlay.methods.registry import Method, all_methods
 
 PREFIX = "INLAY_"
 CARD_HEADING = "## How to load this adapter"
+POOLING_HEADING = "## What the head reads"
 
 
 def register() -> None:
@@ -36,6 +37,7 @@ def register() -> None:
             for method in waiting.values():
                 _register(method)
     _extend_model_card()
+    _extend_loading()
 
 
 def _register(method: Method) -> None:
@@ -85,7 +87,8 @@ def _without_half_imported() -> Iterator[None]:
 
 
 def _extend_model_card() -> None:
-    """Let the card that PEFT writes say that `inlay` must be imported: without it a loader meets a bare KeyError."""
+    """Let the card that PEFT writes say that `inlay` must be imported: without it a loader meets a bare KeyError. And
+    what the head reads, where Transformers would have it read something else."""
     from peft import PeftModel
 
     original = PeftModel.create_or_update_model_card
@@ -94,15 +97,55 @@ def _extend_model_card() -> None:
 
     @wraps(original)
     def create_or_update_model_card(self: Any, output_dir: str) -> None:
+        from inlay.backbones.pooled import installed
+
         original(self, output_dir)
+        wanted = {}
+        if (pooling := installed(self)) is not None:
+            wanted[POOLING_HEADING] = _pooling_section(pooling)
         if any(config.peft_type.value.startswith(PREFIX) for config in self.peft_config.values()):
-            card = Path(output_dir) / "README.md"
+            wanted[CARD_HEADING] = _card_section()
+        card = Path(output_dir) / "README.md"
+        for heading, section in wanted.items():
             text = card.read_text(encoding="utf-8")
-            if CARD_HEADING not in text:
-                card.write_text(f"{text.rstrip()}\n\n{_card_section()}", encoding="utf-8")
+            if heading not in text:
+                card.write_text(f"{text.rstrip()}\n\n{section}", encoding="utf-8")
 
     create_or_update_model_card._inlay = True  # type: ignore[attr-defined]
     PeftModel.create_or_update_model_card = create_or_update_model_card
+
+
+def _extend_loading() -> None:
+    """Let PEFT's door heed what an adapter's note says of what the head reads."""
+    from peft import PeftModel
+
+    from inlay.methods.noted import heed
+
+    original = PeftModel.load_adapter
+    if getattr(original, "_inlay", False):
+        return
+
+    @wraps(original)
+    def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
+        heed(self, model_id)
+        return original(self, model_id, *args, **kwargs)
+
+    load_adapter._inlay = True  # type: ignore[attr-defined]
+    PeftModel.load_adapter = load_adapter
+
+
+def _pooling_section(pooling: str) -> str:
+    return f"""{POOLING_HEADING}
+
+The head was trained on the feature that inlay calls pooling={pooling!r}, not on the one that Transformers' class reads.
+Load the base model with it (`pip install inlay`):
+
+```python
+import inlay
+
+base_model = inlay.load_backbone("the/base-model", num_labels=..., pooling={pooling!r}).model
+```
+"""
 
 
 def _card_section() -> str:

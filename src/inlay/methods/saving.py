@@ -81,17 +81,25 @@ def save(
             for file, content in written(pooling, model.config.hidden_size).items():
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    hashed = [*sorted(place.glob("*.safetensors")), *_config_file(place, method)]
-    note = facts | {
-        "format": FORMAT,
-        "method": method.name,
+    facts |= {
         "base_model": base_model_name,
         "fingerprint": fingerprint,
         "newly_initialised": list(getattr(model, NEW, ())),
+    }
+    write_note(place, method, facts, installed(model))
+
+
+def write_note(place: Path, method: Method, facts: Mapping[str, Any], pooling: str | None) -> None:
+    """Write the note beside what was saved in `place`. One without a pooling is of a head that reads what its
+    architecture has it read."""
+    hashed = [*sorted(place.glob("*.safetensors")), *_config_file(place, method)]
+    note = dict(facts) | {
+        "format": FORMAT,
+        "method": method.name,
         "sha256": {file.name: _sha256(file) for file in hashed},
     }
-    if (pooling := installed(model)) is not None:
-        note["pooling"] = pooling  # a note without one is of a head that reads what its architecture has it read
+    if pooling is not None:
+        note["pooling"] = pooling
     note["digest"] = digest(note)
     (place / NOTE[method.form]).write_text(json.dumps(note, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

@@ -16,6 +16,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from inlay.methods.noted import heed
 from inlay.methods.register import PREFIX
 
 HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
@@ -32,6 +33,7 @@ def extend(mixin: Any) -> None:
     def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
         if not _is_ours(given):
+            heed(self, _source(given))
             return original(self, *args, **kwargs)
         return _load(self, given)
 

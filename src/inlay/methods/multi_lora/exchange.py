@@ -21,8 +21,10 @@ from inlay.errors import InlayError
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
+from inlay.methods.noted import heed
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
-from inlay.methods.saving import sort_sets
+from inlay.methods.registry import get
+from inlay.methods.saving import sort_sets, write_note
 
 OURS = ".inlay_multi_lora_b.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -84,6 +86,13 @@ def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path) -
     save_file(made, folder / WEIGHTS, metadata={"format": "pt"})
     written.save_pretrained(str(folder))
     sort_sets(folder / CONFIG)
+    if config.pooling is not None:  # for which PEFT's config has no place
+        facts = {
+            "base_model": config.base_model_name_or_path,
+            "fingerprint": None,
+            "newly_initialised": config.newly_initialised or [],
+        }
+        write_note(folder, get("lora"), facts, config.pooling)
     return written
 
 
@@ -93,6 +102,7 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
     `config` says how the model's `A`s are drawn; None: as those of the tasks which it has.
     """
     folder = Path(folder)
+    heed(model, folder)
     try:
         lora = LoraConfig.from_pretrained(str(folder))
         tensors = load_file(folder / WEIGHTS)
