@@ -13,7 +13,7 @@ from PIL import Image
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import files
+from inlay.tasks import TaskSchema, files, kinds, labelled
 from inlay.tasks.files import Table
 from inlay.tasks.split_names import SPLIT_NAMES, resembles_split, split_of
 
@@ -129,6 +129,12 @@ def test_a_column_that_is_the_label_does_not_divide(write: Write, spec: MakeSpec
     text = "text,split\n" + "".join(f"w {i},{('left', 'right')[i % 2]}\n" for i in range(30))
     task = tasks.load(spec(data=write("a.csv", text), text=("text",), label="split"))
     assert task.label_names == ("left", "right")
+
+
+def test_it_does_not_divide_what_is_evaluated_either(write: Write) -> None:
+    schema = TaskSchema("sides", kinds.CLASSIFICATION, ("text",), ("accuracy",), ("left", "right"))
+    path = write("a.csv", "text,split\na,left\nb,right\n")
+    assert list(labelled.load(schema, path, "split").test["label"]) == [0, 1]
 
 
 def test_rows_keep_their_numbers_in_the_file(write: Write, spec: MakeSpec) -> None:

@@ -35,7 +35,7 @@ def is_null(value: Any) -> bool:
         return True
     if isinstance(value, Decimal):
         return value.is_nan()
-    return isinstance(value, numbers.Real) and math.isnan(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational) and math.isnan(value)
 
 
 def is_missing(value: Any) -> bool:

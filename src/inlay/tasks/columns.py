@@ -210,6 +210,10 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
         if spec.kind in (kinds.TOKENS, kinds.SPANS) and len(texts) > 1:
             raise kinds.refuse(spec.kind, f"it needs one text, and there are several ({', '.join(texts)}).")
         return one_text if spec.kind == kinds.CLASSIFICATION else spec.kind
+    if lists and len(texts) > 1:
+        raise kinds.refuse(
+            kinds.TOKENS, f"{label!r} holds lists of labels, which needs one text, not {', '.join(texts)}."
+        )
     if lists:
         guess, why = kinds.TOKENS, f"{label!r} holds a list of labels a row"
     elif spans:

@@ -19,7 +19,7 @@ from inlay.tasks import labels
 from inlay.tasks.cells import as_text, is_missing, reach
 from inlay.tasks.delimited import read_delimited
 from inlay.tasks.split_names import known, one_of_each, resembles_split, split_of
-from inlay.tasks.text_files import decode
+from inlay.tasks.text_files import check_regular, decode
 
 Row = dict[str, Any]
 
@@ -81,6 +81,7 @@ def read_table(path: Path) -> Table:
         raise InlayError(
             f"{str(path)!r} is not a table that can be read: the ending is none of {', '.join(TABLES)}.{hint}"
         )
+    check_regular(path)
     try:
         table = _parquet(path) if kind == ".parquet" else _text_table(path, kind)
     except OSError as error:
@@ -414,7 +415,7 @@ def _split_in(value: Any, where: str, column: str) -> tuple[str, str]:
     word = value.strip() if isinstance(value, str) else value
     split = split_of(word) if isinstance(word, str) else None
     if split is None:
-        what = "is empty" if is_missing(value) else f"says {word!r}, which is not the name of a split"
+        what = "is empty" if is_missing(value) else f"says {repr(word)[:60]}, which is not the name of a split"
         raise InlayError(
             f"{where}: the column {column!r} {what}. Known: {known()}. Correct that row, or rename the column if it "
             "does not divide the data."

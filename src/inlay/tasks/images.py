@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 
 from inlay.errors import InlayError
 from inlay.tasks.augment import Augmentation
+from inlay.tasks.text_files import check_regular
 
 CACHE_LIMIT = 1 << 30
 LONGEST = 16  # times as long as it is wide a picture needs to be for its middle
@@ -87,6 +88,7 @@ def raw_bytes(source: Any) -> bytes | None:
         source = source.get("bytes") or source.get("path")
     if isinstance(source, str | Path):
         try:
+            check_regular(Path(source))
             return Path(source).read_bytes()
         except OSError as error:
             raise InlayError(f"Cannot read the picture {str(source)!r}: {error.strerror or error}.") from error

@@ -20,8 +20,16 @@ _LOOKED_AT = 1 << 14  # bytes
 _MANY, _FEW = 0.2, 0.02
 
 
+def check_regular(path: Path) -> None:
+    """Refuse what is there and is not a file: reading a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a pipe or a device"
+        raise InlayError(f"{str(path)!r} is {what}, not a file. Give a file.")
+
+
 def decode(path: Path, otherwise: str | None = None) -> tuple[str, list[str]]:
     """The file's text, and a note where it is not UTF-8. `otherwise` is the encoding of a file that is nothing else."""
+    check_regular(path)
     raw = path.read_bytes()
     if path.name.lower().endswith(".gz"):
         try:
