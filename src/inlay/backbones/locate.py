@@ -161,7 +161,7 @@ def _folder(name: str, path: Path) -> Place:
 
 def _meant(name: str) -> str:
     """Of a name that is nothing here and nothing on the hub: an embedded backbone or a folder it may stand for."""
-    whole = nearest(name, [f"{cards.PREFIX}{each}" for each in cards.CARDS])
+    whole = nearest(name, [f"{cards.PREFIX}{each}" for each in cards.CARDS], most=1)
     return asked(whole or [f"{cards.PREFIX}{each}" for each in nearest(name, cards.CARDS)]) or misspelt(name)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError, did_you_mean, unknown
 from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
 from inlay.records.spec import Spec
@@ -128,7 +128,8 @@ def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
     if rates == GRID:
         return sorted({*registry.get(spec.method).grid, *filter(None, [default_rate(spec)])})
     if isinstance(rates, str):
-        raise unknown("learning_rates", str(rates), (DEFAULT, GRID), "Or give numbers, as in 1e-3,3e-3.")
+        hint = did_you_mean(rates, (DEFAULT, GRID))
+        raise InlayError(f"learning_rates={rates!r}: give {DEFAULT}, {GRID}, or numbers as in 1e-3,3e-3.{hint}")
     if not rates or not all(rate > 0 for rate in rates):
         raise InlayError(f"learning_rates={list(rates)!r}: give numbers greater than 0.")
     return sorted({float(rate) for rate in rates})
