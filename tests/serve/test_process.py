@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import TEXTS, call, rows, same, until, write
@@ -29,10 +32,12 @@ PATIENCE = 120
 
 
 @contextmanager
-def service(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def service(folder: Path, *options: str, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The process, its address, and the line with which it began."""
     command = [sys.executable, "-m", "inlay", "serve", "--adapter", str(folder), "--port", "0", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -101,6 +106,30 @@ def test_stopped_killed_and_started_again(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "stopped: rows answered: 60, in batches: 1" in process.stderr.read()
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def answered(address: str, given: dict[str, Any]) -> bool:
+    with contextlib.suppress(OSError, http.client.HTTPException):  # of many that are refused some are cut off
+        return call(address, "/predict", given)[0] == 200
+    return False
+
+
+@pytest.mark.slow
+def test_half_sent_requests_and_few_descriptors(tmp_path: Path) -> None:
+    """Nine hundred clients that never finish, and 256 descriptors: the service says no to most, and goes on."""
+    folder = write(tmp_path, TEXTS)
+    given = rows(1)[0]
+    with service(folder, "--read-timeout", "3", files=256) as (process, address, _), contextlib.ExitStack() as stack:
+        name, port = address.removeprefix("http://").split(":")
+        for _ in range(900):
+            connection = stack.enter_context(socket.create_connection((name, int(port)), timeout=PATIENCE))
+            with contextlib.suppress(ConnectionError):  # refused already
+                connection.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-")
+        until(lambda: answered(address, given), seconds=PATIENCE)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr is not None
+        assert len(process.stderr.read()) < 10_000
 
 
 def test_a_run_of_one_task_by_any_method(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
     for key, types in (TYPES | ({"parameters": (list,)} if method.form == "head" else {})).items():
         if key not in note:
             raise InlayError(f"{path} lacks {key!r}: it was edited or is damaged. Save the model again.")
-        if not isinstance(note[key], types):
+        if not isinstance(note[key], types) or not _of_text(note[key]):
             raise InlayError(f"{path} has {key}={note[key]!r}: it was edited or is damaged. Save the model again.")
     if note["digest"] != digest(note):
         raise InlayError(f"{path} is not what was saved: its own digest differs. Save the model again.")
@@ -255,6 +255,12 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
         if not vetting.present(place / name):
             raise InlayError(f"{place} has no {name}, which was saved there. Save the model again.")
     return note
+
+
+def _of_text(value: Any) -> bool:
+    """Whether what a list or an object of a note holds is text."""
+    held = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return all(isinstance(each, str) for each in held)
 
 
 def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerprint: str | None) -> None:

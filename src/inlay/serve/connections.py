@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SPARE = 64  # descriptors that are left for files, pipes and the listening socket
+REFUSED, A_MOMENT = 32, 1.0  # so many are told that they are refused, and have so many seconds to hear it
+AT_ONCE, QUEUED = 32, 1024  # the event loop accepts so many before the first of them is counted; the system holds more
+SPARE = 32 + REFUSED + 3 * AT_ONCE  # descriptors left for files and pipes, for these, and for what is being closed
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class Connection(H11Protocol):
     """One client's connection. A request must be whole within `seconds`, however its bytes are spaced."""
 
     bounds: Bounds
+    refused = False
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        address = self.client and self.client[0]
-        of_address = sum(isinstance(each, Connection) and _address(each) == address for each in self.connections)
-        if len(self.connections) > self.bounds.connections:
+        held = [each for each in self.connections if isinstance(each, Connection) and not each.refused]
+        of_address = sum(_address(each) == _address(self) for each in held)
+        if len(held) > self.bounds.connections:
             self._refuse(503, f"There are {self.bounds.connections} connections already. Try again in a moment.")
         elif of_address > self.bounds.per_address:
             self._refuse(503, f"You have {self.bounds.per_address} connections already. Close some.")
@@ -51,7 +53,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # refused: what is still on its way is not read
+        if self.refused:
             return
         super().data_received(data)
         if self._is_whole():
@@ -103,11 +105,17 @@ class Connection(H11Protocol):
         retry = "Retry-After: 1\r\n" if status == 503 else ""
         head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n{retry}Connection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        self.transport.close()
-        self._abort_later()
+        self.refused = True
+        # Closed while something is on its way that nobody reads, a connection is reset, and its client hears nothing.
+        if sum(isinstance(each, Connection) and each.refused for each in self.connections) <= REFUSED:
+            self.transport.write_eof()
+            self._stop_waiting()
+            self._deadline = self.loop.call_later(A_MOMENT, self.transport.abort)
+        else:
+            self.transport.abort()
 
 
-def _address(connection: Any) -> str | None:
+def _address(connection: Connection) -> str | None:
     return connection.client[0] if connection.client else None
 
 

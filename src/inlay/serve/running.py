@@ -122,7 +122,7 @@ def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
 def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
-    from inlay.serve.connections import Bounds, that_fit
+    from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, that_fit
     from inlay.serve.web import create_app
 
     most = that_fit(settings.max_connections)
@@ -131,6 +131,8 @@ def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
+            for listening in sockets or ():
+                listening.listen(QUEUED)
             ready()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -144,7 +146,7 @@ def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
         server_header=False,
         http=bounds.protocol(),
         ws="none",
-        backlog=128,
+        backlog=AT_ONCE,
         proxy_headers=False,  # a client is who connects: what a header says of it anybody can write
         # In order means: everybody who was taken on gets an answer, if only that there was none in time.
         timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
