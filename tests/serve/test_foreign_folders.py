@@ -108,10 +108,11 @@ def test_no_run_lets_code_run(review_spec: Spec, reviews: Path, tmp_path: Path) 
     run = tune(review_spec.with_(max_steps=1), tmp_path / "runs", progress=False)
     model, ran = with_code(Path(review_spec.model), tmp_path / "theirs", known=False)
     for says in (True, False):
-        edit(
-            run.folder / "spec.json",
-            lambda whole, says=says: whole["spec"].update(model=str(model), trust_remote_code=says),
-        )
+        for name in ("spec.json", "record.json"):  # each says what was run
+            edit(
+                run.folder / name,
+                lambda whole, says=says: whole["spec"].update(model=str(model), trust_remote_code=says),
+            )
         arguments = ["predict", "--run", str(run.folder), "--input", str(reviews)]
         found = CliRunner().invoke(app, arguments)
         assert isinstance(found.exception, InlayError)
