@@ -68,7 +68,8 @@ class Hub:
         elif found[2] not in (None, "main", SHA):
             self._error(request, 404, "RevisionNotFound")
         elif info is not None:
-            names = [{"rfilename": entry.name} for entry in folder.iterdir()]
+            files = [entry.relative_to(folder).as_posix() for entry in folder.rglob("*") if entry.is_file()]
+            names = [{"rfilename": file} for file in files]
             self._send(request, json.dumps({"id": found[1], "sha": SHA, "siblings": names}).encode(), body)
         elif found[1] in self.gated:
             self._error(request, 403, "GatedRepo")

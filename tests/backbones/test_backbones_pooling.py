@@ -19,6 +19,8 @@ import inlay
 import zoo
 from checkpoints import Write, write_tokenizer
 from inlay import InlayError, Spec, backbones
+from inlay.backbones.locate import CACHED, Place
+from inlay.backbones.pooling import settle
 from inlay.methods import attach
 from inlay.training.trunk import TrunkCache
 
@@ -148,6 +150,17 @@ def test_a_pooling_that_there_is_not_is_an_error_that_says_what_to_give(write: W
     (folder / "modules.json").write_text("{")
     with pytest.raises(InlayError, match="cannot be read"):
         load(folder)
+
+
+def test_an_old_copy_of_a_sentence_encoder_that_cannot_say_what_it_was_made_for_is_not_guessed(write: Write) -> None:
+    """An earlier inlay, offline now, left the files that it read in the hub's cache, and not this one."""
+    folder = write("bert")
+    name, source = "sentence-transformers/some-encoder", f"{CACHED} some-encoder at 0123456789ab"
+    place = Place(name, str(folder), {"model_type": "bert"}, source, frozenset(), folder=folder)
+    with pytest.raises(InlayError, match=r"lacks modules\.json.*--pooling mean"):
+        settle(place, "classification", "auto")
+    assert settle(place, "classification", "mean") == "mean"
+    assert settle(place, "classification", "own") is None
 
 
 def test_what_cannot_be_chosen_is_refused(write: Write) -> None:

@@ -12,13 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from inlay.backbones import cards
-from inlay.backbones.locate import Place, find
+from inlay.backbones.locate import CACHED, Place, find
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import POOLINGS
 from inlay.tasks import kinds
 
 AUTO, OWN, POOLER = "auto", "own", "pooler"
 MODULES, FOLDER = "modules.json", "1_Pooling"
+PUBLISHER = "sentence-transformers/"  # on the hub: all that it has are sentence encoders
 IN_WORDS = {
     "mean": "the mean of the tokens' states",
     "first": "the first token's state",
@@ -113,6 +114,11 @@ def _folder(place: Place) -> str | None:
     """The folder of the pooling's settings."""
     modules = place.read_json(MODULES)
     if modules is None:
+        if place.source.startswith(CACHED) and place.name.startswith(PUBLISHER):
+            raise InlayError(
+                f"The copy of {place.name!r} in the hub's cache lacks {MODULES}, which says what it was made for. Load "
+                f"it once with a network. Or: {_CHOOSE}"
+            )
         return FOLDER
     if not isinstance(modules, list) or not all(isinstance(each, Mapping) for each in modules):
         raise InlayError(f"{MODULES} of {place.name!r} is not a list of JSON objects. {_CHOOSE}")

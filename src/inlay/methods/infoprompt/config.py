@@ -65,8 +65,9 @@ class InfoPromptConfig(InlayConfig):
     state: str | None = field(
         default=None,
         metadata={
-            "help": "Where Z is read: mask, mean, first or last. None: last in a decoder; in an encoder the mask, but "
-            "the mean for one that was not trained to fill masks, or whose mask token is not known."
+            "help": "Where Z is read: mask, mean, first or last. None: what heads read where a pooling was chosen; "
+            "else last in a decoder; in an encoder the mask, but the mean for one that was not trained to fill masks, "
+            "or whose mask token is not known."
         },
     )
     phi: str | None = field(
