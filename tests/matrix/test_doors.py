@@ -348,7 +348,7 @@ OLD = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", OLD)
 def test_adapters_that_were_saved_before(name: str) -> None:
-    """Folders written Transformers could load them."""
+    """Folders that were written when Transformers could not load them."""
     family, folder = OLD[name]["family"], FIXTURES / name
     batch, wanted = tiny(family)[1], torch.tensor(OLD[name]["logits"])
     by_transformers = tiny(family)[0]

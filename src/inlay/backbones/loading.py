@@ -36,7 +36,8 @@ class Backbone:
 
     `newly_initialised` names the modules to be trained and saved with every adapter: those the checkpoint did not have
     (head, pooler), and the output layer. `fingerprint` is over all the rest. `source` says where it came from and
-    `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by.
+    `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by elsewhere,
+    and never a path of this machine. `licence` is the checkpoint's, where it says one.
     `pooling` is what the head of a text classifier reads (mean, first, last, pooler); None where that is not known.
     """
 
@@ -50,6 +51,7 @@ class Backbone:
     address: str
     notes: list[str] = field(default_factory=list)
     pooling: str | None = None
+    licence: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def load(
         address=_address(place),
         notes=notes,
         pooling=chosen or reads,
+        licence=locate.licence(place),
     )
 
 
@@ -275,12 +278,9 @@ def _from_pretrained(
 
 
 def _address(place: Place) -> str:
-    """An embedded model's name means nothing outside inlay: the hub id if the weights are the hub's, else a folder."""
-    if not place.name.startswith(cards.PREFIX):
-        return place.name
-    card = cards.card(place.name)
-    same = card.hub is not None and (card.gguf is None or place.source.startswith("hub"))
-    return str(card.hub) if same else place.path
+    """The hub id of an embedded model, whose name means nothing outside inlay; of any other, its name."""
+    hub = cards.card(place.name).hub if place.name.startswith(cards.PREFIX) else None
+    return hub or locate.portable(place.name)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ timeout; where it does not answer, what an earlier run left in the hub's cache i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -86,6 +87,33 @@ def find(name: str, revision: str | None = None) -> Place:
             return _embedded(name)
         return _folder(name, path)
     return _hub(name, revision)
+
+
+def portable(name: str) -> str:
+    """A backbone's name without a path of this machine, to be written into what is given away.
+
+    A folder that was named from the root or the home directory goes by its own name alone. Folders begin with a dot: a
+    plain name would be taken for one of the hub's.
+    """
+    path = Path(name).expanduser()
+    if name.startswith(cards.PREFIX) or not (path.exists() or _looks_like_path(name)):
+        return name
+    if path.is_absolute():
+        return f"./{path.resolve().name}"
+    return name if name.startswith(".") else f"./{name}"
+
+
+def licence(place: Place) -> str | None:
+    """The licence of a checkpoint: an embedded one's, or what the card beside a local one says."""
+    if place.name.startswith(cards.PREFIX):
+        return cards.card(place.name).licence
+    card = None if place.folder is None else place.folder / "README.md"
+    try:
+        text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*([\w.+-]+)[ \t]*\n(?:.*\n)*?---\n", text)
+    return found.group(1) if found else None
 
 
 def modality(name: str, revision: str | None = None) -> Literal["text", "image"]:

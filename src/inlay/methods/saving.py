@@ -27,12 +27,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from inlay.backbones import whereabouts
 from inlay.backbones.identity import fingerprint as fingerprint_of
 from inlay.backbones.pooled import agree, installed
 from inlay.backbones.pooling import written
 from inlay.errors import InlayError
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
+from inlay.methods.card import CARD, About, write_card
 from inlay.methods.plain import base_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -60,12 +62,17 @@ def save(
     adapter_name: str = "default",
     base_model_name: str | None = None,
     fingerprint: str | None = None,
+    about: About | None = None,
 ) -> None:
-    """Write what the method trained into `folder`. `fingerprint` is that of the frozen base, as its loader found it."""
+    """Write what the method trained into `folder`. `fingerprint` is that of the frozen base, as its loader found it.
+
+    `about` is what the adapter's card says; where it is not given, an adapter has the card that PEFT makes.
+    """
     method = registry.get(method) if isinstance(method, str) else method
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {} if about is None else {"about": about.to_json()}
+    card_of_user = (folder / CARD).exists()
     if method.form == "peft":
         place = _save_adapter(model, folder, adapter_name, base_model_name)
     elif method.form == "head":
@@ -82,11 +89,15 @@ def save(
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     facts |= {
-        "base_model": base_model_name,
+        "base_model": base_model_name if about is None else about.base,
         "fingerprint": fingerprint,
         "newly_initialised": list(getattr(model, NEW, ())),
     }
     write_note(place, method, facts, installed(model))
+    if about is not None and about.folder is not None and fingerprint is not None:
+        whereabouts.remember(fingerprint, about.folder)
+    if about is not None and not (card_of_user and place == folder):
+        write_card(place, method, {"default": about})
 
 
 def write_note(place: Path, method: Method, facts: Mapping[str, Any], pooling: str | None) -> None:
@@ -140,6 +151,13 @@ def restore(
     return restored.eval()
 
 
+def about(method: Method | str, folder: str | Path, adapter_name: str) -> About | None:
+    """What the card of a saved adapter says of it; None where nobody has written that down."""
+    method = registry.get(method) if isinstance(method, str) else method
+    found = _note(_place(Path(folder), method, adapter_name), method).get("about")
+    return None if found is None else About.from_json(found)
+
+
 def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[PeftConfig, dict[str, Tensor]]:
     """The settings and the tensors of an adapter that `save` wrote, checked, without a model."""
     register()
@@ -175,7 +193,7 @@ def mend_prompt(model: Any) -> Any:
 def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> Path:
     if base_model_name is not None:
         model.peft_config[adapter_name].base_model_name_or_path = base_model_name
-    card = folder / "README.md"
+    card = folder / CARD
     if not card.exists():  # PEFT adds to a card that is there, and otherwise writes a form of empty headings
         card.write_text(f"---\nlibrary_name: peft\n---\n\n# An adapter for {base_model_name or 'a base model'}\n")
     # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.

@@ -19,6 +19,7 @@ from inlay.anatomy import anatomy
 from inlay.backbones import image_side
 from inlay.errors import InlayError
 from inlay.methods import attach
+from inlay.methods.card import About
 from inlay.methods.registry import Method
 from inlay.portrait.memory import PeakMemory
 from inlay.portrait.parameters import parameters, saved_bytes
@@ -196,7 +197,7 @@ def fit(
             take_off_autocast(trainer)
             modes.close()
             if main:
-                _save(model, method, backbone, folder / "last-good")
+                _save(model, method, backbone, folder / "last-good", About.of(backbone, task, spec.seed))
             raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
         except NotFinitePredictions as error:
             step = _return_to_checkpoint(trainer, main)
@@ -205,7 +206,7 @@ def fit(
             take_off_autocast(trainer)
             modes.close()
             if main:
-                _save(model, method, backbone, folder / "last-good")
+                _save(model, method, backbone, folder / "last-good", About.of(backbone, task, spec.seed))
             raise NotFinitePredictions(
                 f"{error} The parameters after step {step}, with which they were finite, are in {folder / 'last-good'}."
             ) from error
@@ -217,7 +218,7 @@ def fit(
     take_off_autocast(trainer)
     modes.close()
     if main:
-        _save(model, method, backbone, folder / "adapter")
+        _save(model, method, backbone, folder / "adapter", About.of(backbone, task, spec.seed, metrics))
     trainer.accelerator.wait_for_everyone()
     best = trainer.progress.best
     if trainer.progress.stopped and best is not None:
@@ -382,9 +383,16 @@ def portrait_of(
     }
 
 
-def _save(model: nn.Module, method: Method, backbone: Any, target: Path) -> None:
+def _save(model: nn.Module, method: Method, backbone: Any, target: Path, about: About) -> None:
     def fill(folder: Path) -> None:
-        attach.save(model, method, folder, base_model_name=backbone.address, fingerprint=backbone.fingerprint)
+        attach.save(
+            model,
+            method,
+            folder,
+            base_model_name=backbone.address,
+            fingerprint=backbone.fingerprint,
+            about=about,
+        )
 
     write_folder(target, fill)
 

@@ -22,9 +22,11 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from inlay.anatomy import anatomy
+from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods import attach
+from inlay.methods.card import About, write_card
 from inlay.methods.registry import Method
 from inlay.portrait.memory import PeakMemory
 from inlay.records.atomic import write_folder, write_json, writing
@@ -196,7 +198,7 @@ def fit_joint(
     take_off_autocast(trainer)
     modes.close()
     failed = failures(trainer)
-    save_tasks(model, tasks, method, backbone, spec, folder / "adapter", failed)
+    save_tasks(model, tasks, method, backbone, spec, folder / "adapter", failed, metrics)
     notes = _notes(trainer, tasks, metrics)
     for note in notes:
         display.say(note)
@@ -389,12 +391,13 @@ def save_tasks(
     spec: Spec,
     target: Path,
     failed: Mapping[str, str] | None = None,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
 ) -> None:
     """One folder: an adapter for each task, and what predicting needs of all; with the tasks that `failed`, and why."""
     facts = {
         "format": FORMAT,
         "method": method.name,
-        "model": spec.model,
+        "model": portable(spec.model),
         "revision": spec.revision,
         "pooling": installed(model) or "own",
         "trust_remote_code": spec.trust_remote_code,
@@ -405,6 +408,15 @@ def save_tasks(
         "failed": dict(failed or {}),
     }
 
+    def own(name: str) -> dict[str, dict[str, float]]:
+        start = f"{name}/"
+        return {
+            split: {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
+            for split, found in (metrics or {}).items()
+        }
+
+    abouts = {name: About.of(backbone, task, spec.seed, own(name)) for name, task in tasks.items()}
+
     def fill(folder: Path) -> None:
         for name in tasks:
             attach.save(
@@ -414,7 +426,9 @@ def save_tasks(
                 adapter_name=name,
                 base_model_name=backbone.address,
                 fingerprint=backbone.fingerprint,
+                about=abouts[name],
             )
+        write_card(folder, method, abouts)
         as_read = json.loads(json.dumps(facts))
         write_json(folder / TASKS, as_read | {"checksum": checksum(as_read)})
 

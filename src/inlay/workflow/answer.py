@@ -17,7 +17,7 @@ from inlay.errors import InlayError, misspelt, unknown
 from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.tasks import kinds
-from inlay.workflow.answer_files import facts_of, located
+from inlay.workflow.answer_files import base_of, facts_of, located
 from inlay.workflow.predict import check_trust, check_writable, joined, lines
 from inlay.workflow.telling import Say, heard
 
@@ -66,7 +66,8 @@ class Tasks:
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
         self.failed = {name: why for name, why in facts["failed"].items() if name in self.schemas}
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
-        backbone = backbones.load_for(self.spec.with_(model=model or facts["model"]), next(iter(found.values())))
+        base = model or base_of(self.folder, facts)
+        backbone = backbones.load_for(self.spec.with_(model=base), next(iter(found.values())))
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
         method = registry.get(facts["method"])

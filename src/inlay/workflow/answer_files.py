@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from inlay.backbones import whereabouts
 from inlay.errors import InlayError
 from inlay.records.spec import POOLINGS
 from inlay.records.store import Run, checksum, load, read_json
@@ -136,6 +137,26 @@ def facts_of(folder: Path) -> dict[str, Any]:
     if not facts["tasks"]:
         raise InlayError(f"{path} lists no tasks: it was edited or is damaged. Train the tasks again.")
     return facts
+
+
+def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
+    """The base model of the tasks, by the name that is written beside them. Of a folder that name has no path: it is
+    where the fingerprint says that it lies on this machine, or where their run found it, or in the working folder."""
+    name = str(facts["model"])
+    if not name.startswith("."):
+        return name
+    note = place_of(folder, next(iter(facts["tasks"]))) / "inlay.json"
+    known = whereabouts.recall(str(read_json(note).get("fingerprint"))) if note.is_file() else None
+    if known is not None:
+        return str(known)
+    if (run := run_of(folder)) is not None:
+        return run.spec.model
+    if not Path(name).exists():
+        raise InlayError(
+            f"The tasks in {folder} were trained on a model folder called {Path(name).name!r}, and there is none at "
+            f"{name!r}. Say where it is: --model FOLDER (model= in Python)."
+        )
+    return name
 
 
 def verify_run(folder: Path) -> bool:

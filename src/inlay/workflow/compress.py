@@ -146,6 +146,7 @@ def compress(
     given = None if texts is None else _texts(texts)
     from inlay import backbones
     from inlay.methods import attach
+    from inlay.methods.card import About
     from inlay.methods.ntk_attention.prompt import check
     from inlay.records.versions import versions
     from inlay.tasks import kinds
@@ -204,7 +205,14 @@ def compress(
     }
 
     def fill(folder: Path) -> None:
-        attach.save(adapted, METHOD, folder, base_model_name=backbone.address, fingerprint=backbone.fingerprint)
+        attach.save(
+            adapted,
+            METHOD,
+            folder,
+            base_model_name=backbone.address,
+            fingerprint=backbone.fingerprint,
+            about=About.of(backbone, facts=_facts(record)),
+        )
         write_json(folder / REPORT, record)
 
     write_folder(out, fill)
@@ -213,6 +221,20 @@ def compress(
     trained = sum(weight.numel() for weight in weights)
     shown = _generations(pair, backbone.processor, held, options.length)
     return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
+
+
+def _facts(record: Mapping[str, Any]) -> dict[str, str]:
+    """What the adapter's card says of the prompt; not the prompt itself, which may be nobody else's business."""
+    held_out = record["texts"]["held_out"]
+    who, found = list(record["scores"].items())[-1]
+    kept = found["recovered"]
+    told = f"{kept:.0%} of what the prompt gains in log-likelihood" if kept is not None else "the prompt gains nothing"
+    return {
+        "stands for": f"a prompt of {record['prompt_tokens']:,} tokens",
+        "result": f"{who}: perplexity {found['perplexity']:.4g}, {told}, on {held_out:,} held-out texts, seed "
+        f"{record['options']['seed']}",
+        "what may be lost": "names, numbers and other details of the prompt",
+    }
 
 
 def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, unknown
+from inlay.methods import registry
+from inlay.methods.card import write_card
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.store import checksum, read_json
 from inlay.workflow.answer import told_of
@@ -72,8 +74,9 @@ def export(
 
 
 def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], None]) -> Path:
+    from inlay.backbones.locate import portable
     from inlay.methods.multi_lora.exchange import to_lora
-    from inlay.methods.saving import read
+    from inlay.methods.saving import about, read
 
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
     names = sorted(place.name for place in folder.glob("*") if (place / "adapter_config.json").is_file())
@@ -85,18 +88,25 @@ def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], 
     task = task or (names[0] if names else "default")
     verify_run(folder)
     config, tensors = read(MIXES, folder, task)
+    known = about(MIXES, folder, task)
+    config.base_model_name_or_path = portable(config.base_model_name_or_path or "") or None  # an earlier inlay's
     if (folder / TASKS).is_file():  # one that `save` wrote has none
         for line in told_of(read_json(folder / TASKS).get("failed") or {}, [task]):
             say(line)
 
     def fill(place: Path) -> None:
         to_lora(config, tensors, place)
+        if known is not None:
+            write_card(place, registry.get("lora"), {"default": known})
 
     write_folder(target, fill)
     return target
 
 
 def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Callable[[str], None]) -> Path:
+    from inlay.backbones.locate import portable
+    from inlay.methods.saving import about
+
     held = [(folder, facts_of(folder)) for folder in map(located, folders)]
     if len(names) > 1:
         chosen = [each for pair, own in zip(held, names, strict=True) for each in _choose([pair], own)]
@@ -109,16 +119,22 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
         for line in told_of(each.facts["failed"], [each.old]):
             say(line)
 
+    abouts = {each.new: about(each.facts["method"], each.folder, each.old) for each in chosen}
+    known = {name: found for name, found in abouts.items() if found is not None}
+
     def fill(place: Path) -> None:
         for each in chosen:
             _copy(each, place / each.new)
         kept = chosen[0].facts | {
+            "model": portable(chosen[0].facts["model"]),
             "tasks": {each.new: each.facts["tasks"][each.old] for each in chosen},
             "failed": failed,
             "batch_size": min(each.facts["batch_size"] for each in chosen),
             "trust_remote_code": any(each.facts["trust_remote_code"] for each in chosen),
         }
         write_json(place / TASKS, kept | {"checksum": checksum(kept)})
+        if known:
+            write_card(place, registry.get(chosen[0].facts["method"]), known)
 
     write_folder(target, fill)
     return target

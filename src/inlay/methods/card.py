@@ -1,0 +1,199 @@
+"""The card beside a saved adapter: what it was trained on and for, how well it does, and how to load it.
+
+An adapter is made to be given away, so nothing of it names a path of the machine it was made on. The facts are kept in
+its note too (saving.py): what is made of an adapter later, as `inlay export` does, has a card without its run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inlay.backbones.cards import PREFIX as EMBEDDED
+from inlay.backbones.locate import portable
+from inlay.backbones.pooled import installed
+from inlay.methods.registry import Method
+from inlay.tasks import kinds
+
+CARD = "README.md"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+PLACE = "this/folder"
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of an adapter. `base` is what inlay finds its base model by, `address` what Transformers does;
+    `source` is where an embedded one came from. `pooling` is what the head reads, `replaced` whether that is not what
+    its architecture has it read. `facts` are further lines of the card, by their titles."""
+
+    base: str
+    address: str
+    model_class: str
+    source: str | None = None
+    licence: str | None = None
+    pooling: str | None = None
+    replaced: bool = False
+    task: str | None = None
+    kind: str | None = None
+    labels: tuple[str, ...] | None = None
+    seed: int | None = None
+    examples: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = field(default=None, compare=False)  # of the base model, on this machine: never written down
+
+    @classmethod
+    def of(
+        cls,
+        backbone: Any,
+        task: Any = None,
+        seed: int | None = None,
+        metrics: Mapping[str, Mapping[str, float]] | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> About:
+        """Of what a loaded backbone was adapted to."""
+        base = portable(backbone.name)
+        folder = Path(backbone.name).expanduser()
+        return cls(
+            base=base,
+            address=backbone.address,
+            model_class=type(backbone.model).__name__,
+            source=backbone.source if base.startswith(EMBEDDED) else None,
+            licence=getattr(backbone, "licence", None),
+            pooling=getattr(backbone, "pooling", None),
+            replaced=installed(backbone.model) is not None,
+            task=getattr(task, "name", None),
+            kind=getattr(task, "kind", None),
+            labels=getattr(task, "label_names", None),
+            seed=seed,
+            examples={split: len(getattr(task, split)) for split in SPLITS if hasattr(task, split)},
+            metrics={split: _finite(found) for split, found in (metrics or {}).items()},
+            facts=dict(facts or {}),
+            folder=folder if base.startswith(".") and folder.is_dir() else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data, without what is not known."""
+        known = {name: value for name, value in asdict(self).items() if value not in (None, {})}
+        return {name: value for name, value in known.items() if name != "folder"}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> About:
+        """From what `to_json` made."""
+        labels = data.get("labels")
+        return cls(**{**data, "labels": tuple(labels) if labels is not None else None})
+
+
+def write_card(folder: Path, method: Method, abouts: Mapping[str, About]) -> None:
+    """Write the card of a folder: of one adapter, called `default`, or of several in folders of their names."""
+    (folder / CARD).write_text(card(method, abouts), encoding="utf-8")
+
+
+def card(method: Method, abouts: Mapping[str, About]) -> str:
+    """The card's text."""
+    first = next(iter(abouts.values()))
+    on = ", ".join(about.task for about in abouts.values() if about.task)
+    title = f"# {method.name} for {first.base}" + (f" on {on}" if on else "")
+    shown = [_facts(method, first, abouts), _results(abouts)] if len(abouts) > 1 else [_facts(method, first, abouts)]
+    loading = f"## How to load this adapter\n\n{_loading(method, *next(iter(abouts.items())))}"
+    return "\n\n".join([_front(method, first), title, *shown, loading]) + "\n"
+
+
+def _front(method: Method, about: About) -> str:
+    """The block that the hub reads; a base that it does not have is left out, since it would refuse the card."""
+    lines = [f"library_name: {'peft' if method.form == 'peft' else 'transformers'}"]
+    if HUB_ID.fullmatch(about.address):
+        lines.append(f"base_model: {json.dumps(about.address)}")
+    if about.licence:
+        lines.append(f"license: {about.licence.lower()}")
+    return "\n".join(["---", *lines, "tags:", "- inlay", f"- {method.name}", "---"])
+
+
+def _facts(method: Method, about: About, abouts: Mapping[str, About]) -> str:
+    known = about.address if about.base == about.address else f"{about.address}, which is `{about.base}` in inlay"
+    rows = {
+        "base model": known + (f" ({about.source})" if about.source else ""),
+        "licence of the base model": about.licence or "as its owner says",
+        "method": f"{method.name}: {method.summary}",
+        "paper": method.paper,
+        "the head reads": about.pooling,
+    }
+    if len(abouts) == 1 and about.task:
+        rows |= {
+            "task": f"{about.task} ({about.kind})",
+            "labels": ", ".join(about.labels or ()),
+            "examples": ", ".join(f"{count:,} {split}" for split, count in about.examples.items() if count),
+            "result": _result(about),
+        }
+    return _table(["", ""], [[title, text] for title, text in {**rows, **about.facts}.items() if text])
+
+
+def _results(abouts: Mapping[str, About]) -> str:
+    """A line for each of several adapters."""
+    rows = [[name, f"{a.task} ({a.kind})", ", ".join(a.labels or ()), _result(a)] for name, a in abouts.items()]
+    return _table(["adapter", "task", "labels", "result"], rows)
+
+
+def _result(about: About) -> str:
+    """The metrics on the test set, else on validation: on how many examples, and with which seed."""
+    if not about.metrics:
+        return ""
+    split = "test" if "test" in about.metrics else next(iter(about.metrics))
+    found = about.metrics[split].items()
+    values = ", ".join(f"{name} {'not finite' if value is None else format(value, '.4g')}" for name, value in found)
+    on = f"{about.examples[split]:,} {split} examples" if split in about.examples else split
+    return f"{values} on {on}, seed {about.seed}"
+
+
+def _loading(method: Method, name: str, about: About) -> str:
+    place = PLACE if name == "default" else f"{PLACE}/{name}"
+    if method.form == "full":
+        from_folder = f'model = {about.model_class}.from_pretrained("{place}").eval()'
+        return _code([f"from transformers import {about.model_class}"], [from_folder])
+    imports, base = _base(about)
+    if method.form == "head":
+        imports.append("from inlay.methods.attach import restore")
+        return _code(imports, [base, f'model = restore(base, "{method.name}", "{place}")'])
+    imports.append("from peft import PeftModel")
+    if method.tuner is not None or about.replaced:
+        what = "registers the method with PEFT" if method.tuner is not None else f"lets the head read {about.pooling}"
+        imports = [f"import inlay  # {what}", *(line for line in imports if line != "import inlay")]
+    code = _code(imports, [base, f'model = PeftModel.from_pretrained(base, "{place}").eval()'])
+    if about.base != about.address:
+        code += f"\n\nTransformers knows the base as `{about.address}`. inlay's `{about.base}` is what was trained on."
+    return code
+
+
+def _base(about: About) -> tuple[list[str], str]:
+    """What to import to load the base model, and the call."""
+    outputs = len(about.labels) if about.labels else 1 if about.kind == kinds.REGRESSION else None
+    if about.base.startswith(EMBEDDED):
+        given = {"kind": about.kind or kinds.CAUSAL_LM, "num_labels": outputs, "pooling": about.pooling}
+        told = "".join(f", {name}={json.dumps(value)}" for name, value in given.items() if value is not None)
+        return ["import inlay"], f'base = inlay.load_backbone("{about.base}"{told}).model'
+    sized = f", num_labels={outputs}, ignore_mismatched_sizes=True" if outputs else ""
+    call = f"base = {about.model_class}.from_pretrained({json.dumps(about.address)}{sized})"
+    return [f"from transformers import {about.model_class}"], call
+
+
+def _code(imports: Sequence[str], lines: Sequence[str]) -> str:
+    return "\n".join(["```python", *imports, "", *lines, "```"])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([_cell(text) for text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _finite(found: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
