@@ -331,6 +331,32 @@ def test_a_model_without_the_modules_is_refused(saved: Callable[[Case], Saved]) 
     assert torch.equal(logits(model, adapter.batch), before)
 
 
+def test_settings_that_ask_for_more_than_the_weights_hold_are_refused(
+    saved: Callable[[Case], Saved], tmp_path: Path
+) -> None:
+    """A stranger's folder, by Transformers' door as by our own: nothing is matched or made that its tensors do not
+    account for."""
+    adapter = saved(Case(METHODS["multi-lora"], "bert"))
+    settings = json.loads((adapter.adapter / "adapter_config.json").read_text())
+    save_file(adapter.weights(), tmp_path / WEIGHTS, metadata={"format": "pt"})
+    for changes, fault in (({"r": 10**9}, "r=1000000000"), ({"exclude_modules": "(a+)+$" * 40}, "exclude_modules")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
+        with pytest.raises(InlayError, match=fault):
+            adapter.model().load_adapter(str(tmp_path))
+    weights = {key: torch.full_like(value, torch.nan) for key, value in adapter.weights().items()}
+    save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InlayError, match="not finite"):
+        adapter.model().load_adapter(str(tmp_path))
+
+
+def test_a_task_that_was_trained_alone_brings_its_head(saved: Callable[[Case], Saved]) -> None:
+    """Into a base with another number of labels: a task of multi-lora has a head of its own size."""
+    adapter = saved(Case(METHODS["multi-lora"], "bert"))
+    model = AUTO["bert"].from_pretrained(adapter.adapter, num_labels=2)
+    assert torch.equal(logits(model, adapter.batch), adapter.wanted)
+
+
 def test_hotswapping_and_a_missing_file_are_refused(saved: Callable[[Case], Saved], tmp_path: Path) -> None:
     adapter = saved(Case(METHODS["bias"], "bert"))
     with pytest.raises(InlayError, match="hotswap"):

@@ -142,7 +142,7 @@ def restore(
         restored = _restore_full(model, place, note)
     else:
         vetting.check_size([place / WEIGHTS[method.form]], model)
-        tensors = _tensors(place / WEIGHTS[method.form], note)
+        tensors = read_tensors(place / WEIGHTS[method.form], note)
         if method.form == "peft":
             restored = _restore_adapter(model, method, place, tensors, adapter_name)
         else:
@@ -170,7 +170,7 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     vetting.check_type(place / CONFIG["peft"], settings)
     if settings.get("peft_type") != method.peft_type:
         raise InlayError(f"{place} does not hold an adapter of method {method.name!r}.")
-    return PeftConfig.from_pretrained(str(place)), _tensors(place / WEIGHTS["peft"], note)
+    return PeftConfig.from_pretrained(str(place)), read_tensors(place / WEIGHTS["peft"], note)
 
 
 def use_head(model: nn.Module, adapter_name: str) -> None:
@@ -294,7 +294,8 @@ def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerpr
         )
 
 
-def _tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file: finite, and what the note beside them says, where there is one."""
     vetting.shapes(path)
     try:
         tensors = load_file(path)
@@ -367,7 +368,7 @@ def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module
     vetting.check_size(files, model)
     expected = model.state_dict()
     for path in files:
-        vetting.check_kinds(_tensors(path, note), expected, place)
+        vetting.check_kinds(read_tensors(path, note), expected, place)
     try:
         with _no_progress_bar():
             # By the config of the model that is there: the one beside the weights says how much memory to fill.

@@ -14,10 +14,13 @@ import json
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay.methods.noted import heed
 from inlay.methods.register import PREFIX
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
@@ -72,30 +75,20 @@ def _hub(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load(model: Any, given: Mapping[str, Any]) -> Any:
-    from peft import PeftConfig
-    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
     from peft.utils.other import ModulesToSaveWrapper
     from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
-    from safetensors.torch import load_file
-    from transformers.utils import cached_file
     from transformers.utils.loading_report import LoadStateDictInfo
 
     from inlay.errors import InlayError
     from inlay.methods.plain import WRAPPED
-    from inlay.methods.saving import WEIGHTS, compare
+    from inlay.methods.saving import compare
 
     if given.get("hotswap") is True:
         raise InlayError("hotswap=True: only a LoRA can be exchanged in place. Load this adapter under another name.")
-    source, hub, name = _source(given), _hub(given), given.get("adapter_name") or "default"
-    config, weights = given.get("peft_config"), given.get("adapter_state_dict")
-    if config is None:
-        config = PeftConfig.from_pretrained(source, **hub)
-    if weights is None:
-        weights = load_file(cached_file(source, WEIGHTS["peft"], **hub))
+    source, name = _source(given), given.get("adapter_name") or "default"
+    config, weights = _read(model, given)
     config.inference_mode = not given.get("is_trainable", False)
-    tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type](model, config, adapter_name=name)
-    model._hf_peft_config_loaded = True
-    tuner._cast_adapter_dtype(name)
+    _inject(model, config, weights, name)
     # A model that PEFT does not stand around has its own names, and a file those that it has in a PEFT model.
     weights = {key.removeprefix(WRAPPED): value for key, value in weights.items()}
     try:
@@ -112,3 +105,40 @@ def _load(model: Any, given: Mapping[str, Any]) -> Any:
     if config.inference_mode:
         model.eval()
     return LoadStateDictInfo(set(), set(), set(), [], {}, set())
+
+
+def _read(model: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """The adapter's settings and tensors: as they were given, or of its files, looked at before they are obeyed."""
+    from peft import PeftConfig
+    from transformers.utils import cached_file, find_adapter_config_file
+
+    from inlay.methods import vetting
+    from inlay.methods.saving import WEIGHTS, read_tensors
+
+    config, weights, hub = given.get("peft_config"), given.get("adapter_state_dict"), _hub(given)
+    if weights is None:
+        weights = read_tensors(Path(cached_file(_source(given), WEIGHTS["peft"], **hub)), {})
+    if config is None:
+        file = Path(find_adapter_config_file(_source(given), **hub))
+        vetting.check_settings(file, vetting.read_json(file), weights, model)
+        config = PeftConfig.from_pretrained(str(file.parent))
+    return config, weights
+
+
+def _inject(model: Any, config: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    """Make room for the adapter, as much as its tensors account for."""
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+    from inlay.errors import InlayError
+    from inlay.methods.allowance import Allowance, TooLarge
+
+    if hasattr(config, "settle"):
+        config.settle(model, weights)
+    held = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    try:
+        with Allowance.of(model, held):
+            tuner = PEFT_TYPE_TO_TUNER_MAPPING[config.peft_type](model, config, adapter_name=name)
+    except TooLarge as error:
+        raise InlayError(f"The adapter's settings do not belong to its weights: {error}.") from error
+    model._hf_peft_config_loaded = True
+    tuner._cast_adapter_dtype(name)
