@@ -15,7 +15,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from inlay import InlayError, Spec, predict, tasks, tune
 from inlay.records.command import arguments
+from inlay.records.sealed import sealed
 from inlay.records.store import Store
+from inlay.report.collect import collect
 from inlay.workflow.answer import answer
 from inlay.workflow.export import export
 from inlay.workflow.planning import plan
@@ -35,11 +37,15 @@ def encoder(text_model: Path) -> Path:
 
 
 def forget_the_choice(run: Any) -> None:
-    """Make a run one that an earlier inlay made: its spec knows no pooling, and was not sealed."""
-    path = run.folder / "spec.json"
-    data = json.loads(path.read_text())
-    del data["spec"]["pooling"], data["checksum"]
-    path.write_text(json.dumps(data))
+    """Make a run one that an earlier inlay made: its spec knows no pooling and has no seal, nor is it in the record."""
+    for name, seal in (("spec.json", False), ("record.json", True)):
+        data = json.loads((run.folder / name).read_text())
+        del data["checksum"]
+        if name == "spec.json":
+            del data["spec"]["pooling"]
+        else:
+            del data["spec"], data["backbone"]["pooling"]
+        (run.folder / name).write_text(json.dumps(sealed(data) if seal else data))
 
 
 @pytest.mark.parametrize("method", ["linear-probe", "lora", "full"])
@@ -77,6 +83,19 @@ def test_a_run_from_before_is_found_by_what_it_read_and_not_by_the_default(
     assert identified(new.spec) == (new.spec, new.digest), "settled once for all"
     words = arguments(reread.spec)
     assert words[words.index("--pooling") + 1] == "own"
+    found = collect(out)
+    assert sorted(each.more for each in found.sets) == ["", "pooling mean"], "unlike features are not side by side"
+
+
+def test_runs_from_before_and_after_are_one_line_where_nothing_was_replaced(review_spec: Spec, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    old = tune(review_spec, out, progress=False)
+    assert tune(review_spec.with_(pooling="pooler"), out, progress=False).metrics == old.metrics
+    forget_the_choice(old)
+    tune(review_spec.with_(seed=1), out, progress=False)
+    found = collect(out)
+    assert [len(row.results) for row in found.rows] == [2]
+    assert [each.more for each in found.sets] == [""]
 
 
 def test_a_model_that_says_nothing_has_the_runs_it_had(review_spec: Spec) -> None:

@@ -304,7 +304,7 @@ class Run:
             raise self._damaged(f"{RECORD} belongs to another run")
         if wrong := misfit(record):
             raise self._damaged(f"in {RECORD} {wrong}")
-        if record.get("spec") and Spec.from_json(record["spec"]) != self.spec:
+        if record.get("spec") and _spec(record["spec"]) != self.spec:
             raise self._damaged(f"{SPEC} is not the spec that {RECORD} says was run")
         if METRICS in (record.get("files") or {}):
             self._verify(METRICS, record["files"])
@@ -461,12 +461,16 @@ def load(folder: Path) -> Run:
     digest, created = data.get("digest"), data.get("created", "")
     if not isinstance(digest, str) or not isinstance(created, str) or "spec" not in data:
         raise InlayError(f"{path} is not a run's spec: its digest, its time or the spec itself is wrong or missing.")
-    given = data["spec"]
     try:
-        spec = Spec.from_json({**BEFORE, **given} if isinstance(given, dict) else given)
+        spec = _spec(data["spec"])
     except InlayError as error:
         raise InlayError(f"{path} is not a run's spec: {error}") from None
     return Run(folder, spec, digest, created=created, spec_is_sealed=bool(intact))
+
+
+def _spec(data: Any) -> Spec:
+    """A spec as it was written down; a field that it lacks meant then what `BEFORE` says."""
+    return Spec.from_json({**BEFORE, **data} if isinstance(data, dict) else data)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ OF_THE_SET = (
     "data_dir",
     "protocol",
     "revision",
+    "pooling",
     "shots",
     "seed",
 )
@@ -327,13 +328,23 @@ def _arrange(found: Collected) -> None:
 
 
 def _but_for_the_seed(spec: Spec) -> str:
-    return json.dumps(spec.with_(seed=0).to_json(), sort_keys=True)
+    return json.dumps(spec.with_(seed=0, pooling=replaced(spec) or "own").to_json(), sort_keys=True)
+
+
+def replaced(spec: Spec) -> str | None:
+    """What a run's head read in place of its architecture's own feature: what auto finds is written into a spec."""
+    return None if spec.pooling in ("auto", "own") else spec.pooling
 
 
 def set_of(result: Result) -> Set:
     """The set that a run belongs to."""
     spec = result.spec
-    more = (spec.protocol, spec.revision and f"revision {spec.revision}", spec.test_data and f"test {spec.test_data}")
+    more = (
+        spec.protocol,
+        spec.revision and f"revision {spec.revision}",
+        spec.test_data and f"test {spec.test_data}",
+        (pooling := replaced(spec)) and f"pooling {pooling}",
+    )
     return Set(
         task=spec.task or " + ".join(spec.tasks) or str(spec.data),
         model=spec.model,

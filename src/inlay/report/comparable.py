@@ -79,7 +79,7 @@ def _several_sets(found: Collected) -> Warned | None:
             ("models", {each.model for each in found.sets}),
             ("training-set sizes", {each.shots for each in found.sets}),
             ("metrics", {(each.metric, each.split) for each in found.sets}),
-            ("protocols, revisions or test files", {each.more for each in found.sets}),
+            ("protocols, revisions, test files or poolings", {each.more for each in found.sets}),
         )
         if len(values) > 1
     ]
