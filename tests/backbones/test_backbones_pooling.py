@@ -22,6 +22,7 @@ from inlay import InlayError, Spec, backbones
 from inlay.backbones.locate import CACHED, Place
 from inlay.backbones.pooling import settle
 from inlay.methods import attach
+from inlay.methods.saving import digest
 from inlay.training.trunk import TrunkCache
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -255,6 +256,25 @@ def test_an_adapter_finds_its_feature_by_every_door(method: str, write: Write, t
             torch.testing.assert_close(loaded.eval()(**texts()).logits, expected)
     with pytest.raises(InlayError, match="pooling='mean'"):
         PeftModel.from_pretrained(load(folder, pooling="first").model, saved)
+
+
+@pytest.mark.parametrize("value", ["banana", "pooler", 3, ["mean"], {}])
+def test_a_strangers_folder_cannot_ask_for_a_feature_that_there_is_not(
+    value: Any, write: Write, tmp_path: Path
+) -> None:
+    folder, saved = write("bert"), tmp_path / "adapter"
+    attach.save(attach.attach(load(folder).model, "lora", newly_initialised=["classifier"]), "lora", saved)
+    note = json.loads((saved / "inlay.json").read_text()) | {"pooling": value}
+    (saved / "inlay.json").write_text(json.dumps(note | {"digest": digest(note)}))
+    with pytest.raises(InlayError, match="pooling"):
+        attach.restore(load(folder).model, "lora", saved)
+    with pytest.raises(InlayError, match="pooling"):
+        PeftModel.from_pretrained(load(folder).model, saved)
+    note["pooling"] = "mean"
+    (saved / "inlay.json").write_text(json.dumps(note | {"digest": digest(note)}))
+    tags = backbones.load(str(folder), kind="token-classification", num_labels=3).model
+    with pytest.raises(InlayError, match="BertForTokenClassification is none"):
+        PeftModel.from_pretrained(tags, saved)
 
 
 def test_an_adapter_of_ours_that_peft_saved_knows_its_feature(write: Write, tmp_path: Path) -> None:

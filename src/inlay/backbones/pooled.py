@@ -17,10 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from inlay.anatomy import anatomy
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 
 CHILD = "inlay_pooling"
 POOLER = "pooler"
+WAYS = ("mean", "first", "last")
+CLASSIFIER = "ForSequenceClassification"
 
 
 class Pooling(nn.Module):
@@ -58,6 +60,10 @@ def install(model: nn.Module, how: str | None) -> None:
     """Let the head read the `mean`, the `first` or the `last` of the last states; None changes nothing."""
     if how is None:
         return
+    if how not in WAYS:
+        raise unknown("pooling", str(how), WAYS)
+    if not type(model).__name__.endswith(CLASSIFIER):
+        raise InlayError(f"pooling={how!r} is what a text classifier's head reads, and {type(model).__name__} is none.")
     backbone = anatomy(model).backbone.module
     layer = Pooling(how, backbone)
     if layer.as_pooler:

@@ -26,5 +26,5 @@ def heed(model: Any, source: Any) -> None:
         note = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError):
         return  # who reads the note for its own sake says what is wrong with it
-    if isinstance(note, dict) and note.get("pooling") in (None, "mean", "first", "last"):
+    if isinstance(note, dict):
         agree(base_of(model), note.get("pooling"), str(source))
