@@ -376,3 +376,14 @@ def test_time_is_sortable() -> None:
     first = now()
     time.sleep(0.002)
     assert first < now()
+
+
+def test_a_copy_without_history_is_told_its_commit(tmp_path: Path) -> None:
+    """Where the checkout has no .git, as on a rented machine, INLAY_COMMIT names the commit; a checkout knows its own."""
+    copy = tmp_path / "src" / "inlay" / "records" / "versions.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text((Path(__file__).parents[2] / "src" / "inlay" / "records" / "versions.py").read_text())
+    ask = [sys.executable, "-P", "-c", "import runpy, sys; print(runpy.run_path(sys.argv[1])['_commit']())", str(copy)]
+    for told, expected in (("abc123", "abc123"), ("", "None")):
+        shown = subprocess.run(ask, env=os.environ | {"INLAY_COMMIT": told}, capture_output=True, text=True, check=True)
+        assert shown.stdout.strip() == expected
