@@ -379,7 +379,7 @@ def test_time_is_sortable() -> None:
 
 
 def test_a_copy_without_history_is_told_its_commit(tmp_path: Path) -> None:
-    """Where the checkout has no .git, as on a rented machine, INLAY_COMMIT names the commit; a checkout knows its own."""
+    """Where the checkout has no .git, INLAY_COMMIT names the commit; a checkout knows its own."""
     copy = tmp_path / "src" / "inlay" / "records" / "versions.py"
     copy.parent.mkdir(parents=True)
     copy.write_text((Path(__file__).parents[2] / "src" / "inlay" / "records" / "versions.py").read_text())
