@@ -224,15 +224,19 @@ def test_output_that_cannot_be_written_is_refused_before_the_model_is_loaded(
         predict(run, reviews, tmp_path / "file" / "answers.jsonl")
 
 
-def test_adapter_of_an_embedded_model_loads_with_peft_alone(tmp_path: Path) -> None:
-    """The adapter names its base in a way that Transformers understands, and its config is the same every time."""
-    from peft import PeftConfig
-    from transformers import AutoModelForImageClassification
+def test_adapter_of_an_embedded_model_names_it_as_inlay_does(tmp_path: Path) -> None:
+    """A model that ships with inlay is on no hub, and its folder is this machine's affair. The adapter's config is the
+    same every time."""
+    from peft import PeftConfig, PeftModel
+
+    import inlay
 
     spec = Spec(model="embedded:resnet", task="digits", method="lora", shots=20, max_steps=1, batch_size=4)
     run = tune(spec, tmp_path / "runs", progress=False)
     config = PeftConfig.from_pretrained(run.adapter)
-    AutoModelForImageClassification.from_pretrained(config.base_model_name_or_path)
+    assert config.base_model_name_or_path == "embedded:resnet"
+    base = inlay.load_backbone(config.base_model_name_or_path, num_labels=10).model
+    assert PeftModel.from_pretrained(base, str(run.adapter)).config.num_labels == 10
     written = json.loads((run.adapter / "adapter_config.json").read_text())
     assert written["target_modules"] == sorted(written["target_modules"])
 
