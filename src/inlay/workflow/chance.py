@@ -37,9 +37,16 @@ class Standing:
         test set of this size leaves, which more seeds do not lower. None where it is not known."""
         if not self.majority:
             return None
+        return fmean(self.values) - fmean(self.majority) > self.sampling_error
+
+    @property
+    def sampling_error(self) -> float:
+        """How far the majority class's accuracy may be off by the choice of the test examples (95 %); 0 for other
+        metrics."""
+        if not self.majority or self.metric != "accuracy":
+            return 0.0
         chance = fmean(self.majority)
-        error = math.sqrt(chance * (1 - chance) / self.examples) if self.metric == "accuracy" else 0.0
-        return fmean(self.values) - chance > NORMAL * error
+        return NORMAL * math.sqrt(chance * (1 - chance) / self.examples)
 
 
 def standing(
@@ -89,9 +96,10 @@ def of_one(spec: Spec, metric: str, metrics: Mapping[str, Mapping[str, float]], 
     if each.constant:
         told.append("all test examples were given the same class")
     if each.above_chance is False:
+        within = f" (the 95 % sampling error there is {each.sampling_error:.4f})" if each.sampling_error else ""
         told.append(
-            f"test {metric} {each.values[0]:.4f} is not above chance: always answering {each.answer!r}, the most "
-            f"frequent class in training, has {each.majority[0]:.4f} on these {each.examples:,} examples"
+            f"test {metric} {each.values[0]:.4f} does not differ from chance: always answering {each.answer!r}, the "
+            f"most frequent class in training, has {each.majority[0]:.4f} on these {each.examples:,} examples{within}"
         )
     return told
 
