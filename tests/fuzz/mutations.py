@@ -202,7 +202,7 @@ def damage_file(path: Path, rng: random.Random) -> str:
     if kind < 0.65 and path.suffix in (".json", ".jsonl"):
         try:
             what = _damage_json(path, rng)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass  # it is not JSON any more: its bytes can still be damaged
         else:
             return f"{path.name}: {what}"

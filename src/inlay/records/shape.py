@@ -12,9 +12,9 @@ from inlay.records.spec_values import shown
 
 NUMBER, WHOLE = "a number", "a whole number"
 ANY = "*"  # as a key: every entry, whatever its name
-LARGEST = 1e300  # what can still be averaged and printed
+LARGEST = 1e100  # what can still be squared, averaged and printed
 
-RATE = {"mean": NUMBER, "spread": NUMBER, "repetitions": NUMBER}
+RATE = {"mean": NUMBER, "spread": NUMBER, "repetitions": WHOLE}
 TASK = {"source": str, "digest": str, "notes": [str], "schema": dict}
 RECORD: dict[str, Any] = {
     "id": str,
@@ -72,7 +72,10 @@ def misfit(data: Any, shape: Any = RECORD, where: str = "") -> str | None:
         pairs = [(name, data[name], shape[name]) for name in shape if name in data]
         pairs += [(name, value, shape[ANY]) for name, value in data.items() if ANY in shape]
         found = (misfit(value, inner, f"{where}.{name}".lstrip(".")) for name, value, inner in pairs)
-        return next(filter(None, found), None)
+        wrong = next(filter(None, found), None)
+        if wrong is None and shape is RATE and not (_is_given(data) and data["repetitions"] > 0):
+            return _wrong(data, where, "a mean and a spread over one repetition or more")
+        return wrong
     if isinstance(shape, list):
         if not isinstance(data, list):
             return _wrong(data, where, "a list")
@@ -82,6 +85,10 @@ def misfit(data: Any, shape: Any = RECORD, where: str = "") -> str | None:
         right = right and (abs(data) < LARGEST or (isinstance(data, float) and not math.isfinite(data)))
         return None if right else _wrong(data, where, shape)
     return None if isinstance(data, shape) else _wrong(data, where, "of another kind")
+
+
+def _is_given(rate: dict[str, Any]) -> bool:
+    return rate.keys() >= RATE.keys() and rate["mean"] is not None and rate["repetitions"] is not None
 
 
 def _wrong(data: Any, where: str, expected: str) -> str:
