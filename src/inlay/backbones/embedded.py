@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from inlay import fetch
@@ -23,6 +24,7 @@ from inlay.backbones.cards import PREFIX, Card, card
 from inlay.backbones.quiet import quiet
 from inlay.console import can_redraw
 from inlay.errors import InlayError, first_line
+from inlay.records.atomic import file_digest
 
 log = logging.getLogger("inlay")
 
@@ -54,10 +56,11 @@ def folder(name: str) -> Fetched:
         path = HOUSE / short
         if not (path / "model.safetensors").is_file():
             raise InlayError(f"{PREFIX}{short} is missing from this installation ({path}). Install inlay again.")
+        _check_shipped(path / "model.safetensors", str(found.weights))
         return Fetched(path, f"shipped with inlay ({short})")
     for hub in (True, False):
         if (path := _home(short, found, hub)).is_dir():
-            return _told(path, found, hub)
+            return _told(fetch.check_folder(path), found, hub)
     why_not = _from_hub(short, found)
     if why_not is None:
         return _told(_home(short, found, hub=True), found, hub=True)
@@ -70,6 +73,13 @@ def folder(name: str) -> Fetched:
             f"index: {error} A local folder works without a network, and so do {PREFIX}vit and {PREFIX}resnet."
         ) from error
     return _told(_home(short, found, hub=False), found, hub=False)
+
+
+@cache
+def _check_shipped(weights: Path, sha256: str) -> None:
+    """Weights that ship with inlay are the pinned ones; hashed once a process."""
+    if file_digest(weights) != sha256:
+        raise InlayError(f"{weights} is not the file that ships with inlay: it is damaged. Install inlay again.")
 
 
 def _home(short: str, found: Card, hub: bool) -> Path:
@@ -135,6 +145,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
             scratch = Path(temporary) / "new"
             scratch.mkdir()
             yield scratch
+            fetch.note_digests(scratch)
             try:
                 scratch.rename(target)
             except OSError:
