@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mutations import cases, damage_file
-from test_fuzz_runs import damage_run, ends_well
+from test_run_folders import damage_run, ends_well
 
 import zoo
 from checkpoints import write_tokenizer
