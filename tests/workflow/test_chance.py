@@ -19,7 +19,7 @@ from inlay.report import exports
 from inlay.report.collect import collect
 from inlay.report.html import findings, page_data
 from inlay.tasks.chance import majority
-from inlay.workflow.chance import Standing, sentences
+from inlay.workflow.chance import Standing, sentences, standing
 from inlay.workflow.comparison import Comparison, rows_of, words
 from recorded import finished, spec_of
 
@@ -121,6 +121,21 @@ def test_runs_from_before_are_compared_without_it(tmp_path: Path) -> None:
     made = [finished(tmp_path, spec_of(method, seed), 0.7) for method in ("bias", "lora") for seed in range(2)]
     assert not any("Always answering" in line for line in words(Comparison(rows_of(made), made)))
     assert page_data(collect(tmp_path))["references"] == []
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(-2, 2),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.dictionaries(st.sampled_from(["answer", "examples", "metrics", "accuracy"]), inner, max_size=4)
+        ),
+    )
+)
+def test_a_record_that_holds_anything_is_no_error(entry: object) -> None:
+    found = standing("bias", "accuracy", [0.5], [(0, {"chance": entry, "classes_predicted": entry})])
+    assert found.above_chance in (True, False, None)
+    assert sentences([found]) is not None
 
 
 def test_a_run_that_learns_nothing_says_so(tmp_path: Path) -> None:

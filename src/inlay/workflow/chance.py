@@ -46,22 +46,28 @@ class Standing:
         if not self.majority or self.metric != "accuracy":
             return 0.0
         chance = fmean(self.majority)
-        return NORMAL * math.sqrt(chance * (1 - chance) / self.examples)
+        return NORMAL * math.sqrt(max(0.0, chance * (1 - chance)) / self.examples)
 
 
 def standing(
     method: str, metric: str, values: Sequence[float], runs: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> Standing:
     """A method's standing from its seeds and records; only where every record has what it takes."""
-    known = [record.get("chance") for _, record in runs]
     constant = tuple(seed for seed, record in runs if record.get("classes_predicted") == 1)
-    if not known or not all(isinstance(each, Mapping) and metric in each["metrics"] for each in known):
+    known: list[Any] = [record.get("chance") for _, record in runs]
+    usable = [each for each in known if _says(each, metric)]
+    if not usable or len(usable) < len(known):
         return Standing(method, metric, tuple(values), constant=constant)
-    majority = tuple(float(each["metrics"][metric]) for each in known if each)
-    first = known[0] or {}
-    return Standing(
-        method, metric, tuple(values), majority, str(first["answer"]), int(first["examples"]), constant=constant
-    )
+    first, majority = usable[0], tuple(float(each["metrics"][metric]) for each in usable)
+    return Standing(method, metric, tuple(values), majority, str(first["answer"]), first["examples"], constant)
+
+
+def _says(entry: Any, metric: str) -> bool:
+    """Whether a record's entry, which may be anything, is of the majority class and has the metric."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("metrics"), Mapping) or "answer" not in entry:
+        return False
+    value, examples = entry["metrics"].get(metric), entry.get("examples")
+    return type(value) in (int, float) and math.isfinite(value) and type(examples) is int and examples > 0
 
 
 def sentences(found: Sequence[Standing]) -> list[str]:
