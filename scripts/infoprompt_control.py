@@ -37,7 +37,7 @@ from infoprompt_table import (
     whole,
     with_error,
 )
-from tables import POOLING, RESULTS, Entry, fill, write_options
+from tables import RESULTS, Entry, fill, write_options
 
 CONTROL = "infoprompt_control.json"
 SEEDS = tuple(range(5))
@@ -92,12 +92,7 @@ def run(args: argparse.Namespace) -> None:
         task = drawn[0]
         test = some(task.test, TEST_ROWS)
         backbone = backbones.load(
-            args.model,
-            kind=task.kind,
-            num_labels=task.num_labels,
-            label_names=task.label_names,
-            seed=0,
-            pooling=POOLING,
+            args.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=0
         )
         backbone.model.eval()
         for reading, schema in readings(task.schema).items():

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tables import POOLING, RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where, write_options
+from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, where, write_options
 
 NAMES = ("group", "line", "task", "rate", "seed")
 FILE = "infoprompt_table.json"
@@ -163,7 +163,6 @@ class Work:
             schedule=group.schedule,
             max_length=MOST_LENGTH,
             evaluations=1,
-            pooling=POOLING,
         )
 
 

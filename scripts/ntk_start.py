@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tables import POOLING, RESULTS
+from tables import RESULTS
 
 SPREADS: Mapping[str, Callable[[int], float]] = {
     "1": lambda rows: 1.0,
@@ -75,7 +75,7 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
         learning_rate=rate,
         evaluations=1,
         precision="float32",
-        pooling=POOLING,
+        pooling="own",  # as the kept runs, which are from before a checkpoint's own pooling was read
         **trial.options,
     )
     task = tasks.load(spec)

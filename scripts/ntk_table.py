@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tables import POOLING, RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
+from tables import RESULTS, ROOT, Entry, Key, difference, fill, run_all, run_options, shown, where
 
 SEEDS = 3
 ANSWERS = 200  # questions of GSM8K's test set that are answered in full
@@ -165,7 +165,6 @@ class Work:
             learning_rate=self.rate or None,
             seed=self.seed,
             settings=line.settings,
-            pooling=POOLING,
             **options,
         )
 

@@ -15,9 +15,6 @@ from typing import Any, Protocol
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-# What heads read: what their architecture has them read. The kept runs are from before a checkpoint's own pooling was
-# read, and the lines of a table must be alike. For tables on that pooling, put auto here and make all runs again.
-POOLING = "own"
 NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]
@@ -72,12 +69,15 @@ def run_all(
 
     `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
     told apart by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
+    Each entry has the commit that it was made at: known ones keep theirs.
     """
+    import torch  # noqa: F401 (once it is loaded, `versions` knows the GPU)
+
     from inlay.records.versions import versions
 
     end = time.monotonic() + args.seconds
     made_with = versions()
-    known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
+    known = with_commits(json.loads(Path(args.known).read_text())) if args.known else []
 
     def key(named: Mapping[str, Any]) -> Key:
         return tuple(named[name] for name in names)
@@ -106,7 +106,7 @@ def run_all(
         except queue.Empty:
             break
         pending -= 1
-        entries[key(entry)] = entry
+        entries[key(entry)] = entry | {"commit": made_with["commit"]}
         print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
         found = {"versions": made_with, "runs": list(entries.values())}
         Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
@@ -116,6 +116,11 @@ def run_all(
     todo.cancel_join_thread()
     failed = sum("error" in entry for entry in entries.values())
     print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
+
+
+def with_commits(found: Mapping[str, Any]) -> list[Entry]:
+    """The runs of a results file, each with its commit: its own or, where it names none, that of the file."""
+    return [{"commit": found["versions"]["commit"]} | entry for entry in found["runs"]]
 
 
 def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int = 1) -> str:

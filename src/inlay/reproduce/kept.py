@@ -75,7 +75,7 @@ def table(name: str, more: str = "") -> Table | None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         runs = list(found["runs"])
-        note = _note(path, f"python scripts/{name}.py run{more}", found["versions"])
+        note = _note(path, f"python scripts/{name}.py run{more}", found["versions"], _commits(runs))
     except (ValueError, KeyError, TypeError) as error:
         raise InlayError(f"{path} cannot be read: {error!r}. Make it again: python scripts/{name}.py run.") from error
     sys.path.insert(0, str(SCRIPTS))  # scripts import what they share by its plain name
@@ -161,8 +161,19 @@ def experiment(name: str) -> tuple[Finding, str] | None:
     return found, _note(LAB / name, " ".join(facts["command"]), facts["versions"])
 
 
-def _note(path: Path, command: str, versions: Mapping[str, Any]) -> str:
+def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
+    """The commits that runs say they are of; of several, with the groups that have runs of each."""
+    groups: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.get("commit"):
+            groups.setdefault(run["commit"], {})[run["group"]] = None
+    if len(groups) < 2:
+        return "".join(groups)
+    return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in groups.items())
+
+
+def _note(path: Path, command: str, versions: Mapping[str, Any], commits: str = "") -> str:
     machine = versions.get("gpu") or f"{versions.get('cpu') or 'a CPU'}, {versions.get('threads')} threads"
-    hashes = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", versions.get("commit") or "")  # of several, where they differ
+    hashes = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", commits or versions.get("commit") or "")
     commit = f", commit {hashes}" if hashes else ""
     return f"{READ} {path.relative_to(ROOT)}: `{command}` on {machine}{commit}."
