@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from peft import PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, T5ForConditionalGeneration
@@ -13,6 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, T5ForConditionalGeneration
 import inlay
 from inlay.errors import InlayError
 from inlay.methods.probe import logits
+from inlay.methods.registry import all_methods
 from zoo import ENCODER, t5_config, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -143,6 +147,66 @@ def test_rows_that_cannot_be_counted_in_the_call_are_counted_in_the_layers() -> 
     assert adapted(Batch(torch.randn(5, 4)), adapter_names=["a", "b", "a", "b", "a"]).shape == (5, 3)
 
 
+# Rows of other methods.
+
+
+@pytest.mark.parametrize("config", [inlay.BiasTuningConfig, inlay.NormTuningConfig, inlay.SSFConfig])
+def test_rows_of_several_adapters_in_one_batch(config: type) -> None:
+    targets = ["norm"] if config is inlay.NormTuningConfig else ["first"]
+    settings = {"target_modules": targets, "modules_to_save": ["last"]}
+    adapted = get_peft_model(Net().double().eval(), config(**settings), adapter_name="a").eval()
+    adapted.add_adapter("b", config(**settings))
+    for name, parameter in adapted.named_parameters():
+        if ".a." in name or ".b." in name:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
+    x = torch.randn(6, 4, dtype=torch.float64)
+    names = ["a", "b", "__base__", "b", "a", "a"]
+    mixed = adapted(x, adapter_names=names)
+    for row, name in enumerate(names):
+        if name == "__base__":
+            with adapted.disable_adapter():
+                wanted = adapted(x[row : row + 1])
+        else:
+            adapted.set_adapter(name)
+            wanted = adapted(x[row : row + 1])
+        torch.testing.assert_close(mixed[row], wanted[0], rtol=0, atol=1e-12)
+    refused = {"3 names, and the batch has 6 rows": names[:3], "Unknown adapter": ["c"] * 6, "a list": "a"}
+    for words, wrong in refused.items():
+        with pytest.raises(InlayError, match=words):
+            adapted(x, adapter_names=wrong)
+    with pytest.raises(InlayError, match="while the model trains"):
+        adapted.train()(x, adapter_names=names)
+    adapted.eval().merge_adapter()
+    with pytest.raises(InlayError, match="while an adapter is merged"):
+        adapted(x, adapter_names=names)
+
+
+def test_a_thread_does_not_take_the_rows_of_another_ones_pass() -> None:
+    adapted = get_peft_model(Net(), inlay.BiasTuningConfig(target_modules=["first"]), adapter_name="a").eval()
+    stir(adapted)
+    x, found = torch.randn(4, 4), []
+    wanted = adapted(x[:3])
+
+    class Meanwhile(nn.Module):
+        def forward(self, y: Tensor) -> Tensor:
+            if not found:
+                found.append(None)
+                thread = threading.Thread(target=lambda: found.append(adapted(x[:3])))
+                thread.start()
+                thread.join()
+            return y
+
+    adapted.base_model.model.norm = nn.Sequential(Meanwhile(), adapted.base_model.model.norm)
+    adapted(x, adapter_names=["__base__"] * 4)
+    assert torch.equal(found[1], wanted)
+
+
+def test_a_method_that_acts_on_more_than_rows_does_not_mix_them() -> None:
+    adapted = get_peft_model(tiny("bert")[0], inlay.AdaptFormerConfig(), adapter_name="a").eval()
+    with pytest.raises(InlayError, match="does not mix adapters within a batch"):
+        adapted(**tiny("bert")[1], adapter_names=["a", "a", "__base__"])
+
+
 # Gradients and precision.
 
 
@@ -206,10 +270,14 @@ def test_the_model_keeps_the_config_that_it_is_given_and_a_second_model_is_serve
         bert = get_peft_model(tiny("bert")[0], config)
         assert bert.peft_config["default"] is config
         saved = config.to_dict()
-        config.inference_mode = saved["inference_mode"] = True  # an edit, which is kept
+        config.revision = saved["revision"] = "main"  # an edit, which is kept
         opt = get_peft_model(tiny("opt", "base")[0], config)
-        assert config.to_dict() == saved  # the first model's is what it was
-        assert opt.peft_config["default"].inference_mode
+        assert opt.peft_config["default"] is config
+        assert config.revision == "main"
+        assert bert.peft_config["default"].to_dict() == saved  # the first model's is what it was
+        opt.add_adapter("other", config)
+        assert opt.peft_config["other"] is config
+        assert opt.peft_config["default"].target_modules == pickle.loads(pickle.dumps(config)).target_modules
         fresh = get_peft_model(tiny("opt", "base")[0], make())
         keys = ("target_modules", "modules_to_save", "newly_initialised")
         mine, wanted = (each.peft_config["default"] for each in (opt, fresh))
@@ -256,6 +324,47 @@ def test_all_linear_is_every_linear_layer_but_those_of_heads(config: type) -> No
     kinds = (nn.Linear, type(tiny("gpt2", "causal-lm")[0].transformer.h[0].attn.c_attn))
     linear = {name for name, module in model.named_modules() if isinstance(module, kinds) and name != "lm_head"}
     assert found == linear
+
+
+def undescribed(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Architectures beside the zoo's: of each the class that PEFT's tests use."""
+    sizes = {key: value for key, value in ENCODER.items() if key in ("vocab_size", "pad_token_id")}
+    torch.manual_seed(0)
+    ids = {"input_ids": torch.randint(3, 40, (2, 5))}
+    if name == "gptj":
+        config = hf.GPTJConfig(**sizes, n_embd=16, n_layer=2, n_head=2, n_inner=24, n_positions=40, rotary_dim=4)
+        return hf.GPTJForCausalLM(config).eval(), ids
+    if name == "deberta":
+        options = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+        return hf.DebertaModel(hf.DebertaConfig(**ENCODER, **options)).eval(), ids
+    sides = {f"{side}_{key}": 2 for side in ("encoder", "decoder") for key in ("layers", "attention_heads")}
+    config = hf.BartConfig(**sizes, **sides, d_model=16, encoder_ffn_dim=24, decoder_ffn_dim=24)
+    return hf.BartForConditionalGeneration(config).eval(), ids | {"decoder_input_ids": ids["input_ids"][:, :3]}
+
+
+@pytest.mark.parametrize("architecture", ["gptj", "deberta", "bart"])
+def test_methods_on_architectures_beside_the_zoos_work_or_say_why_not(architecture: str, tmp_path: Any) -> None:
+    works = []
+    for name, method in all_methods().items():
+        if method.tuner is None:
+            continue
+        model, inputs = undescribed(architecture)
+        before = model(**inputs)[0]
+        try:
+            adapted = get_peft_model(model, method.config_class()(**method.settings)).eval()
+        except InlayError as error:
+            assert "\n" in str(error) or str(error).endswith(".")  # noqa: PT017
+            continue
+        if method.identity_at_start:
+            torch.testing.assert_close(adapted(**inputs)[0], before, rtol=0, atol=1e-6)
+        stir(adapted)
+        wanted = adapted(**inputs)[0]
+        assert not torch.equal(wanted, before)
+        adapted.save_pretrained(tmp_path / name)
+        again = PeftModel.from_pretrained(undescribed(architecture)[0], str(tmp_path / name)).eval()
+        assert torch.equal(again(**inputs)[0], wanted)
+        works.append(name)
+    assert {"adapter", "adaptformer", "bias", "multi-lora", "norm", "ssf"} <= set(works)
 
 
 def test_all_linear_of_a_method_for_other_layers_is_refused() -> None:

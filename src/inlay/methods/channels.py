@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 Convolution = nn.modules.conv._ConvNd
@@ -20,6 +20,18 @@ def channel_axis(module: nn.Module) -> int:
         first = getattr(module, "data_format", None) == "channels_first" or type(module).__name__.endswith("2d")
         return 1 if first else -1
     return -1
+
+
+def widths(module: nn.Module) -> tuple[int | None, int | None]:
+    """How many channels enter and leave a module; of an embedding, its words enter. None where it says neither."""
+    if isinstance(module, (nn.Linear, Conv1D)):
+        return width_in(module), width_out(module)
+    if isinstance(module, Convolution):
+        return module.in_channels, module.out_channels
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
+    weight = getattr(module, "weight", None)
+    return (weight.shape[0],) * 2 if isinstance(weight, Tensor) and weight.ndim == 1 else (None, None)
 
 
 def width_in(projection: nn.Module) -> int:

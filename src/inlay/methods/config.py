@@ -6,6 +6,7 @@ the config is saved as `adapter_config.json` and found again by its type.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -29,7 +30,7 @@ class InlayConfig(PeftConfig):
     (`resolved`): a reloaded adapter goes where it was, whatever the model it is put into was loaded from.
 
     The model keeps the object that it is given, as PEFT does, and fills it in. The same object given to another model
-    serves that one too, as it was given: see `unused`.
+    serves that one too, as it was given: see `belong_to`.
     """
 
     _filled_in: ClassVar[dict[str, tuple[Any, Any]]] = {}  # by field: what was given, and what was made of it
@@ -81,15 +82,21 @@ class InlayConfig(PeftConfig):
             if entry.name not in _PEFTS and not is_a(value, hints[entry.name]):
                 raise InlayError(f"{entry.name}={value!r} will not do: give {in_words(hints[entry.name])}.")
 
-    def unused(self) -> InlayConfig:
-        """This config; a copy of it as it was given, where a model has filled it in. Later edits are kept."""
-        if not self._filled_in:
-            return self
-        fresh = deepcopy(self)
-        for name, (given, made) in fresh.__dict__.pop("_filled_in").items():
-            if getattr(fresh, name) == made:
-                setattr(fresh, name, given)
-        return fresh
+    def belong_to(self, tuner: Any, adapter_name: str) -> None:
+        """Become the config of one adapter. What another one has filled in is taken back, less what was edited since;
+        that adapter keeps a copy of what it had."""
+        before = self.__dict__.get("_owner", _nobody)()
+        for name, config in [] if before is None else [*before.peft_config.items()]:
+            if config is self and not (before.peft_config is tuner.peft_config and name == adapter_name):
+                before.peft_config[name] = deepcopy(self)
+        for name, (given, made) in self.__dict__.pop("_filled_in", {}).items():
+            if getattr(self, name) == made:
+                setattr(self, name, given)
+        self.__dict__["_owner"] = weakref.ref(tuner)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is nobody's."""
+        return {name: value for name, value in self.__dict__.items() if name != "_owner"}
 
     @contextmanager
     def filling_in(self) -> Iterator[None]:
@@ -124,6 +131,10 @@ _WORDS: dict[Any, str] = {
     dict: "a mapping",
 }
 _PLURALS: dict[Any, str] = {int: "numbers", float: "numbers", str: "words"}
+
+
+def _nobody() -> None:
+    """The owner of a config that no model has."""
 
 
 def is_a(value: Any, hint: Any) -> bool:

@@ -5,8 +5,6 @@ Shared by SSF and by the scaling of attention, which differ only in what they sc
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
@@ -15,10 +13,10 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy import NORMS, is_norm
 from inlay.errors import InlayError
 from inlay.methods.channels import channel_axis
-from inlay.methods.tuner import HookedLayer
+from inlay.methods.tuner import ChannelLayer
 
 
-class RescalingLayer(HookedLayer):
+class RescalingLayer(ChannelLayer):
     """Scales and shifts the channels of its host `f`:
 
         y = gamma * f(x) + beta,      gamma = 1, beta = 0 at the start.
@@ -37,20 +35,13 @@ class RescalingLayer(HookedLayer):
         super().__init__(host)
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
 
-    @property
-    def pieces(self) -> nn.ModuleDict:
-        """The adapters' pieces by name."""
-        return getattr(self, self.adapter_layer_names[0])
-
-    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The host's forward hook."""
+    def act(self, adapter_name: str, output: Tensor) -> Tensor:
+        """`gamma * output + beta`."""
         shape = [1] * output.ndim
-        shape[channel_axis(host)] = -1
-        for name in self.running():
-            gamma, beta = (None if one is None else one.to(output.dtype).view(shape) for one in self.pieces[name]())
-            # One pass over the features, not two.
-            output = output * gamma if beta is None else torch.addcmul(beta, output, gamma)
-        return output
+        shape[channel_axis(self.host)] = -1
+        gamma, beta = (None if one is None else one.to(output.dtype).view(shape) for one in self.pieces[adapter_name]())
+        # One pass over the features, not two.
+        return output * gamma if beta is None else torch.addcmul(beta, output, gamma)
 
     @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:

@@ -26,19 +26,28 @@ from transformers.pytorch_utils import Conv1D
 from inlay.anatomy import anatomy, in_backbone
 from inlay.backbones.pooled import agree, installed
 from inlay.errors import InlayError
+from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
+from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, other_length
 from inlay.methods.plain import base_of, plain_modules, plain_name
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
+# What PEFT trains whole for a task, wherever it finds it, after an adapter was put in.
+TRAINED_WITH = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
 
 
-class ChildLayer(nn.Module, BaseTunerLayer):
+class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
     """A tuner layer that is a child of the module it adapts, its host.
 
     The host is kept in a tuple, which hides it from `nn.Module`: parent and child would otherwise contain each other.
     """
 
+    mixes: ClassVar[bool] = False  # whether rows of one batch may belong to different adapters
     merges_into: ClassVar[tuple[str, ...]] = ()  # the host's parameters that merging changes
 
     def __init__(self, host: nn.Module) -> None:
@@ -61,6 +70,16 @@ class ChildLayer(nn.Module, BaseTunerLayer):
     def get_base_layer(self) -> nn.Module:
         """The host: PEFT reads the device and the dtype of its weight."""
         return self.host
+
+    @property
+    def in_features(self) -> int | None:
+        """How many channels enter the host."""
+        return widths(self.host)[0]
+
+    @property
+    def out_features(self) -> int | None:
+        """How many channels leave the host."""
+        return widths(self.host)[1]
 
     def running(self) -> list[str]:
         """The adapters that take part in a forward pass of this layer."""
@@ -137,6 +156,31 @@ class HookedLayer(ChildLayer):
         raise NotImplementedError
 
 
+class ChannelLayer(HookedLayer):
+    """A child that changes what leaves its host, each row by itself; several adapters act one after the other."""
+
+    mixes = True
+
+    @property
+    def pieces(self) -> nn.ModuleDict:
+        """The adapters' pieces by name."""
+        found: nn.ModuleDict = getattr(self, self.adapter_layer_names[0])
+        return found
+
+    def act(self, adapter_name: str, output: Tensor) -> Tensor:
+        """What an adapter makes of the host's output."""
+        raise NotImplementedError
+
+    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """The host's forward hook."""
+        names = self.row_names()
+        if names is not None and not self.disable_adapters:
+            return self.by_row(names, output, output, self.act, self.pieces)
+        for name in self.running():
+            output = self.act(name, output)
+        return output
+
+
 def check_free(model: nn.Module, adapter_name: str) -> None:
     """An error for the name of an adapter that the model has already."""
     existing = getattr(model, "peft_config", None) or {}
@@ -203,8 +247,9 @@ class InlayTuner(BaseTuner):
         raise NotImplementedError
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
-        """The config is filled in; of one that another model has filled in, a copy is, and that model's stays."""
-        config = self.peft_config[adapter_name] = self.peft_config[adapter_name].unused()
+        """The config that was given is filled in, and is the adapter's."""
+        config = self.peft_config[adapter_name]
+        config.belong_to(self, adapter_name)
         in_use = {
             module: name
             for module in model.modules()
@@ -213,8 +258,18 @@ class InlayTuner(BaseTuner):
         }
         with config.filling_in():
             super().inject_adapter(model, adapter_name, *args, **kwargs)
+        self._bare_copies(adapter_name)
         if adapter_name in self.active_adapters:
             self._go_on_with_heads(adapter_name, in_use)
+
+    def _bare_copies(self, adapter_name: str) -> None:
+        """A module that this adapter trains whole is a copy: less what another adapter has hung on the original."""
+        wrappers = [module for module in self.model.modules() if isinstance(module, ModulesToSaveWrapper)]
+        copies = [each.modules_to_save[adapter_name] for each in wrappers if adapter_name in each.modules_to_save]
+        for layer in [module for copy in copies for module in copy.modules() if isinstance(module, ChildLayer)]:
+            layer.detach()
+            for name in [name for name, child in layer.host.named_children() if child is layer]:
+                delattr(layer.host, name)
 
     def _go_on_with_heads(self, adapter_name: str, in_use: dict[ModulesToSaveWrapper, str]) -> None:
         """Beside another adapter that has trained a head, begin from that head: PEFT would return to the untrained one,
@@ -245,7 +300,12 @@ class InlayTuner(BaseTuner):
         # A head that another adapter trains runs as that adapter's copy: what hangs on the original would not act.
         others = [name for name, module in self.model.named_modules() if isinstance(module, AuxiliaryTrainingWrapper)]
         heads = tuple(f"{plain_name(name)}." for name in [*(config.modules_to_save or ()), *others])
-        names = [name for name in self.hosts(config) if not f"{name}.".startswith(heads)]
+        trained = tuple(f".{name}." for name in TRAINED_WITH.get(config.task_type or "", ()))
+        names = [
+            name
+            for name in self.hosts(config)
+            if not f"{name}.".startswith(heads) and not any(part in f".{name}." for part in trained)
+        ]
         if not names:
             raise InlayError(self.refusal(self.model))
         if _all_linear(config):
@@ -378,12 +438,26 @@ class InlayTuner(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        if kwargs.get("adapter_names") is not None:
+        given = kwargs.get("adapter_names")
+        if given is None:
+            yield
+            return
+        layers = [module for module in self.model.modules() if isinstance(module, self.tuner_layer_cls)]
+        mine = [name for name, config in self.peft_config.items() if self._is_mine(config)]
+        names = check_names(given, mine)
+        if not all(layer.mixes for layer in layers):
             raise InlayError(
-                f"adapter_names={kwargs['adapter_names']!r}: {type(self).__name__} does not mix adapters within a "
-                "batch. Run one adapter at a time: model.set_adapter(name)."
+                f"adapter_names={given!r}: {type(self).__name__} does not mix adapters within a batch. Run one adapter "
+                "at a time: model.set_adapter(name)."
             )
-        yield
+        if self.training or any(layer.merged for layer in layers):
+            state = "the model trains" if self.training else "an adapter is merged"
+            raise InlayError(f"adapter_names: rows cannot be mixed while {state}: eval() and unmerge_adapter() first.")
+        rows = batch_of(self.model, args, kwargs)
+        if rows is not None and len(rows) != len(names):
+            raise other_length(len(names), len(rows))
+        with mixed_pass(self.model, layers, names):
+            yield
 
     @classmethod
     def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

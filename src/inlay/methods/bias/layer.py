@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from inlay.methods.bias.config import BiasTuningConfig
 from inlay.methods.channels import channel_axis
-from inlay.methods.tuner import HookedLayer
+from inlay.methods.tuner import ChannelLayer
 
 
 class Delta(nn.Module):
@@ -28,7 +26,7 @@ class Delta(nn.Module):
         return output + self.weight.to(output.dtype).view(shape)
 
 
-class BiasLayer(HookedLayer):
+class BiasLayer(ChannelLayer):
     """Adds a trained `delta` to the output of its host, which has the bias `b`:
 
         y = f(x; W) + b + delta,      delta = 0 at the start.
@@ -47,11 +45,9 @@ class BiasLayer(HookedLayer):
     def update_layer(self, adapter_name: str, config: BiasTuningConfig) -> None:
         self.inlay_bias_delta[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
 
-    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The host's forward hook."""
-        for name in self.running():
-            output = self.inlay_bias_delta[name](output)
-        return output
+    def act(self, adapter_name: str, output: Tensor) -> Tensor:
+        """`output + delta`."""
+        return self.inlay_bias_delta[adapter_name](output)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put the deltas into the host's bias."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from inlay.methods.bottleneck import Bottleneck
 from inlay.methods.bottleneck_adapter.config import BottleneckAdapterConfig
 from inlay.methods.channels import width_out
-from inlay.methods.tuner import HookedLayer
+from inlay.methods.tuner import ChannelLayer
 
 
-class AdapterLayer(HookedLayer):
+class AdapterLayer(ChannelLayer):
     """After its host, the last projection of attention or of the feed-forward, with output `y`:
 
         y + B(y),      B(y) = W_up act(W_down y + b_down) + b_up = 0 at the start.
@@ -38,8 +36,6 @@ class AdapterLayer(HookedLayer):
             up_std=config.init_std,
         )
 
-    def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The host's forward hook."""
-        for name in self.running():
-            output = output + self.inlay_adapter_bottleneck[name](output)
-        return output
+    def act(self, adapter_name: str, output: Tensor) -> Tensor:
+        """`y + B(y)`."""
+        return output + self.inlay_adapter_bottleneck[adapter_name](output)

@@ -16,7 +16,8 @@ from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.rows import BASE, Routing, Rows
+from inlay.methods.mixing import BASE
+from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import seed_of
 from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.plain import base_of
@@ -48,6 +49,14 @@ class TaskHead(Switch, ModulesToSaveWrapper):
                 raise ValueError(f"Adapter {name} not found in {sorted(self.modules_to_save)}")
             self.modules_to_save[name].requires_grad_(not inference_mode)
         self._active_adapter = names[0] if names else []
+
+    def check_set_adapter(self, adapter_name: str | list[str]) -> str | None:
+        """The one task among these that has a head here; None where none has."""
+        own = [] if isinstance(adapter_name, str) else [name for name in adapter_name if name in self.modules_to_save]
+        if len(own) > 1:
+            raise InlayError(f"One head is in use at a time, not {', '.join(own)}: name the tasks of the rows instead.")
+        found: str | None = super().check_set_adapter(adapter_name)
+        return found
 
     def enable_adapters(self, enabled: bool) -> None:
         """Switch all tasks' heads on or off."""

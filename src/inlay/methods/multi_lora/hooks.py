@@ -6,20 +6,16 @@ has another size than the base's, the labels are kept back and the loss is compu
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from inlay.errors import InlayError
+from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
 from inlay.methods.multi_lora.losses import check_labels, is_value, joint_loss, row_losses, shifted, task_sums
-from inlay.methods.multi_lora.rows import BASE, Routing, Rows
+from inlay.methods.multi_lora.rows import Routing, Rows
 
-# What is looked at first. Whatever else a model calls its input is found by the order of its forward's arguments.
-INPUTS = ("input_ids", "inputs", "inputs_embeds", "pixel_values", "input_features", "decoder_input_ids")
-SHARED = ("position_ids", "cache_position", "head_mask", "past_key_values", "generation_config")  # not one a row
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ENCODER_DECODER = ("ForConditionalGeneration",)
 
@@ -91,48 +87,16 @@ def base_labels(model: nn.Module) -> int | None:
 def check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> bool:
     """An error where a call's rows are not as many as the names; whether they could be counted. Where they never are,
     the layers count what enters them, and take nothing but one row for each name."""
-    given = _batch(model, args, kwargs)
+    given = batch_of(model, args, kwargs)
     rows.counted = rows.counted or given is not None
     if given is None or rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
         return given is not None
-    raise InlayError(
-        f"adapter_names has {rows.count} names, and the batch has {len(given)} rows: give one name for each row."
-    )
-
-
-def _batch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first tensor of a call that has a row for each row of the batch: the model's own main input, one of the usual
-    ones, or the first that its forward takes."""
-    main = getattr(model, "main_input_name", None) or INPUTS[0]
-    for name in (main, *INPUTS):
-        if (found := _with_rows(kwargs.get(name))) is not None:
-            return found
-    for value in args:
-        if (found := _with_rows(value)) is not None:
-            return found
-    for name in (*inspect.signature(model.forward).parameters, *kwargs):
-        if name not in SHARED and (found := _with_rows(kwargs.get(name))) is not None:
-            return found
-    return None
-
-
-def _with_rows(value: Any) -> Tensor | None:
-    return next((tensor for tensor in _tensors(value) if tensor.ndim), None)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument or an output: itself, or those in lists and dictionaries."""
-    if isinstance(value, Tensor):
-        yield value
-        return
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
-    for part in parts:
-        yield from _tensors(part)
+    raise other_length(rows.count, len(given))
 
 
 def _followed(output: Any) -> Iterator[Tensor]:
     """The tensors of an output by which a backward pass can enter the model."""
-    return (tensor for tensor in _tensors(output) if tensor.requires_grad)
+    return (tensor for tensor in tensors_in(output) if tensor.requires_grad)
 
 
 def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:

@@ -8,6 +8,7 @@ that it adapts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,11 +23,12 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError, unknown
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_in, width_out
+from inlay.methods.mixing import BASE
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
 from inlay.methods.multi_lora.hooks import ModelHooks, base_labels, check_rows
 from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
-from inlay.methods.multi_lora.rows import BASE, ROUTING, Routing, Rows
+from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
 from inlay.methods.multi_lora.shared import checksum_of
 from inlay.methods.peft_native import defaults
 from inlay.methods.plain import INNER, plain_name, plain_parameters
@@ -105,7 +107,8 @@ class MultiLoraModel(InlayTuner):
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """Make room for a task; straight in the layers that tasks before it have, where it adapts no others."""
         self._check_name(adapter_name)
-        config = self.peft_config[adapter_name] = self.peft_config[adapter_name].unused()
+        config = self.peft_config[adapter_name]
+        config.belong_to(self, adapter_name)
         loaded = config.was_saved
         if not self.active_adapters:  # all others were deleted
             self.active_adapter = adapter_name
@@ -128,10 +131,10 @@ class MultiLoraModel(InlayTuner):
             parts = {part for parameter in plain_parameters(self.model) for part in parameter.split(".")}
             own = {self.child, *MultiLoraLayer.adapter_layer_names, "modules_to_save", *INNER, BASE}
             routing.taken = frozenset(parts | own | set(dir(nn.ModuleDict())))
-        if name in routing.taken or not name.isidentifier():
+        if name in routing.taken or not re.fullmatch(r"[\w-]+", name):
             raise InlayError(
-                f"adapter_name={name!r} will not do: take a word of letters, digits and underscores that names no part "
-                "of the model."
+                f"adapter_name={name!r} will not do: take a word of letters, digits, hyphens and underscores that "
+                "names no part of the model."
             )
 
     def _prepare_adapter_config(self, peft_config: MultiLoraConfig, model_config: dict[str, Any]) -> MultiLoraConfig:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError
+from inlay.methods.mixing import check_names
 from inlay.methods.multi_lora.bank import put_together
 from inlay.methods.plain import plain_modules
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
     from inlay.methods.multi_lora.products import Factors
 
-BASE = "__base__"  # PEFT's name for "no adapter"
 LOCK = threading.RLock()  # for what passes share: where the `B`s lie, what layers are recomputed by, who runs them
 BACKWARD_PASSES = 16  # that may be under way at once: of one within another, and of several threads
 ROUTING = "_inlay_multi_lora_routing"
@@ -53,15 +53,7 @@ class Rows:
     @classmethod
     def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
         """The rows that these names, one a row, stand for."""
-        listed = isinstance(names, Sequence) and not isinstance(names, str)
-        if not listed or not names or not all(isinstance(name, str) for name in names):
-            raise InlayError(
-                f"adapter_names={names!r}: give a list with the name of one task for each row of the batch."
-            )
-        tasks = list(dict.fromkeys(names))
-        for task in tasks:
-            if task != BASE and task not in known:
-                raise unknown("task in adapter_names", task, known)
+        tasks = list(dict.fromkeys(check_names(names, known, "task")))
         place = {task: i for i, task in enumerate(tasks)}
         return cls(tasks, [place[name] for name in names])
 

@@ -27,6 +27,7 @@ class NormLayer(ChildLayer):
 
     adapter_layer_names = ("inlay_norm_copy",)
     merges_into = ("weight", "bias")
+    mixes = True
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
@@ -63,13 +64,24 @@ class NormLayer(ChildLayer):
 
     def route(self, *args: Any, **kwargs: Any) -> Tensor:
         """The host's forward: the active adapter's copy, or the host itself."""
+        forward = self._earlier or partial(type(self.host).forward, self.host)
+        rows = self.row_names()
+        if rows is not None and not self.disable_adapters:
+            x, *others = (*args, *kwargs.values())
+            if any(isinstance(other, Tensor) for other in others):
+                raise InlayError(f"{type(self.host).__name__} reads more than features: run one adapter at a time.")
+            made = forward(*args, **kwargs)
+            return self.by_row(rows, x, made, self._normed, self.inlay_norm_copy)
         names = self.running()
         if not names:
-            forward = self._earlier or partial(type(self.host).forward, self.host)
             return forward(*args, **kwargs)
         if len(names) > 1:
             raise InlayError(f"Norm tuning runs one adapter at a time, not {', '.join(names)}: call set_adapter.")
-        copy = self.inlay_norm_copy[names[0]]
+        return self._normed(names[0], *args, **kwargs)
+
+    def _normed(self, adapter_name: str, *args: Any, **kwargs: Any) -> Tensor:
+        """What an adapter's copy computes."""
+        copy = self.inlay_norm_copy[adapter_name]
         own, trained = (next(module.parameters(), None) for module in (self.host, copy))
         if own is None or trained is None or own.dtype == trained.dtype:  # None: FSDP has flattened them away
             return copy(*args, **kwargs)
