@@ -5,6 +5,7 @@ A command imports what is heavy when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import sys
@@ -37,6 +38,13 @@ def main() -> None:
         # The reader of our output has gone (`| head`): nobody is left to tell.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        show.mistake(
+            InlayError(f"{str(error.filename)[:60]}... is longer than a file's name can be. Give a shorter one.")
+        )
+        sys.exit(MISTAKE)
 
 
 class News(logging.Handler):

@@ -75,7 +75,9 @@ def command(
         str, typer.Option(help="Methods, parted by commas (see `inlay methods`); or all that fit: all.")
     ],
     fields: dict[str, Any],
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method, with the seeds 0, 1, ...")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="Runs of each method, with the seeds 0, 1, ...")
+    ] = 3,
     shots_: Shots = None,
     learning_rates: Rates = "default",
     baseline: Baseline = None,

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 Folder = prompts.Folder
 Runs = Annotated[Path, typer.Option(help="Folder of runs: made there, or found there.", rich_help_panel=o.OUTPUT)]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting, with the seeds 0, 1, ...")]
+Seeds = Annotated[int, typer.Option(min=1, max=o.MOST_SEEDS, help="Runs of each setting, with the seeds 0, 1, ...")]
 Split = Annotated[str, typer.Option(help="Which rows to look at: train, validation or test.", rich_help_panel=o.DATA)]
 Adapter = Annotated[str | None, typer.Option(help="A finished run: look at the model as that run left it.")]
 Seed = Annotated[int, typer.Option(help="Decides which examples are drawn.")]

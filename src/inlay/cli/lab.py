@@ -36,7 +36,9 @@ app.command("softmax-regression")(lab_softmax_regression.command)
 @app.command("activation-prompts")
 def activation_prompts(
     figure: Annotated[str, typer.Option(help="proposition-1, lemma-1, theorem-1 or all.")] = "all",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each setting, with the seeds 0, 1, ...")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="Trainings of each setting, with the seeds 0, 1, ...")
+    ] = 5,
     tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, parted by commas.")] = "8,12,16,24",
     step: Annotated[float, typer.Option(help="Theorem 1: step size of SGD, the same for every P.")] = 4.0,
     batch: Annotated[int, typer.Option(min=1, help="Theorem 1: images a step, the same for every P.")] = 16,
@@ -104,7 +106,9 @@ def prefix(
     widths: Annotated[
         str, typer.Option(help="Lengths m of the prefix in the stylised network, parted by commas.")
     ] = "16,64,256,1024,4096",
-    seeds: Annotated[int, typer.Option(min=1, help="Draws of each setting, with the seeds 0, 1, ...")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="Draws of each setting, with the seeds 0, 1, ...")
+    ] = 3,
     steps: Annotated[int, typer.Option(min=10, help="Steps of gradient descent.")] = 3000,
     c: Annotated[float, typer.Option(help="Its step size is c / (m lambda_max) of the true kernel.")] = 1.0,
     out: lab_show.Out = lab_show.LAB,

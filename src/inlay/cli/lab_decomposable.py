@@ -18,7 +18,9 @@ FIGURES = ("lemmas-4", "counterexample-a1", "table-3")
 def command(
     figure: Annotated[str, typer.Option(help=f"{', '.join(FIGURES)} or all.")] = "all",
     tasks: Annotated[str, typer.Option(help="lemmas-4: numbers k of tasks, parted by commas.")] = "1,2,4,8,16,32",
-    seeds: Annotated[int, typer.Option(min=1, help="lemmas-4: losses of each kind, with the seeds 0, 1, ...")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="lemmas-4: losses of each kind, with the seeds 0, 1, ...")
+    ] = 5,
     samples: Annotated[int, typer.Option(min=2, help="table-3: draws for each (n, d).")] = 10000,
     out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,

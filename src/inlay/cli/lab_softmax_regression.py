@@ -22,7 +22,9 @@ def command(
     ] = "16384,32768,65536,131072,262144",
     size: Annotated[int, typer.Option(min=2, help="newton-time: number d of columns.")] = 256,
     epsilon: Annotated[float, typer.Option(help="newton-time: the error to reach, below 0.1.")] = 1e-3,
-    seeds: Annotated[int, typer.Option(min=1, help="The others: instances of each kind, with the seeds 0, 1, ...")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="The others: instances of each kind, with the seeds 0, 1, ...")
+    ] = 5,
     out: lab_show.Out = lab_show.LAB,
     quiet: o.Quiet = False,
 ) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from inlay.cli import show
 from inlay.errors import InlayError
+from inlay.records.spec import MOST_SEEDS as MOST_SEEDS
 
 INTERRUPTED = 130
 DATA, TRAINING, OUTPUT = "What to learn from", "How to train", "Where it goes"

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, unknown
@@ -88,6 +89,10 @@ class Spec:
             raise InlayError(
                 f"temperature={self.temperature!r} says nothing to {self.sampling} sampling: leave it out."
             )
+        for name in ("model", "data", "test_data", "data_dir"):
+            parts = Path(getattr(self, name) or "").parts
+            if any(len(part.encode()) > LONGEST_NAME for part in parts):
+                raise InlayError(f"{name}={shown(getattr(self, name))} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
         for name in (*positive, *optional, "evaluations"):
@@ -168,6 +173,8 @@ def updates(examples: int, epochs: float, batch_size: int) -> int:
     return max(1, math.ceil(epochs * math.ceil(examples / batch_size)))
 
 
+MOST_SEEDS = 10_000  # of a comparison
+LONGEST_NAME = 255  # bytes of a file's name, on any file system in use
 EPOCHS, BATCH = 3.0, 32
 FEW_UPDATES = 50  # fewer than that are few
 FEW_SHOT_EPOCHS, FEW_SHOT_BATCH = 30.0, 8

@@ -6,7 +6,6 @@ which people with any kind of colour vision can tell apart.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import os
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
-from inlay.records.atomic import write_folder, write_json, writing
+from inlay.records.atomic import write_folder, write_json, write_text, writing
+from inlay.records.tables import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,10 +97,7 @@ def keep(
     def fill(place: Path) -> None:
         save(figure, place / f"{name}.png")
         save(figure, place / f"{name}.svg")
-        with open(place / f"{name}.csv", "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows([["" if value is None else value for value in row] for row in rows])
+        write_text(place / f"{name}.csv", csv_text([columns, *rows], "\r\n"))
         write_json(place / f"{name}.json", facts)
 
     write_folder(folder, fill)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable
@@ -11,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.records.atomic import write_text, writing
+from inlay.records.tables import csv_text
 from inlay.report.collect import Collected, Row
 from inlay.report.html import check_out
 from inlay.report.paths import cutter
-from inlay.workflow.comparison_files import as_cell
 
 HEADS = ("method", "result", "seeds", "trained parameters", "peak MiB", "s/epoch")
 
@@ -44,11 +42,8 @@ def write_csv(found: Collected, out: Path) -> Path:
     ]
     lines = [*results, *others]
     columns = list(dict.fromkeys(name for line in lines for name in line))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{name: as_cell(value) for name, value in line.items()} for line in lines])
-    return _write(out, text.getvalue(), (".csv",))
+    rows = [[line.get(name) for name in columns] for line in lines]
+    return _write(out, csv_text([columns, *rows]), (".csv",))
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, unknown
-from inlay.records.atomic import write_folder, write_json, writing
+from inlay.records.atomic import write_folder, write_json, write_text, writing
+from inlay.records.tables import csv_text
 from inlay.records.versions import versions
 from inlay.reproduce import catalogue, kept
 from inlay.reproduce.bench import Bench
@@ -227,8 +227,7 @@ def keep(outcome: Outcome) -> None:
 
     def fill(place: Path) -> None:
         head, rows = outcome.ours.table()
-        with open(place / f"{item}.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([head, *rows])
+        write_text(place / f"{item}.csv", csv_text([head, *rows], "\r\n"))
         (place / f"{item}.md").write_text(outcome.to_markdown(), encoding="utf-8")
         if figure is not None:
             charts.save(figure, place / f"{item}.png")

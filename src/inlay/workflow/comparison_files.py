@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from inlay.records.atomic import write_json, write_text
+from inlay.records.tables import csv_text
 from inlay.records.versions import versions
 from inlay.workflow.comparison import COSTS, Comparison, Difference, Measured, against, words
 from inlay.workflow.explain import Value
@@ -35,20 +34,9 @@ def keep(
         "versions": versions(),
     }
     write_json(folder / f"{NAME}.json", whole)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in found:
-        writer.writerows([[as_cell(value) for value in row] for row in lines(each, baseline)])
-    write_text(folder / f"{NAME}.csv", text.getvalue())
+    rows = [row for each in found for row in lines(each, baseline)]
+    write_text(folder / f"{NAME}.csv", csv_text([COLUMNS, *rows]))
     return [folder / f"{NAME}.json", folder / f"{NAME}.csv"]
-
-
-def as_cell(value: Any) -> Any:
-    """A value for a CSV: nothing for None, and text that a spreadsheet would take for a formula behind a quote sign."""
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{value}"
-    return "" if value is None else value
 
 
 def described(found: Comparison, baseline: str | None = None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from inlay.workflow.comparison import upwards
 from inlay.workflow.explain import Bar, Value, bars_aside
 from inlay.workflow.explain_found import of_its_own_accord
 from inlay.workflow.explain_norms import norm_of, prompt_in
+from inlay.workflow.planning import seed_numbers
 from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, check_settings, tune
 
@@ -189,7 +190,7 @@ def layers(
     depth, images = survey(spec)
     chosen = check_layers(spec.method, layers, depth, images=images)
     others = [registry.get(name).name for name in dict.fromkeys(baselines)]
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    numbers = seed_numbers(seeds)
     run = partial(sweep, "layers", spec, out=out, depth=depth, progress=progress, say=once(say))
     cells, first = [Cell(spec.method, layer) for layer in chosen], None
     if rates is not None:
@@ -329,7 +330,7 @@ def sweep(
 
     One run that fails is noted and does not stop the rest.
     """
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    numbers = seed_numbers(seeds)
     if not numbers or not cells:
         raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
     say_once = once(say)

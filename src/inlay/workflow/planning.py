@@ -14,7 +14,7 @@ from typing import Any
 from inlay.errors import InlayError, did_you_mean, unknown
 from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
-from inlay.records.spec import Spec
+from inlay.records.spec import MOST_SEEDS, Spec
 from inlay.tasks import kinds
 from inlay.workflow.tune import Say, check_modality, check_settings, default_rate, reads_states
 
@@ -40,6 +40,14 @@ class Planned:
         return list(dict.fromkeys(spec.method for spec in self.specs))
 
 
+def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds themselves, each once: 0, 1, ... where their number is given."""
+    if (seeds if isinstance(seeds, int) else len(seeds)) > MOST_SEEDS:
+        many = seeds if isinstance(seeds, int) else len(seeds)
+        raise InlayError(f"seeds={many}: give {MOST_SEEDS:,} at most. Seeds are runs: 3 to 10 are usual.")
+    return list(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
+
+
 def plan(
     spec: Spec,
     methods: Sequence[str],
@@ -56,7 +64,7 @@ def plan(
     single methods, beside the spec's, which go to every one. `methods` may be `["all"]`.
     """
     check_modality(spec)
-    numbers = list(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
+    numbers = seed_numbers(seeds)
     sizes = list(dict.fromkeys(shots)) or [None]
     everything = list(methods) == [ALL]
     if ALL in methods and not everything:
