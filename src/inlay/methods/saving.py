@@ -8,7 +8,6 @@ Only safetensors and JSON are read, and everything is checked before the model i
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +37,8 @@ from inlay.methods.card import CARD, About, write_card
 from inlay.methods.plain import base_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
+from inlay.records.atomic import file_digest
+from inlay.records.sealed import checksum
 
 FORMAT = 1
 NEW = "_inlay_newly_initialised"
@@ -107,7 +108,7 @@ def write_note(place: Path, method: Method, facts: Mapping[str, Any], pooling: s
     note = dict(facts) | {
         "format": FORMAT,
         "method": method.name,
-        "sha256": {file.name: _sha256(file) for file in hashed},
+        "sha256": {file.name: file_digest(file) for file in hashed},
     }
     if pooling is not None:
         note["pooling"] = pooling
@@ -245,8 +246,7 @@ def _config_file(place: Path, method: Method) -> list[Path]:
 
 def digest(note: Mapping[str, Any]) -> str:
     """What a note hashes to, its own digest aside."""
-    rest = {key: value for key, value in note.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return checksum(note, seal="digest")
 
 
 def _note(place: Path, method: Method) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def read_tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _check_hash(path: Path, note: Mapping[str, Any]) -> None:
     wanted = note.get("sha256", {}).get(path.name)
-    if wanted is not None and _sha256(path) != wanted:
+    if wanted is not None and file_digest(path) != wanted:
         raise InlayError(f"{path} is not the file that was saved: its SHA-256 differs from the one beside it.")
 
 
@@ -414,11 +414,6 @@ def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: 
                 "The base model or the number of labels is another; from_pretrained takes the latter as num_labels."
             )
     vetting.check_kinds(found, expected, place)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _some(names: list[str], most: int = 3) -> str:
