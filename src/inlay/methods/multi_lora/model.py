@@ -117,6 +117,8 @@ class MultiLoraModel(InlayTuner):
                 if not self._add_task(adapter_name, loaded):
                     super().inject_adapter(model, adapter_name, *args, **kwargs)
                     self._take_note(model, config)
+                    for head in self._heads(config):  # PEFT freezes the head of a task that is not the active one
+                        head.modules_to_save[adapter_name].requires_grad_(not config.inference_mode)
                 self._check_shared(adapter_name, config, loaded)
                 seed = config.seed if config.head_seed is None else config.head_seed
                 resize(self._heads(config), self.model, adapter_name, config.num_labels, seed)
