@@ -141,7 +141,8 @@ def sizes_in(text: str) -> list[int | None]:
     parts = names_in(text)
     numbers = [part for part in parts if part != FULL]
     for word in (part for part in numbers if part.isalpha()):
-        raise unknown("size", word, (FULL,), "Or give whole numbers, as in --shots 64,256,full.")
+        hint = f"Or give whole numbers, as in --shots 64,256,full; given was {text!r}."
+        raise unknown("size", word, (FULL,), hint)
     if numbers or not parts:
         numbers_in(",".join(numbers), "--shots", whole=True)
     return [None if part == FULL else int(part) for part in parts]
