@@ -285,6 +285,9 @@ def test_no_error_tells_where_things_lie(folder: Path, place: Path) -> None:
     assert without_paths("DELETE /tasks/sst, http://127.0.0.1:8000/a/b and a/b") == (
         "DELETE /tasks/sst, http://127.0.0.1:8000/a/b and a/b"
     )
+    assert without_paths("GET /tasks, 1/2, /runs/x and /runs2", [Path("/"), Path("/runs")]) == (
+        "GET /tasks, 1/2, runs/x and /runs2"
+    )
 
 
 # ---- the token

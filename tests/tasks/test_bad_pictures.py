@@ -21,7 +21,7 @@ from inlay import Spec, predict, tasks, tune
 from inlay.errors import InlayError
 from inlay.records.store import Run
 from inlay.tasks import files, images
-from inlay.tasks.images import EncodedImages, pixels, trimmed
+from inlay.tasks.images import EncodedImages, check_all, open_rgb, pixels, trimmed
 
 MakeSpec = Callable[..., Spec]
 Maker = Callable[..., Path]
@@ -281,3 +281,17 @@ def test_inputs_that_are_no_pictures(run: Run, tmp_path: Path) -> None:
     for name, message in {"nothing": "There is no picture in", "gone": "There is no file"}.items():
         with pytest.raises(InlayError, match=message):
             predict(run.folder, tmp_path / name)
+
+
+def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's reader of EPS calls Ghostscript, which is a language of its own: what is sent in is not given to it."""
+    called = tmp_path / "called"
+    fake = tmp_path / "gs"
+    fake.write_text(f"#!/bin/sh\ntouch {called}\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    for use in (open_rgb, lambda data: check_all([data])):
+        with pytest.raises(InlayError, match="not a picture"):
+            use(eps)
+    assert not called.exists()

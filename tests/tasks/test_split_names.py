@@ -228,9 +228,15 @@ def test_classes_may_be_called_as_splits_are(write: Write, tmp_path: Path) -> No
     assert [row["label"] for row in table.rows] == ["dev", "ops", "test"]
 
 
-@pytest.mark.parametrize("name", ["tset", "trian", "test_old", "train-00000-of-00002", "vaildation"])
+@pytest.mark.parametrize("name", ["tset", "trian", "test_old", "train-00000-of-00002", "vaildation", "tests"])
 def test_what_resembles_a_split(name: str) -> None:
     assert resembles_split(name)
+
+
+@pytest.mark.parametrize("name", ["test_labels", "train_lowres", "best", "rest", "sample_submission", "test_old"])
+def test_what_lies_beside_whole_splits_is_only_passed_over(name: str) -> None:
+    assert not resembles_split(name, {"train", "test"})
+    assert resembles_split("test_old", {"train"}), "a test set that would be left out"
 
 
 @pytest.mark.parametrize("name", ["labels", "sample_submission", "dataset_infos", "metadata", "unlabeled", "README"])

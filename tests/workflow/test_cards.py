@@ -299,3 +299,19 @@ def test_a_card_survives_odd_names() -> None:
     assert data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
     assert data.license == "apache-2.0"
     assert data.library_name == "peft"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("---\nlanguage: en\nlicense: apache-2.0\n---\n\n# Mine\n", "apache-2.0"),
+        ("---\n" + "license: \n" * 50_000, None),  # a head without an end, and many lines that look like it
+        ("# A card without a head\nlicense: mit\n", None),
+        ("---\ntags: [x]\n---\nlicense: mit\n", None),
+        ("---\nlicense: <b>mit</b>\n---\n", None),
+        ("", None),
+    ],
+)
+def test_a_licence_is_read_off_the_head_of_a_card(text: str, expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(text)
+    assert locate.licence(locate.Place("m", str(tmp_path), {}, "", frozenset(), folder=tmp_path)) == expected

@@ -21,6 +21,7 @@ from inlay.records.atomic import file_digest
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
 CACHED = "hub cache"
+CARD_CHARACTERS = 2**16  # of a model card: its head stands at the beginning
 _CONVERT = (
     "Pickled weights can run code when they are opened, so inlay never opens them. Convert a checkpoint you trust "
     "once, with `AutoModel.from_pretrained(..., use_safetensors=False).save_pretrained(...)`, or take a revision that "
@@ -108,12 +109,17 @@ def licence(place: Place) -> str | None:
     if place.name.startswith(cards.PREFIX):
         return cards.card(place.name).licence
     card = None if place.folder is None else place.folder / "README.md"
-    try:
-        text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
-    except (OSError, UnicodeDecodeError):
+    if card is None or not card.is_file():
         return None
-    found = re.match(r"---\n(?:.*\n)*?license:[ \t]*([\w.+-]+)[ \t]*\n(?:.*\n)*?---\n", text)
-    return found.group(1) if found else None
+    try:
+        with open(card, encoding="utf-8") as file:
+            begin, *lines = file.read(CARD_CHARACTERS).splitlines()
+    except (OSError, UnicodeDecodeError, ValueError):
+        return None
+    if begin != "---" or "---" not in lines:
+        return None
+    said = [line.partition(":")[2].strip() for line in lines[: lines.index("---")] if line.startswith("license:")]
+    return said[0] if said and re.fullmatch(r"[\w.+-]+", said[0]) else None
 
 
 def modality(name: str, revision: str | None = None) -> Literal["text", "image"]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -99,8 +98,10 @@ def _pixels(picture: bytes, most: int) -> int:
     """How many pixels a picture has, by its header: it is not decoded."""
     from PIL import Image
 
+    from inlay.tasks.images import open_picture
+
     try:
-        with Image.open(io.BytesIO(picture)) as image:
+        with open_picture(picture) as image:
             width, height = image.size
     except Image.DecompressionBombError:
         raise Refusal(413, f"The picture is too large; at most {most:,} pixels are read.") from None

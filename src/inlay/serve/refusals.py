@@ -41,8 +41,10 @@ def without_paths(message: str, folders: Iterable[Path] = ()) -> str:
     `folders` are known to be named in messages; others are found by their looks, unless there is a blank in them. What
     looks like a path and begins in no folder of this machine, as `/tasks/<task>` does, is left as it is.
     """
-    for folder in sorted(map(str, folders), key=len, reverse=True):
-        message = message.replace(folder, Path(folder).name)
+    named = [folder for folder in folders if folder.name]  # not the root, which is the beginning of every path
+    for folder in sorted(named, key=lambda folder: len(str(folder)), reverse=True):
+        whole = re.compile(rf"(?<![\w/.:-]){re.escape(str(folder))}(?![\w-]|\.\w)")
+        message = whole.sub(lambda _, name=folder.name: name, message)  # type: ignore[misc]
     return _PATH.sub(_shortened, message)
 
 

@@ -298,8 +298,9 @@ def _split_folders(folder: Path, found: Sequence[Path]) -> dict[str, str]:
 def _passed_over(folder: Path, found: Sequence[Path], taken: Collection[str]) -> list[str]:
     """A note of what lies beside the splits and is no split; an error where its name may be a misspelt one."""
     others = [p.name for p in found if p.name not in taken]
+    present = {split_of(name.split(".")[0]) for name in taken}
     for name in others:
-        if resembles_split(name.split(".")[0]):
+        if resembles_split(name.split(".")[0], present):
             raise InlayError(
                 f"{str(folder)!r} holds {name!r} beside {', '.join(map(repr, taken))}, and that is not the name of a "
                 f"split ({known()}). Rename it, or move it elsewhere."

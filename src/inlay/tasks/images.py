@@ -7,6 +7,7 @@ result to the bit. Where a processor does anything else, the tensors themselves 
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import warnings
@@ -25,6 +26,8 @@ from inlay.tasks.augment import Augmentation
 from inlay.tasks.text_files import check_regular
 
 CACHE_LIMIT = 1 << 30
+# As Pillow names them.
+FORMATS = ("JPEG", "MPO", "JPEG2000", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "ICO", "TGA")
 LONGEST = 16  # times as long as it is wide a picture needs to be for its middle
 _THREADS = min(4, os.cpu_count() or 1)
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -95,6 +98,18 @@ def raw_bytes(source: Any) -> bytes | None:
     return source if isinstance(source, bytes) else None
 
 
+def open_picture(data: bytes) -> Image.Image:
+    """The picture in these bytes, its pixels not read yet. Only by readers that run in this process: Pillow's reader of
+    EPS starts Ghostscript on whatever it is given."""
+    return Image.open(io.BytesIO(data), formats=_formats())
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def open_rgb(source: Any) -> Image.Image:
     """The picture as 8-bit RGB, or a clear error that names it."""
     with _quietly():
@@ -119,7 +134,7 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
         data = raw_bytes(source)
         if not data:
             raise InlayError(f"{name_of(source)!r} is an empty file, not a picture.")
-        with Image.open(io.BytesIO(data)) as image:
+        with open_picture(data) as image:
             return use(image)
     except InlayError:
         raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from inlay.errors import InlayError
 
@@ -26,7 +26,8 @@ SPLIT_NAMES: Mapping[str, str] = {
     "holdout": "test",
     "heldout": "test",
 }
-_NEAR = 0.75  # as alike as "tset" and "test"
+_NEAR = 0.78  # as alike as "tests" and "test"; "best" is not
+_SHARD = re.compile(r"[_-]\d+")
 
 
 def split_of(name: str) -> str | None:
@@ -44,10 +45,14 @@ def known() -> str:
     return "; ".join(f"{split}: {', '.join(names)}" for split, names in listed.items())
 
 
-def resembles_split(name: str) -> bool:
-    """Whether a name that is not one of a split may be meant for one: `tset`, `test_old`, `train-00000-of-00002`."""
-    words = re.split(r"[^a-z]+", name.casefold())
-    return any(difflib.get_close_matches(word, SPLIT_NAMES, 1, _NEAR) for word in (*words, _bare(name)) if word)
+def resembles_split(name: str, present: Collection[str | None] = ()) -> bool:
+    """Whether a name that is not one of a split may be meant for one: misspelt (`tset`), a part of one
+    (`train-00000-of-00002`), or with a word that names a split which is not `present` otherwise (`test_old`)."""
+    words, whole = re.split(r"[^a-z]+", name.casefold()), _bare(name)
+    misspelt = any(sorted(whole) == sorted(known) for known in SPLIT_NAMES)
+    misspelt = misspelt or bool(difflib.get_close_matches(whole, SPLIT_NAMES, 1, _NEAR))
+    part = words[0] in SPLIT_NAMES and _SHARD.match(name.casefold(), len(words[0])) is not None
+    return misspelt or part or any(SPLIT_NAMES[word] not in present for word in words if word in SPLIT_NAMES)
 
 
 def one_of_each(names: Iterable[str], where: str) -> dict[str, str]:
