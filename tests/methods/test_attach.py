@@ -46,6 +46,12 @@ def test_settings_reach_the_config_and_override_the_defaults() -> None:
         ("lora", {"layers_to_transform": [3]}, r"\[3\] leave lora nothing to adapt.* layers 1 to 3 .*counts from 0"),
         ("lora", {"layers": [1], "target_modules": ["key"]}, "Give one of them"),
         ("prefix", {"layers": [1]}, "Unknown setting"),
+        (
+            "lora",
+            {"modules_to_save": ["nope"]},
+            r"Unknown module of modules_to_save 'nope'.*Known: .*\bclassifier\b.*\bpooler\b",
+        ),
+        ("bias", {"modules_to_save": ["pool"]}, "Unknown module of modules_to_save 'pool'.* Did you mean 'pooler'"),
         ("linear-probe", {"r": 1}, "has no settings"),
         ("full", {"r": 1}, "has no settings"),
     ],

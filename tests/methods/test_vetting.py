@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import BOFTConfig, MultitaskPromptTuningConfig, get_peft_model
+from peft import BOFTConfig, LoraConfig, MultitaskPromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,10 +22,11 @@ from inlay.errors import InlayError
 from inlay.methods import vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.attach import attach, restore, save, trained_parameters
-from inlay.methods.patterns import MOST, check_patterns
+from inlay.methods.patterns import MOST, Count, check_patterns
 from inlay.methods.probe import logits
 from inlay.methods.registry import Method, get
 from inlay.methods.saving import CONFIG, NOTE, WEIGHTS
+from inlay.methods.settings import check
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -157,6 +160,10 @@ FOR_EVER = r"(\w+\.?)+!"
         {"modules_to_save": [FOR_EVER]},
         {"target_modules": ".*" * 12 + "!"},
         {"target_modules": "(a?){60}!"},
+        {"target_modules": "(a+)+$"},
+        {"target_modules": ".*(?<=(?:.|.|.|.){20})!"},
+        {"target_modules": "((((((.*)*)*)*)*)*)*!"},
+        {"target_modules": r"(.*)" + r"\1*" * 9 + "!"},
         {"rank_pattern": {f"query.{i}": 4 for i in range(20_000)}},
     ],
     ids=lambda settings: str(settings)[:40],
@@ -164,7 +171,7 @@ FOR_EVER = r"(\w+\.?)+!"
 def test_a_pattern_that_could_match_for_ever_is_not_tried(
     stranger: Callable[..., Path], settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(InlayError, match="may take for ever"):
+    with pytest.raises(InlayError, match="takes too long"):
         load("lora", stranger("lora", **settings))
 
 
@@ -176,6 +183,13 @@ def test_what_is_no_pattern(stranger: Callable[..., Path], pattern: str) -> None
         load("lora", stranger("lora", target_modules=pattern))
 
 
+UNSLOTH = (
+    r"(?:.*?(?:vision|image|visual|patch|embed|language|text).*?(?:self_attn|attention|attn).*?(?:k_proj|v_proj|q_proj|"
+    r"out_proj|fc1|fc2).*?)|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|mlp)\.(?:(?:q_proj|k_proj|v_proj|o_proj|"
+    r"gate_proj|up_proj|down_proj)))"
+)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -185,12 +199,65 @@ def test_what_is_no_pattern(stranger: Callable[..., Path], pattern: str) -> None
         r".*decoder.*(SelfAttention|EncDecAttention).*(q|v)$",
         r"(?:language_model\.)?model\.layers\.\d+\.mlp\.experts\.\d+\.w[123]",
         "all-linear",
+        ".*layer.*attention.*(query|key|value).*",
+        UNSLOTH,
+        r".*(?:language_model|text_model).*layers\.\d+\.(?:self_attn|mlp)\..*(?:proj).*",
+        r"(?:model\.)?(?:layers\.(?:\d+)\.)+(?:self_attn\.)?(?:q|v)_proj",
+        r"(?:[^.]+\.)+q_proj",
     ],
 )
 def test_patterns_that_people_write_are_matched(pattern: str) -> None:
     """On a model of 64 layers, as PEFT matches target modules and ranks."""
     names = [f"language_model.model.layers.{i}.self_attn.{part}_proj" for i in range(64) for part in "qkvo"]
     check_patterns({"target_modules": pattern, "rank_pattern": {"q_proj": 4, r"\d+\.v_proj": 8}}, names, "it")
+
+
+def test_a_name_for_each_module_is_no_long_pattern() -> None:
+    names = [f"model.layers.{i}.self_attn.{part}_proj" for i in range(140) for part in "qkvo"]
+    check_patterns({"rank_pattern": dict.fromkeys(names, 4), "alpha_pattern": dict.fromkeys(names, 8)}, names, "it")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a*b?", "(a|ab)(c|bcd)*", r"\w+\.\d{1,3}", "[^.]*", "[a-c]+[^c]", "(?:a{2}){1,2}", ".{2,4}?b", "(?i)AB+",
+        "a*?$", r"(\w)\1", "(?>a+)b", "a++b", "(?=a)ab", "(?!b)a.*", r"(?<=a)b", r"(a)?(?(1)b|c)", "", r"\D\W?\S",
+    ],
+)  # fmt: skip
+def test_no_way_to_match_is_left_out_of_the_count(pattern: str) -> None:
+    """All texts of up to four of these characters: wherever Python finds a match, a way was counted."""
+    texts = ["".join(each) for length in range(5) for each in itertools.product("abcB.1", repeat=length)]
+    parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    found = 0
+    for text in texts:
+        if re.fullmatch(pattern, text):
+            assert len(text) in Count().ways(parsed, text), (pattern, text)
+            found += 1
+    assert found or "<" in pattern  # a match that looks back begins later than a name does
+
+
+@pytest.mark.parametrize("pattern", [".*layer.*attention.*(query|key|value).*", r"(?:(?:q+)+u+e)?.*(query|value)"])
+def test_what_was_trained_is_loaded(pattern: str, tmp_path: Path) -> None:
+    """By its own note; the second pattern is one that a stranger's folder may not have."""
+    base, batch = tiny("bert")
+    adapted = get_peft_model(base, LoraConfig(target_modules=pattern, task_type="SEQ_CLS", init_lora_weights=False))
+    save(adapted, "lora", tmp_path)
+    wanted = logits(adapted.eval(), batch)
+    assert torch.equal(logits(load("lora", tmp_path), batch), wanted)
+
+
+def test_what_could_not_be_loaded_is_not_trained() -> None:
+    base, _ = tiny("bert")
+    settings = {"rank_pattern": {f"query.{i}": 4 for i in range(20_000)}}
+    check(get("lora"), settings)  # there is no model yet
+    with pytest.raises(InlayError, match="takes too long"):
+        attach(base, "lora", settings=settings)
+    assert not any("lora" in name for name, _ in base.named_modules())
+
+
+def test_a_scale_is_no_size(stranger: Callable[..., Path]) -> None:
+    folder = stranger("lora", lora_alpha=10_000, alpha_pattern={"query": 20_000})
+    assert load("lora", folder).peft_config["default"].lora_alpha == 10_000
 
 
 def test_patterns_that_fit_still_choose(stranger: Callable[..., Path]) -> None:

@@ -8,6 +8,7 @@ parameters trainable. `save` and `restore` are in saving.py.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.capabilities import alternatives, refuse_unfit
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised as find_new
+from inlay.methods.patterns import check_patterns
 from inlay.methods.peft_native.defaults import narrowed
-from inlay.methods.plain import base_of, plain_parameters
+from inlay.methods.plain import base_of, plain_modules, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
@@ -131,12 +133,13 @@ def _attach_adapter(
         refuse_unfit(method.name, model, _PROBED.get(kind or "", "classification" if _sees(model) else None))
     check_adapter_name(model, adapter_name)
     config = _config(model, method, settings, new, kind)
+    _check_saved(model, settings.get("modules_to_save") or ())
     _refuse_wrapping_twice(model, method, config)
     try:
         adapted = mend_prompt(get_peft_model(model, config, adapter_name=adapter_name))
     except InlayError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError, re.error) as error:
         raise InlayError(
             f"{method.name} cannot be put into {type(model).__name__}: {error} {alternatives(model, method.name)}"
         ) from error
@@ -147,6 +150,15 @@ def _attach_adapter(
         # Checkpointing that is not re-entrant, Transformers' default, has no need of it.
         model.disable_input_require_grads()
     return adapted
+
+
+def _check_saved(model: nn.Module, names: Sequence[str]) -> None:
+    """PEFT passes over a module to save that the model does not have."""
+    there = [name for name, _ in plain_modules(model) if name]
+    for wanted in names:
+        if not any(f".{name}".endswith(f".{wanted}") for name in there):
+            last = {name.rpartition(".")[2] for name in there}
+            raise unknown("module of modules_to_save", wanted, {part for part in last if not part.isdigit()})
 
 
 def _refuse_wrapping_twice(model: nn.Module, method: Method, config: Any) -> None:
@@ -199,6 +211,8 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
     given["modules_to_save"] = list(dict.fromkeys([*(given.get("modules_to_save") or ()), *new])) or None
     if issubclass(config_class, InlayConfig):
         given["newly_initialised"] = new
+    # As it is checked when the adapter is loaded: nothing is trained that could not be.
+    check_patterns(given, [name for name, _ in base_of(model).named_modules()], f"Method {method.name!r}")
     config = make_config(method, given, task_type=kind)
     if config.is_prompt_learning and kind is None:
         raise InlayError(

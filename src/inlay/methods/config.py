@@ -143,8 +143,7 @@ def is_a(value: Any, hint: Any) -> bool:
     if origin in (Union, UnionType):
         return any(is_a(value, option) for option in inner)
     if origin is Literal:
-        # PEFT writes some words as a pattern, such as `pissa_niter_[number of iters]`, and checks them itself.
-        return value in inner or (isinstance(value, str) and any("[" in str(word) for word in inner))
+        return value in inner or (isinstance(value, str) and any(_is_spelt(value, word) for word in inner))
     kind = origin or hint
     if kind is Any or is_typeddict(kind):
         return True
@@ -156,6 +155,13 @@ def is_a(value: Any, hint: Any) -> bool:
     if kind in (int, float):
         return not isinstance(value, bool) and isinstance(value, (int, kind))
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _is_spelt(value: str, word: Any) -> bool:
+    """Whether a word is one that PEFT writes with a place for a number, such as `pissa_niter_[number of iters]`."""
+    before, bracket, rest = str(word).partition("[")
+    number = value.removeprefix(before).removesuffix(rest.partition("]")[2])
+    return bool(bracket) and value.startswith(before) and number.isdecimal()
 
 
 def in_words(hint: Any) -> str:

@@ -1,17 +1,15 @@
-"""What it may cost to match a regular expression that somebody else wrote, found out without matching it.
+"""What it costs to match a regular expression that somebody else wrote, found out without matching it.
 
 Python's matcher goes back and tries another way whenever one fails, so that a short pattern can keep it busy for years.
-The ways that there are can be counted from the pattern alone: at most
-
-    ways(a b) = ways(a) ways(b)        ways(a|b) = ways(a) + ways(b)        ways(a{l,h}) = sum of ways(a)^k, k = l .. h
-
-where a repetition is as long as the name at most. Patterns that people write for modules have few stars and few ways.
+All the ways can be counted in a short time, as many of them lead to the same place: for every element of the pattern,
+and for every position in a module's name, the number of ways to get there. Their sum is what the matcher does at most.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
@@ -26,31 +24,54 @@ MANY = {
     "alpha_pattern": r"(.*\.)?(%s)$",
 }
 LONGEST = 100_000  # characters of a pattern
-MOST = 1e9  # ways, over all patterns and all modules of a model: some seconds at worst
+MOST = 1e9  # steps of the matcher, over all patterns and all modules of a model: some seconds
+MOST_COUNTED = 1e8  # steps of the count itself: some seconds too
 REMEMBERED = 500  # so many compiled patterns Python keeps; with more of them each match costs as much as compiling
-MATCH, COMPILE = 100, 10_000  # what one match costs at least, in ways
-_GROWS_NOT = {"LITERAL", "NOT_LITERAL", "ANY", "IN", "AT", "CATEGORY", "RANGE", "GROUPREF", "FAILURE", "NEGATE"}
+MATCH, COMPILE = 100, 1000  # what one match costs at least, in steps
+RUN = 40  # a pattern must also end on this many of one of its own characters, whatever the model's names
+_ONE_CHARACTER = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
+_NO_CHARACTER = {"AT", "FAILURE"}
+_CATEGORIES = {
+    "CATEGORY_DIGIT": re.compile(r"\d"),
+    "CATEGORY_NOT_DIGIT": re.compile(r"\D"),
+    "CATEGORY_SPACE": re.compile(r"\s"),
+    "CATEGORY_NOT_SPACE": re.compile(r"\S"),
+    "CATEGORY_WORD": re.compile(r"\w"),
+    "CATEGORY_NOT_WORD": re.compile(r"\W"),
+}
 
 
-def check_patterns(settings: Mapping[str, Any], names: Sequence[str], where: str) -> None:
-    """An error for a pattern among an adapter's settings that is none, or that would take too long on these names."""
+class TooMany(Exception):
+    """There are more ways than anybody would wait for."""
+
+
+def check_patterns(settings: Mapping[str, Any], names: Sequence[str], where: str, trained: bool = False) -> None:
+    """An error for a pattern among an adapter's settings that is none, or that would take too long.
+
+    On these names of modules, that is; and, unless the adapter was `trained` with it already, on a run of any one of
+    the pattern's own characters.
+    """
     found = list(patterns(settings))
-    longest = max(map(len, names), default=0)
     least = MATCH if len(found) <= REMEMBERED else COMPILE
-    cost = 0.0
+    count = Count()
     for key, pattern, around in found:
         try:
             if len(pattern) > LONGEST:
                 raise ValueError(f"it has {len(pattern):,} characters, and {LONGEST:,} are read")
-            count = ways(_parser.parse(around % pattern), longest)
+            parsed = _parser.parse(around % pattern)
+            plain = is_plain(_parser.parse(pattern))
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise InlayError(f"{where} does not fit: {key}={pattern[:80]!r} is no pattern ({error}).") from None
-        cost += len(names) * max(count, least)
-        if cost > MOST:
+        try:
+            count.add(len(names) * least)
+            if not plain:
+                for name in (*names, *(() if trained else runs(pattern))):
+                    count.ways(parsed, name)
+        except (TooMany, RecursionError):
             raise InlayError(
-                f"{where} has {key}={pattern[:80]!r}: matching it against the {len(names):,} modules of the model may "
-                "take for ever. Name the modules in a list, or use fewer stars, and none inside of another."
-            )
+                f"{where} has {key}={pattern[:80]!r}: matching it against the modules of a model takes too long. "
+                "Name the modules in a list, or use fewer stars, and none inside of another."
+            ) from None
 
 
 def patterns(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -65,28 +86,130 @@ def patterns(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield key, pattern, around
 
 
-def ways(parsed: Iterable[tuple[Any, Any]], length: int) -> float:
-    """At most so many ways there are to match a parsed pattern against a name of this length."""
-    product = 1.0
-    for kind, value in parsed:
-        product *= _ways_of(str(kind), value, length)
-    return product
+def is_plain(parsed: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether a pattern is one character after the other, as a name is: there is one way to match it."""
+    return all(str(kind) in _ONE_CHARACTER | _NO_CHARACTER for kind, _ in parsed)
 
 
-def _ways_of(kind: str, value: Any, length: int) -> float:
-    if kind in _GROWS_NOT:
-        return 1.0
-    if kind == "BRANCH":
-        return sum(ways(option, length) for option in value[1])
-    if kind in ("SUBPATTERN", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"):
-        return ways(value if kind == "ATOMIC_GROUP" else value[-1], length)
-    if kind == "GROUPREF_EXISTS":
-        return sum(ways(option, length) for option in value[1:] if option is not None)
-    if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-        least, most, repeated = value
-        most = min(int(most), length // max(1, repeated.getwidth()[0]) + 1)
-        inner, lengths = ways(repeated, length), max(0, most - int(least)) + 1
-        if inner <= 1.0:
-            return float(lengths)
-        return lengths * inner**most if most < 64 else float("inf")
-    raise ValueError(f"{kind} is not known here")
+def runs(pattern: str) -> list[str]:
+    """A run of each character of a pattern: what a repetition within another one finds hardest."""
+    characters = {character for character in pattern if character.isascii() and character.isalnum()}
+    return [character * RUN for character in sorted(characters | {"a", "0", "."})]
+
+
+class Count:
+    """The steps of the matcher so far. What is counted is never less than what it does: where an assertion or a
+    reference to a group would rule ways out, they are counted."""
+
+    def __init__(self) -> None:
+        self.steps = 0.0
+        self.counted = 0
+
+    def add(self, steps: float, counted: int = 1) -> None:
+        self.steps += steps
+        self.counted += counted
+        if self.steps > MOST or self.counted > MOST_COUNTED:
+            raise TooMany
+
+    def ways(self, parsed: Iterable[tuple[Any, Any]], name: str) -> dict[int, float]:
+        """Where in a name a match of a parsed pattern may end, and in how many ways."""
+        return self._sequence(parsed, name, {0: 1.0})
+
+    def _sequence(self, parsed: Iterable[tuple[Any, Any]], name: str, begun: dict[int, float]) -> dict[int, float]:
+        for kind, value in parsed:
+            if not begun:
+                break
+            begun = self._element(str(kind), value, name, begun)
+            self.add(sum(begun.values()), 1 + len(begun))
+        return begun
+
+    def _element(self, kind: str, value: Any, name: str, begun: dict[int, float]) -> dict[int, float]:
+        if kind in _ONE_CHARACTER:
+            takes = _matcher(kind, value)
+            return {at + 1: ways for at, ways in begun.items() if at < len(name) and takes(name[at])}
+        if kind in _NO_CHARACTER:
+            return begun
+        if kind in ("BRANCH", "GROUPREF_EXISTS"):
+            options = value[1] if kind == "BRANCH" else [option for option in value[1:] if option is not None]
+            ends = [self._sequence(option, name, begun) for option in options]
+            return _sum(ends if kind == "BRANCH" else [*ends, begun])
+        if kind in ("SUBPATTERN", "ATOMIC_GROUP"):
+            return self._sequence(value[-1] if kind == "SUBPATTERN" else value, name, begun)
+        if kind in ("ASSERT", "ASSERT_NOT"):
+            direction, looked_at = value
+            back = looked_at.getwidth()[0] if direction < 0 else 0
+            self._sequence(looked_at, name, {at - back: ways for at, ways in begun.items() if at >= back})
+            return begun
+        if kind == "GROUPREF":
+            return _onwards(begun, len(name), lambda _: True)
+        if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            least, most, inner = value
+            return self._repetition(least, most, inner, name, begun)
+        raise ValueError(f"{kind} is not known here")
+
+    def _repetition(self, least: int, most: int, inner: Any, name: str, begun: dict[int, float]) -> dict[int, float]:
+        # Python repeats what took no character only as often as it must.
+        most = min(int(most), max(int(least), len(name) + 1))
+        if len(inner) == 1 and str(inner[0][0]) in _ONE_CHARACTER and least <= 1 and most > len(name):
+            takes = _matcher(str(inner[0][0]), inner[0][1])
+            ends = _onwards(begun, len(name), lambda at: takes(name[at]))
+            if not least:
+                return ends
+            return {at + 1: ways for at, ways in ends.items() if at < len(name) and takes(name[at])}
+        reached = [begun] if not least else []
+        for repeated in range(1, most + 1):
+            begun = self._sequence(inner, name, begun)
+            self.add(0)
+            if not begun:
+                break
+            if repeated >= least:
+                reached.append(begun)
+        return _sum(reached)
+
+
+def _sum(ends: list[dict[int, float]]) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for each in ends:
+        for at, ways in each.items():
+            total[at] = total.get(at, 0.0) + ways
+    return total
+
+
+def _onwards(begun: dict[int, float], end: int, takes: Any) -> dict[int, float]:
+    """From each place on, as far as the characters are taken."""
+    reached, ways = {}, 0.0
+    for at in range(min(begun), end + 1):
+        if ways and not takes(at - 1):
+            ways = 0.0
+        ways += begun.get(at, 0.0)
+        if ways:
+            reached[at] = ways
+    return reached
+
+
+def _matcher(kind: str, value: Any) -> Any:
+    if kind == "ANY":
+        return lambda _: True
+    items = tuple((str(each), inner) for each, inner in value) if kind == "IN" else ((kind, value),)
+    return lambda character: _takes(items, character)
+
+
+@lru_cache(maxsize=100_000)
+def _takes(items: tuple[tuple[str, Any], ...], character: str) -> bool:
+    """Whether a class of characters may take one: with or without regard to case, as flags may say either."""
+    if not character.isascii():
+        return True
+    excludes = items[0][0] in ("NEGATE", "NOT_LITERAL")
+    spelt = {character} if excludes else {character, character.lower(), character.upper()}
+    found = any(_is_in(kind, value, each, not excludes) for kind, value in items for each in spelt)
+    return not found if excludes else found
+
+
+def _is_in(kind: str, value: Any, character: str, widely: bool) -> bool:
+    if kind in ("LITERAL", "NOT_LITERAL"):
+        return ord(character) == value or (widely and value > 127)
+    if kind == "RANGE":
+        return value[0] <= ord(character) <= value[1] or (widely and value[1] > 127)
+    if kind == "CATEGORY":
+        return _CATEGORIES[str(value)].match(character) is not None
+    return False  # NEGATE itself

@@ -145,7 +145,7 @@ def restore(
         vetting.check_size([place / WEIGHTS[method.form]], model)
         tensors = read_tensors(place / WEIGHTS[method.form], note)
         if method.form == "peft":
-            restored = _restore_adapter(model, method, place, tensors, adapter_name)
+            restored = _restore_adapter(model, method, place, tensors, adapter_name, vouched=bool(note))
         else:
             restored = _restore_head(model, place, tensors, note["parameters"])
     setattr(restored, NEW, note.get("newly_initialised", []))
@@ -329,7 +329,7 @@ def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], nam
 
 
 def _restore_adapter(
-    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str
+    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str, vouched: bool
 ) -> nn.Module:
     register()
     path = place / CONFIG["peft"]
@@ -340,7 +340,7 @@ def _restore_adapter(
         raise InlayError(f"{path} has peft_type={kind!r}, which is no method known here.")
     if PEFT_TYPE_TO_CONFIG_MAPPING[kind] is not method.config_class():
         raise InlayError(f"{place} holds an adapter of type {kind}, not of method {method.name!r}.")
-    vetting.check_settings(path, settings, tensors, base_of(model))
+    vetting.check_settings(path, settings, tensors, base_of(model), vouched)
     held = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     try:
         config = PeftConfig.from_pretrained(str(place))

@@ -6,6 +6,7 @@ configs take any value and fail later, or train with it; what their annotations 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,6 +16,7 @@ from peft import PeftConfig
 
 from inlay.errors import InlayError, first_line, unknown
 from inlay.methods.config import in_words, is_a
+from inlay.methods.patterns import check_patterns
 from inlay.methods.registry import Method
 
 # Set by inlay, or by PEFT; never a setting of the user's.
@@ -37,6 +39,8 @@ def check(method: Method, settings: Mapping[str, Any]) -> None:
     config_class = method.config_class()
     names = {entry.name for entry in fields(config_class) if entry.init}
     allowed = (names - RESERVED) | ({"layers"} if method.takes("layers") else set())
+    if settings.get("megatron_config"):
+        raise InlayError("megatron_config is for models of Megatron, which inlay does not load: leave it out.")
     for name in settings:
         if name not in allowed:
             raise unknown(f"setting of method {method.name!r}", name, allowed)
@@ -47,6 +51,7 @@ def check(method: Method, settings: Mapping[str, Any]) -> None:
             raise InlayError(f"{name}={value!r} will not do: give {in_words(hint)}.")
         if method.tuner is None and value is not None:
             _check_range(method, name, value)
+    _check_patterns(method, settings)
     given = {**getattr(config_class, "filled_in", {}), **method.settings, **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is made again, with the model, and says then what it has to say
@@ -59,8 +64,19 @@ def make(method: Method, given: Mapping[str, Any], **more: Any) -> PeftConfig:
         return method.config_class()(**given, **more)
     except InlayError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ImportError, re.error) as error:
         raise InlayError(f"Settings {dict(given)!r} do not fit method {method.name!r}: {first_line(error)}") from error
+
+
+def _check_patterns(method: Method, settings: Mapping[str, Any]) -> None:
+    """Regular expressions can be matched, in good time, and what they stand for is a rank or a scale."""
+    check_patterns(settings, (), f"Method {method.name!r}")
+    for name in ("rank_pattern", "alpha_pattern"):
+        for pattern, value in (settings.get(name) or {}).items():
+            if name == "rank_pattern" and (not is_a(value, int) or value < 1):
+                raise InlayError(f"{name} has {value!r} for {pattern!r}: a rank is a whole number from 1.")
+            if not is_a(value, float):
+                raise InlayError(f"{name} has {value!r} for {pattern!r}: give a number.")
 
 
 def _check_range(method: Method, name: str, value: Any) -> None:

@@ -31,6 +31,7 @@ LARGEST_FILE, OF_MODEL = 256 << 20, 8  # bytes, and times the base model's
 LEAST_BOUND = 4096  # whole numbers up to here are taken without a tensor that has them
 LARGEST_FLOAT = 1e9
 SEEDS = ("seed", "prng")
+SCALES = ("alpha",)  # factors, which no tensor is as large as
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -156,22 +157,27 @@ def say_unvouched(place: Path, note: str) -> None:
 # ---- settings
 
 
-def check_settings(path: Path, settings: Mapping[str, Any], held: Mapping[str, Tensor], model: nn.Module) -> None:
-    """An error for settings that run code, or that no tensors like these and no model like this account for."""
+def check_settings(
+    path: Path, settings: Mapping[str, Any], held: Mapping[str, Tensor], model: nn.Module, vouched: bool = False
+) -> None:
+    """An error for settings that run code, or that no tensors like these and no model like this account for.
+
+    `vouched`: there is a note beside them, so that they were trained with.
+    """
     check_type(path, settings)
-    check_patterns(settings, [name for name, _ in model.named_modules()], str(path))
+    check_patterns(settings, [name for name, _ in model.named_modules()], str(path), trained=vouched)
     tensors = [*(tensor for tensor in held.values() if tensor.numel()), *model.parameters()]
     bound = max([LEAST_BOUND, *(size for tensor in tensors for size in tensor.shape)])
     for name, value in numbers(settings):
         if any(word in name for word in SEEDS):
             continue
-        if isinstance(value, int) and abs(value) > bound:
+        if isinstance(value, int) and not any(word in name for word in SCALES) and abs(value) > bound:
             raise InlayError(
                 f"{path} has {name}={_shown(value)}: no tensor of the adapter or the base model has a size above "
                 f"{bound:,}. It does not belong to these weights."
             )
         if abs(value) > max(bound, LARGEST_FLOAT):
-            raise InlayError(f"{path} has {name}={value!r}, beyond any setting there is.")
+            raise InlayError(f"{path} has {name}={_shown(value)}, beyond any setting there is.")
     _check_replication(path, settings.get("layer_replication"), held)
 
 
