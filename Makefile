@@ -4,9 +4,10 @@ BIN := $(VENV)/bin
 # Two workers on two cores: one thread each keeps them from fighting.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 WORKERS ?= 2
+METHOD ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all lint types docs docs-check probe clean
+.PHONY: help env demo smoke test test-all test-peft lint types docs docs-check probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -50,6 +51,10 @@ test: lint types docs-check  ## Lint, types, docs, and the whole test suite
 
 test-all: lint types docs-check  ## The same and the long checks (inductor on every architecture, ...)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS)
+
+test-peft: env  ## PEFT's own tests with our methods: PEFT=<a checkout of PEFT> [METHOD=ssf] [RECORD=1] [ARGS='-k merge']
+	@test -n "$(PEFT)" || { echo "make test-peft PEFT=<a checkout of PEFT>: see docs/peft-suite.md"; exit 2; }
+	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m peft_suite --peft '$(PEFT)' --method $(METHOD) $(if $(RECORD),--record) $(ARGS)
 
 clean:  ## Remove the environment and build leftovers
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -560,7 +560,7 @@ def test_half_precision_is_near_single(kind: str) -> None:
         ({"start": "random"}, r"Unknown start 'random'.*prefix, text, zero"),
         ({"start": "text"}, r"start='text' begins from a prompt.*prompt_ids"),
         ({"start": "text", "prompt_ids": []}, r"prompt_ids is empty"),
-        ({"start": "text", "prompt_ids": [3, "w4"]}, r"prompt_ids must be a list.*'w4'"),
+        ({"start": "text", "prompt_ids": [3, "w4"]}, r"prompt_ids=\[3, 'w4'\] will not do: give a list"),
         ({"prompt_ids": [3]}, r"prompt_ids are read where start='text'"),
         ({"feature_map": "taylor", "taylor_order": 3}, "taylor_order=3: give 2, 4"),
         ({"feature_map": "taylor", "taylor_order": 0}, "taylor_order=0"),

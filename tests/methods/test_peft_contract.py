@@ -147,6 +147,23 @@ def test_rows_that_cannot_be_counted_in_the_call_are_counted_in_the_layers() -> 
     assert adapted(Batch(torch.randn(5, 4)), adapter_names=["a", "b", "a", "b", "a"]).shape == (5, 3)
 
 
+class WithGRU(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.GRU(6, 3)
+
+    def forward(self, signal: Tensor) -> Tensor:
+        return self.last(self.first(signal))[0]
+
+
+def test_a_head_that_cannot_run_for_several_tasks_at_once_is_an_error_of_ours() -> None:
+    settings = {"target_modules": ["first"], "modules_to_save": ["last"]}
+    adapted = get_peft_model(WithGRU(), inlay.MultiLoraConfig(**settings), adapter_name="a").eval()
+    adapted.add_adapter("b", inlay.MultiLoraConfig(**settings))
+    with pytest.raises(InlayError, match="GRU cannot be run for several tasks at once"):
+        adapted(torch.randn(4, 4), adapter_names=["a", "b", "a", "b"])
+
+
 # Rows of other methods.
 
 

@@ -24,10 +24,6 @@ import pytest
 
 REFUSALS = Path(__file__).with_name("refusals.toml")
 OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-# The hub's library reads this when it is imported, so it is set here and filled in when the session starts.
-CACHE = tempfile.TemporaryDirectory(prefix="peft-suite-")
-if OFFLINE:
-    os.environ["HF_HUB_CACHE"] = CACHE.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if OFFLINE:  # the hub's library reads it when it is imported, which is after this
+        folder = tempfile.TemporaryDirectory(prefix="peft-suite-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["HF_HUB_CACHE"] = folder.name
     config.pluginmanager.register(Suite(config), "inlay-suite")
 
 
@@ -75,7 +75,7 @@ class Suite:
         self.refused: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         if OFFLINE:
-            models.write_cache(Path(CACHE.name))
+            models.write_cache(Path(os.environ["HF_HUB_CACHE"]))
         self._prepare(Path(config.rootpath))
 
     @staticmethod

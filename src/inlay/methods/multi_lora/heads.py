@@ -15,7 +15,7 @@ import torch
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, first_line
 from inlay.methods.mixing import BASE
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import seed_of
@@ -115,7 +115,15 @@ def _together(
         return torch.func.functional_call(heads[0], parameters, (own, *others), kwargs)
 
     parameters = {key: value for key, (value, _) in stacked.items()}
-    found = torch.func.vmap(run, randomness="different")(parameters, _grouped(x, rows))
+    try:
+        found = torch.func.vmap(run, randomness="different")(parameters, _grouped(x, rows))
+    except RuntimeError as error:
+        if "Batching rule" not in str(error):
+            raise
+        raise InlayError(
+            f"{type(heads[0]).__name__} cannot be run for several tasks at once ({first_line(error)}). Run one task at "
+            "a time."
+        ) from error
     return _cut(_in_order(found, rows), sizes, rows)
 
 
