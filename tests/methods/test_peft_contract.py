@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, T5ForConditionalGeneration
 
@@ -276,6 +276,13 @@ def test_an_adapter_has_the_base_models_precision_where_autocast_adapter_dtype_i
         with torch.no_grad():
             inputs = {key: x.bfloat16() if x.is_floating_point() else x for key, x in inputs.items() if key != "labels"}
             assert torch.isfinite(logits(adapted, inputs)).all()
+
+
+@pytest.mark.parametrize("config", BY_TYPE)
+def test_weights_that_are_to_be_left_empty_are(config: type) -> None:
+    targets = ["norm"] if config is inlay.NormTuningConfig else ["first"]
+    model = inject_adapter_in_model(config(target_modules=targets), Net(), low_cpu_mem_usage=True)
+    assert {p.device.type for name, p in model.named_parameters() if "inlay_" in name} == {"meta"}
 
 
 # The config.

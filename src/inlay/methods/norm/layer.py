@@ -46,6 +46,8 @@ class NormLayer(ChildLayer):
     def update_layer(self, adapter_name: str, config: NormTuningConfig) -> None:
         copy = deepcopy(self._bare_host())
         copy.requires_grad_(True)
+        for key, parameter in copy.named_parameters(recurse=False):
+            copy.register_parameter(key, parameter)  # where weights are to be left empty, it is seen to here
         self.inlay_norm_copy[adapter_name] = copy.eval()
 
     def _bare_host(self) -> nn.Module:
