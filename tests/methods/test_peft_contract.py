@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from peft import PeftModel, get_peft_model, inject_adapter_in_model
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, T5ForConditionalGeneration
 
@@ -321,6 +321,32 @@ def test_seeds_that_a_model_drew_are_drawn_anew_for_another_model() -> None:
     config = inlay.E2VPTConfig()
     one, other = (get_peft_model(tiny("vit")[0], config).peft_config["default"].seed for _ in range(2))
     assert one != other
+
+
+# Modules that are trained whole.
+
+
+@pytest.mark.parametrize("config", [inlay.BiasTuningConfig, inlay.MultiLoraConfig])
+def test_what_one_adapter_adapts_another_does_not_train_whole(config: type) -> None:
+    adapted = get_peft_model(Net(), config(target_modules=["last"]), adapter_name="a")
+    with pytest.raises(InlayError, match="last is adapted by another adapter of the model"):
+        adapted.add_adapter("b", config(target_modules=["first"], modules_to_save=["last"]))
+    saved = get_peft_model_state_dict(adapted, adapter_name="a")
+    assert len(saved) == 1  # PEFT would have saved nothing of it, without a word
+
+
+@pytest.mark.parametrize("config", [inlay.BiasTuningConfig, inlay.SSFConfig])
+def test_a_head_that_peft_trains_whole_is_not_adapted_too(config: type, tmp_path: Any) -> None:
+    tiny("bert")[0].save_pretrained(tmp_path / "base")
+    model = hf.BertForSequenceClassification.from_pretrained(tmp_path / "base")  # with its classifier
+    adapted = get_peft_model(model, config(task_type="SEQ_CLS"))
+    assert not [name for name in adapted.peft_config["default"].target_modules if name.startswith("classifier")]
+    adapted.add_adapter("other", config(task_type="SEQ_CLS"))
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(
+        hf.BertForSequenceClassification.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter" / "other")
+    )
+    assert torch.equal(logits(again, tiny("bert")[1]), logits(adapted.eval(), tiny("bert")[1]))
 
 
 # Models that nobody has described.

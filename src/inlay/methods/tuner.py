@@ -8,7 +8,7 @@ does: `...query.inlay_bias_delta.weight`, whatever stood around `query` when it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -258,18 +258,8 @@ class InlayTuner(BaseTuner):
         }
         with config.filling_in():
             super().inject_adapter(model, adapter_name, *args, **kwargs)
-        self._bare_copies(adapter_name)
         if adapter_name in self.active_adapters:
             self._go_on_with_heads(adapter_name, in_use)
-
-    def _bare_copies(self, adapter_name: str) -> None:
-        """A module that this adapter trains whole is a copy: less what another adapter has hung on the original."""
-        wrappers = [module for module in self.model.modules() if isinstance(module, ModulesToSaveWrapper)]
-        copies = [each.modules_to_save[adapter_name] for each in wrappers if adapter_name in each.modules_to_save]
-        for layer in [module for copy in copies for module in copy.modules() if isinstance(module, ChildLayer)]:
-            layer.detach()
-            for name in [name for name, child in layer.host.named_children() if child is layer]:
-                delattr(layer.host, name)
 
     def _go_on_with_heads(self, adapter_name: str, in_use: dict[ModulesToSaveWrapper, str]) -> None:
         """Beside another adapter that has trained a head, begin from that head: PEFT would return to the untrained one,
@@ -292,9 +282,22 @@ class InlayTuner(BaseTuner):
             peft_config.modules_to_save = list(dict.fromkeys(wanted)) or None
             peft_config.target_modules = self._targets(peft_config)
             peft_config.resolved = True
+        self._refuse_training_whole(peft_config.modules_to_save or ())
         # A tuple: PEFT abbreviates long lists to endings of names, and ours are matched exactly.
         peft_config.target_modules = tuple(peft_config.target_modules or ())  # type: ignore[assignment]
         return peft_config
+
+    def _refuse_training_whole(self, wanted: Sequence[str]) -> None:
+        """PEFT would put a wrapper around a module that it trains whole, and lose what hangs on it when it is saved."""
+        for name, host in plain_modules(self.model):
+            parts = name.split(".")
+            around = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+            whole = next((each for each in wanted if any(path.endswith(each) for path in around)), None)
+            if whole is not None and any(isinstance(child, ChildLayer) for child in host.children()):
+                raise InlayError(
+                    f"modules_to_save={list(wanted)!r}: {name} is adapted by another adapter of the model, and cannot "
+                    "be trained whole by this one. Leave it out, or put this adapter into a model of its own."
+                )
 
     def _targets(self, config: InlayConfig) -> list[str]:
         # A head that another adapter trains runs as that adapter's copy: what hangs on the original would not act.
