@@ -19,7 +19,7 @@ import zoo
 
 COMMIT = "0" * 40
 WORDS = ("the", "a", "cat", "dog", "sat", "on", "mat", "hello", "world", "this", "is", "text")
-# Padding is no token that PEFT's tests use: RoBERTa gives all of it one position, and attention could tell nothing apart.
+# No token of PEFT's tests is padding: RoBERTa gives all of it one position, and attention could tell nothing apart.
 SPECIAL = {"vocab_size": 128, "pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 2}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2}
 TEXT = zoo.ENCODER | SPECIAL | SIZES
