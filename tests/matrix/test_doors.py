@@ -8,6 +8,7 @@ injecting, and what Transformers saves itself.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -347,6 +348,19 @@ def test_settings_that_ask_for_more_than_the_weights_hold_are_refused(
     save_file(weights, tmp_path / WEIGHTS, metadata={"format": "pt"})
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     with pytest.raises(InlayError, match="not finite"):
+        adapter.model().load_adapter(str(tmp_path))
+
+
+def test_a_config_that_cannot_be_read_is_one_error(saved: Callable[[Case], Saved], tmp_path: Path) -> None:
+    """A pipe would be waited for, whatever type of adapter the folder says that it holds."""
+    adapter = saved(Case(METHODS["bias"], "bert"))
+    path = tmp_path / "adapter_config.json"
+    path.write_text('{"a":' * 100_000)
+    with pytest.raises(InlayError, match=r"adapter_config\.json cannot be read"):
+        adapter.model().load_adapter(str(tmp_path))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(InlayError, match=r"adapter_config\.json is not a plain file"):
         adapter.model().load_adapter(str(tmp_path))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.attach import save
-from inlay.methods.multi_lora.exchange import WEIGHTS, from_lora, to_lora
+from inlay.methods.multi_lora.exchange import CONFIG, WEIGHTS, from_lora, to_lora
 from inlay.methods.saving import read
 from manytasks import TASKS, inputs, several
 from zoo import tiny
@@ -142,3 +144,47 @@ def test_a_lora_that_is_not_whole_leaves_nothing_behind(damage: Callable[..., An
     assert model.base_model.tasks == [*TASKS]
     assert set(model.state_dict()) == before
     assert torch.equal(logits(model, inputs(batch), "sst2"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rank_pattern": {r"(\w+\.?)+!": 4}}, "takes too long"),
+        ({"alpha_pattern": {"(": 4}}, "is no pattern"),
+        ({"rank_pattern": {"q_lin": "x"}}, "rank_pattern has 'x' for 'q_lin'"),
+        ({"rank_pattern": [3]}, "rank_pattern="),
+        ({"r": 0}, "r=0"),
+        ({"r": 10**9}, "r=1000000000: no tensor"),
+        ({"lora_alpha": "much"}, "lora_alpha='much'"),
+        ({"megatron_config": {"a": 1}}, "megatron_config, which is not loaded"),
+        ({"peft_type": "IA3"}, "peft_type='IA3': a task is made of a LoRA alone"),
+        ({"loftq_config": 3, "init_lora_weights": "loftq"}, "no LoRA adapter of PEFT's that can be read"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_strangers_lora_is_looked_at_before_it_is_obeyed(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    model, _ = several("distilbert")
+    folder = exported(model, "sst2", tmp_path)
+    path = folder / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    before = set(model.state_dict())
+    with pytest.raises(InlayError, match=said):
+        from_lora(model, folder, "again")
+    assert model.base_model.tasks == [*TASKS]
+    assert set(model.state_dict()) == before
+
+
+def test_files_of_a_strangers_lora_are_plain_and_their_numbers_finite(tmp_path: Path) -> None:
+    model, _ = several("distilbert")
+    folder = exported(model, "sst2", tmp_path)
+    tensors = load_file(folder / WEIGHTS)
+    name = next(name for name in tensors if "lora_B" in name)
+    save_file(tensors | {name: torch.full_like(tensors[name], torch.nan)}, folder / WEIGHTS)
+    with pytest.raises(InlayError, match="values that are not finite"):
+        from_lora(model, folder, "again")
+    for file in (WEIGHTS, CONFIG):
+        (folder / file).unlink()
+        os.mkfifo(folder / file)
+        with pytest.raises(InlayError, match=f"{file} is not a plain file"):
+            from_lora(model, folder, "again")
+    assert model.base_model.tasks == [*TASKS]

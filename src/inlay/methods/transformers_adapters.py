@@ -10,7 +10,6 @@ of another shape is an error, and the adapter is taken out again.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from functools import wraps
 from pathlib import Path
@@ -47,14 +46,13 @@ def extend(mixin: Any) -> None:
 def _is_ours(given: Mapping[str, Any]) -> bool:
     from transformers.utils import find_adapter_config_file
 
+    from inlay.methods import vetting
+
     config = given.get("peft_config")
     kind = getattr(config, "peft_type", None)
     if config is None:
         file = find_adapter_config_file(_source(given), **_hub(given))
-        try:
-            kind = json.loads(Path(file).read_text(encoding="utf-8"))["peft_type"] if file else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return False  # Transformers says what is wrong with it
+        kind = vetting.read_json(Path(file)).get("peft_type") if file else None
     return str(getattr(kind, "value", kind)).startswith(PREFIX)
 
 

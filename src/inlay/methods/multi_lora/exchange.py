@@ -14,20 +14,24 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
+from inlay.methods import vetting
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
 from inlay.methods.noted import heed
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
 from inlay.methods.registry import get
-from inlay.methods.saving import sort_sets, write_note
+from inlay.methods.saving import read_tensors, sort_sets, write_note
+from inlay.methods.settings import check
 
 OURS = ".inlay_multi_lora_b.weight"
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# What is taken of a LoRA's settings.
+TAKEN = ("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "modules_to_save")
 
 
 def drawn(config: MultiLoraConfig) -> dict[str, Tensor]:
@@ -103,11 +107,7 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
     """
     folder = Path(folder)
     heed(model, folder)
-    try:
-        lora = LoraConfig.from_pretrained(str(folder))
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, ValueError, TypeError) as error:
-        raise InlayError(f"{folder} holds no LoRA adapter of PEFT's that can be read: {error}") from error
+    lora, tensors = _read(model, folder)
     if getattr(lora, "use_rslora", False) or getattr(lora, "use_dora", False):
         raise InlayError(
             f"{folder} is a LoRA with use_rslora or use_dora, which is another equation: it cannot be taken."
@@ -119,6 +119,7 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
             raise InlayError("The model has no task that says how its A's are drawn: give from_lora a config.")
         config = tuner.peft_config[tuner.tasks[0]]
     found, alphas = {}, {}
+    ranks, scales = lora.rank_pattern or {}, lora.alpha_pattern or {}
     for name, (a, b) in _pairs(tensors, folder).items():
         if name not in layers:
             raise InlayError(f"{folder} adapts {name}, which the tasks of this model do not: their A is not drawn.")
@@ -129,8 +130,8 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
                 f"{config.seed}): a LoRA that was trained with its own A cannot be a task of this model."
             )
         found[name] = _factor(layers[name], b, name, folder)
-        rank = lora.rank_pattern.get(get_pattern_key(lora.rank_pattern.keys(), name), lora.r)
-        alpha = lora.alpha_pattern.get(get_pattern_key(lora.alpha_pattern.keys(), name), lora.lora_alpha)
+        rank = ranks.get(get_pattern_key(ranks.keys(), name), lora.r)
+        alpha = scales.get(get_pattern_key(scales.keys(), name), lora.lora_alpha)
         alphas[name] = alpha / rank * found[name].shape[1]
     if not found:
         raise InlayError(f"{folder} holds no A and no B of a LoRA: there is nothing to take.")
@@ -156,6 +157,22 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
     except Exception:
         model.delete_adapter(task)
         raise
+
+
+def _read(model: Any, folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """The settings and the tensors of a LoRA that somebody else may have written, looked at before they are obeyed."""
+    path, base = folder / CONFIG, base_of(model)
+    settings = vetting.read_json(path)
+    if settings.get("peft_type") != "LORA":
+        raise InlayError(f"{path} has peft_type={settings.get('peft_type')!r}: a task is made of a LoRA alone.")
+    vetting.check_size([folder / WEIGHTS], base)
+    tensors = read_tensors(folder / WEIGHTS, {})
+    vetting.check_settings(path, settings, tensors, base)
+    try:
+        check(get("lora"), {name: settings[name] for name in TAKEN if name in settings})
+        return LoraConfig.from_pretrained(str(folder)), tensors
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
+        raise InlayError(f"{folder} holds no LoRA adapter of PEFT's that can be read: {error}") from error
 
 
 def _pairs(tensors: dict[str, Tensor], folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
