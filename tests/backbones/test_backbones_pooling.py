@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
 from torch import Tensor
 
 import inlay
@@ -20,6 +21,7 @@ import zoo
 from checkpoints import Write, write_tokenizer
 from inlay import InlayError, Spec, backbones
 from inlay.backbones.locate import CACHED, Place
+from inlay.backbones.pooled import installed
 from inlay.backbones.pooling import settle
 from inlay.methods import attach
 from inlay.methods.saving import digest
@@ -256,6 +258,146 @@ def test_an_adapter_finds_its_feature_by_every_door(method: str, write: Write, t
             torch.testing.assert_close(loaded.eval()(**texts()).logits, expected)
     with pytest.raises(InlayError, match="pooling='mean'"):
         PeftModel.from_pretrained(load(folder, pooling="first").model, saved)
+
+
+def lora_of(folder: Path, saved: Path, pooling: str, *, method: str = "lora", **settings: Any) -> Tensor:
+    """Save an adapter that is not nothing; its logits."""
+    backbone = load(folder, pooling=pooling)
+    adapted = attach.attach(backbone.model, method, settings=settings, newly_initialised=["classifier"])
+    with torch.no_grad():
+        for parameter in attach.trained_parameters(adapted).values():
+            parameter.add_(0.1)
+        expected = adapted.eval()(**texts()).logits
+    attach.save(adapted, method, saved, base_model_name=str(folder), fingerprint=backbone.fingerprint)
+    return expected
+
+
+def plain(folder: Path) -> Any:
+    return hf.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+
+
+SECOND: dict[str, Callable[[Any, str, Path], Any]] = {
+    "peft": lambda model, method, folder: model.load_adapter(folder, "second"),
+    "peft around it": lambda model, method, folder: PeftModel.from_pretrained(model.get_base_model(), folder, "second"),
+    "transformers": lambda model, method, folder: model.get_base_model().load_adapter(folder, adapter_name="second"),
+    "restore": lambda model, method, folder: attach.restore(model, method, folder, adapter_name="second"),
+}
+
+
+@pytest.mark.parametrize("method", ["bias", "lora"])
+@pytest.mark.parametrize("door", SECOND)
+def test_a_second_adapter_does_not_change_what_the_first_reads(
+    door: str, method: str, write: Write, tmp_path: Path
+) -> None:
+    folder = write("bert")
+    expected = lora_of(folder, tmp_path / "own", "own", method=method, modules_to_save=["pooler"])
+    lora_of(folder, tmp_path / "mean", "mean", method=method)
+    model = PeftModel.from_pretrained(plain(folder), tmp_path / "own", "first").eval()
+    why = r"pooling='mean'.*has 'first' already.*pooling='own'.*base model of its own.*load_backbone\(.*'mean'\)"
+    with pytest.raises(InlayError, match=why):
+        SECOND[door](model, method, tmp_path / "mean")
+    with torch.no_grad():
+        assert torch.equal(model(**texts()).logits, expected)
+    model.save_pretrained(tmp_path / "again")
+    held = load_file(tmp_path / "again" / "first" / "adapter_model.safetensors")
+    assert any("pooler" in name for name in held), "the pooler that the first has trained is still there"
+    lora_of(folder, tmp_path / "like", "own", method=method, modules_to_save=["pooler"])
+    SECOND[door](model, method, tmp_path / "like")  # of the same feature, it is let in
+
+
+def test_an_adapter_that_cannot_be_loaded_leaves_the_head_as_it_was(write: Write, tmp_path: Path) -> None:
+    folder = write("bert")
+    for method in ("bias", "lora"):
+        saved = tmp_path / method
+        lora_of(folder, saved, "mean", method=method)
+        weights = saved / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100])
+        for door in (
+            lambda model: PeftModel.from_pretrained(model, saved),  # noqa: B023
+            lambda model: model.load_adapter(saved),  # noqa: B023
+            lambda model: attach.restore(model, method, saved),  # noqa: B023
+        ):
+            model = plain(folder).eval()
+            pooler = model.bert.pooler
+            with pytest.raises(Exception, match=r"(?i)header|truncated|safetensors"):
+                door(model)
+            assert model.bert.pooler is pooler
+            assert installed(model) is None
+            assert "inlay_pooling" not in repr(model)
+            assert not model.bert._forward_hooks
+
+
+@pytest.mark.parametrize("selected", [None, ["other"]])
+def test_a_lora_that_peft_saved_knows_its_feature(selected: list[str] | None, write: Write, tmp_path: Path) -> None:
+    """The recipe of docs/pooling.md, by every door."""
+    folder, saved = says(write("bert")), tmp_path / "adapter"
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"], init_lora_weights=False)
+    name = "default" if selected is None else selected[0]
+    adapted = get_peft_model(inlay.load_backbone(str(folder), num_labels=3).model, config, name).eval()
+    adapted.save_pretrained(saved, selected_adapters=selected)
+    place = saved if selected is None else saved / name
+    with torch.no_grad():
+        expected = adapted(**texts()).logits
+    by_transformers = plain(folder)
+    by_transformers.load_adapter(place)
+    for loaded in (
+        PeftModel.from_pretrained(plain(folder), place),
+        by_transformers,
+        attach.restore(plain(folder), "lora", saved, adapter_name=name),
+        attach.restore(load(folder).model, "lora", saved, adapter_name=name),
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(loaded.eval()(**texts()).logits, expected)
+    (place / "inlay.json").unlink()  # as an earlier inlay, or PEFT alone, left it: nothing is said, nothing refused
+    again = attach.restore(load(folder).model, "lora", saved, adapter_name=name)
+    with torch.no_grad():
+        torch.testing.assert_close(again(**texts()).logits, expected)
+
+
+def test_peft_saves_over_a_note_that_no_longer_holds(write: Write, tmp_path: Path) -> None:
+    folder, saved = write("bert"), tmp_path / "adapter"
+    lora_of(folder, saved, "mean")
+    config = LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"])
+    adapted = get_peft_model(plain(folder), config).eval()
+    adapted.save_pretrained(saved)
+    with torch.no_grad():
+        expected = adapted(**texts()).logits
+        assert torch.equal(PeftModel.from_pretrained(plain(folder), saved).eval()(**texts()).logits, expected)
+
+
+@pytest.mark.parametrize("subfolder", [None, "inner"])
+def test_an_adapter_in_the_hubs_cache_finds_its_feature(
+    subfolder: str | None, write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, commit = write("bert"), "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "cache" / "models--me--rep"
+    snapshot = repository / "snapshots" / commit
+    expected = lora_of(folder, snapshot / (subfolder or ""), "mean")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "stable").write_text(commit)
+    hub = {"cache_dir": str(tmp_path / "cache"), "revision": "stable", "local_files_only": True}
+    if subfolder is not None:
+        hub["subfolder"] = subfolder
+    by_transformers = plain(folder)
+    by_transformers.load_adapter("me/rep", adapter_kwargs=hub)
+    # Offline, PEFT looks for weights in the subfolder of a subfolder: there it is asked for a folder on disk.
+    by_peft = {"subfolder": subfolder, "model_id": snapshot} if subfolder else {"model_id": "me/rep", **hub}
+    for loaded in (PeftModel.from_pretrained(plain(folder), **by_peft), by_transformers):
+        with torch.no_grad():
+            torch.testing.assert_close(loaded.eval()(**texts()).logits, expected)
+    (snapshot / (subfolder or "") / "inlay.json").unlink()
+    assert installed(PeftModel.from_pretrained(plain(folder), **by_peft)) is None, "nothing is said, as before"
+
+
+@pytest.mark.parametrize("content", ['{"a": ' * 100_000, "[]", "{", '{"pooling": NaN}'])
+def test_a_note_that_cannot_be_read_is_one_clear_error(content: str, write: Write, tmp_path: Path) -> None:
+    folder, saved = write("bert"), tmp_path / "adapter"
+    lora_of(folder, saved, "mean")
+    (saved / "inlay.json").write_text(content)
+    with pytest.raises(InlayError, match=r"inlay\.json"):
+        PeftModel.from_pretrained(plain(folder), saved)
+    with pytest.raises(InlayError, match=r"inlay\.json"):
+        plain(folder).load_adapter(saved)
 
 
 @pytest.mark.parametrize("value", ["banana", "pooler", 3, ["mean"], {}])

@@ -9,7 +9,7 @@ saved and counted for nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ class Pooling(nn.Module):
         super().__init__()
         self.how = how
         self.paused = False
+        self.hook: Any = None
         self.as_pooler = isinstance(getattr(backbone, POOLER, None), nn.Module)
         self._arguments = list(inspect.signature(backbone.forward).parameters)
 
@@ -69,7 +70,7 @@ def install(model: nn.Module, how: str | None) -> None:
     if layer.as_pooler:
         backbone.pooler = None
     backbone.add_module(CHILD, layer)
-    backbone.register_forward_hook(layer.after, with_kwargs=True)
+    layer.hook = backbone.register_forward_hook(layer.after, with_kwargs=True)
 
 
 def installed(model: nn.Module) -> str | None:
@@ -78,21 +79,47 @@ def installed(model: nn.Module) -> str | None:
     return None if layer is None else layer.how
 
 
-def agree(model: nn.Module, wanted: str | None, what: str) -> None:
+def agree(model: nn.Module, wanted: str | None, what: str, beside: Collection[str] = ()) -> None:
     """Have the head read what `what` was trained with, put in where the model is as its architecture has it.
 
-    What was put in before cannot be taken back, as a pooler may be gone: an error.
+    What was put in before cannot be taken back, as a pooler may be gone: an error. So is a pooling that would change
+    what the adapters called `beside`, which the model has already, read.
     """
     found = installed(model)
     if found == wanted:
         return
+    trained = wanted or "own"
+    if found is None and beside:
+        names = ", ".join(repr(name) for name in sorted(beside))
+        raise InlayError(
+            f"{what} was trained with pooling={trained!r}, and this model has {names} already, for which its head has "
+            "pooling='own'. All adapters of a model read one feature: load this one into a base model of its own, by "
+            f"inlay.load_backbone(..., pooling={trained!r})."
+        )
     if found is not None:
-        trained = wanted or "own"
         raise InlayError(
             f"{what} was trained with pooling={trained!r}, and the head of this model has pooling={found!r}. Load the "
             f"base model again, by inlay.load_backbone(..., pooling={trained!r})."
         )
     install(model, wanted)
+
+
+@contextmanager
+def undone_on_error(model: nn.Module) -> Iterator[None]:
+    """Inside, a pooling may be put in; it is taken out again where an error comes out."""
+    before = _layer(model)
+    poolers = {module: pooler for module in model.modules() if (pooler := getattr(module, POOLER, None)) is not None}
+    try:
+        yield
+    except BaseException:
+        layer = _layer(model)
+        if layer is not None and before is None:
+            layer.hook.remove()
+            backbone = next(module for module in model.modules() if module._modules.get(CHILD) is layer)
+            delattr(backbone, CHILD)
+            if layer.as_pooler:
+                backbone.pooler = poolers[backbone]
+        raise
 
 
 @contextmanager

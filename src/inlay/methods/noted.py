@@ -1,30 +1,81 @@
-"""What `inlay.json` beside an adapter says, for the doors that read an adapter without it: PEFT's and Transformers'.
+"""What `inlay.json` beside an adapter says of what its head reads, for PEFT's and Transformers' doors.
 
-PEFT's own configs have no place for what the head reads. Without a look at the note, a LoRA that was trained on one
-feature would be put before another one without a word.
+PEFT's own configs have no place for it. Without a look at the note, a LoRA that was trained on one feature would be put
+before another one without a word. So PEFT writes a note beside what it saves from such a model, and it is read wherever
+an adapter is loaded.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NOTE = "inlay.json"
+NOTE, CONFIG = "inlay.json", "adapter_config.json"
+HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
 
-def heed(model: Any, source: Any) -> None:
-    """Let the head of a model read what the adapter in the folder `source` was trained with, or say that it cannot.
+@contextmanager
+def heeding(model: Any, source: Any, hub: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Let the head of a model read what the adapter in `source` was trained with, or say that it cannot.
 
-    A folder without a note says nothing, and nor does what is not a folder.
+    `source` is a folder or a repository, and `hub` says how that is found (see `HUB`). One without a note says nothing.
+    Inside, the adapter is loaded: what was put in is taken out again where that fails.
     """
-    from inlay.backbones.pooled import agree
+    from inlay.backbones.pooled import undone_on_error
+    from inlay.methods import vetting
     from inlay.methods.plain import base_of
 
-    path = Path(str(source)) / NOTE
+    with undone_on_error(base_of(model)):
+        path = None if source is None else _find(str(source), hub or {})
+        if path is not None:
+            agree_in(model, vetting.read_json(path).get("pooling"), str(source))
+        yield
+
+
+def agree_in(model: Any, pooling: str | None, what: str) -> None:
+    """Have the head of a model, with whatever PEFT has put around and into it, read what `what` was trained with."""
+    from inlay.backbones.pooled import agree
+    from inlay.methods.plain import adapters_in, base_of
+
+    agree(base_of(model), pooling, what, adapters_in(model))
+
+
+def _find(source: str, hub: Mapping[str, Any]) -> Path | None:
+    """The note, where the adapter's config is: in a folder, or in a repository on the hub or in its cache."""
+    from transformers.utils import cached_file
+
+    given = {name: hub[name] for name in HUB if hub.get(name) is not None}
+    folder = Path(source) / given.get("subfolder", "")
+    if Path(source).is_dir() or (folder / CONFIG).is_file():
+        return folder / NOTE if (folder / NOTE).is_file() else None
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
     try:
-        note = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError):
-        return  # who reads the note for its own sake says what is wrong with it
-    if isinstance(note, dict):
-        agree(base_of(model), note.get("pooling"), str(source))
+        found = cached_file(source, NOTE, **given, **quiet)
+    except (OSError, ValueError):  # whoever reads the adapter itself says what is wrong with where it should be
+        return None
+    return None if found is None else Path(found)
+
+
+def note_down(model: Any, folder: Path, names: Iterable[str]) -> None:
+    """Write notes beside adapters that PEFT has just saved, where their own configs do not say what the head reads."""
+    from inlay.backbones.pooled import installed
+    from inlay.methods.registry import all_methods
+    from inlay.methods.saving import NEW, write_note
+
+    pooling = installed(model)
+    for name in names:
+        config = model.peft_config[name]
+        place = folder if name == "default" else folder / name
+        if hasattr(config, "pooling") or (pooling is None and not (place / NOTE).is_file()):
+            continue
+        peft_own = (method for method in all_methods().values() if method.config and method.tuner is None)
+        method = next((method for method in peft_own if method.config_class() is type(config)), None)
+        if method is not None:
+            facts = {
+                "base_model": config.base_model_name_or_path,
+                "fingerprint": None,
+                "newly_initialised": list(getattr(model, NEW, ())),
+            }
+            write_note(place, method, facts, pooling)

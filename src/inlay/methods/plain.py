@@ -24,6 +24,17 @@ def base_of(model: nn.Module) -> nn.Module:
     return model
 
 
+def adapters_in(model: nn.Module) -> set[str]:
+    """The names of the adapters that a model has, whoever put them in."""
+    found: set[str] = set()
+    for module in model.modules():
+        if isinstance(module, PeftModel):
+            found |= set(module.peft_config)  # a prompt is nowhere else
+        elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+            found |= module._get_available_adapters()
+    return found
+
+
 def plain_name(name: str) -> str:
     """A module's name as the model without any PEFT model around it has it."""
     while name.startswith(WRAPPED):

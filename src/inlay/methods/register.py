@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -116,22 +117,37 @@ def _extend_model_card() -> None:
 
 
 def _extend_loading() -> None:
-    """Let PEFT's door heed what an adapter's note says of what the head reads."""
+    """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one."""
     from peft import PeftModel
 
-    from inlay.methods.noted import heed
+    from inlay.methods.noted import heeding, note_down
 
-    original = PeftModel.load_adapter
-    if getattr(original, "_inlay", False):
+    load, make, save = PeftModel.load_adapter, PeftModel.from_pretrained.__func__, PeftModel.save_pretrained
+    if getattr(load, "_inlay", False):
         return
 
-    @wraps(original)
+    @wraps(load)
     def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-        heed(self, model_id)
-        return original(self, model_id, *args, **kwargs)
+        with heeding(self, model_id, kwargs):
+            return load(self, model_id, *args, **kwargs)
+
+    @wraps(make)
+    def from_pretrained(cls: Any, model: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
+        with heeding(model, model_id, kwargs):  # before the adapter is in the model
+            return make(cls, model, model_id, *args, **kwargs)
+
+    @wraps(save)
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature(save).bind(self, save_directory, *args, **kwargs).arguments
+        result = save(self, save_directory, *args, **kwargs)
+        if given.get("is_main_process", True):
+            note_down(self, Path(save_directory), given.get("selected_adapters") or list(self.peft_config))
+        return result
 
     load_adapter._inlay = True  # type: ignore[attr-defined]
     PeftModel.load_adapter = load_adapter
+    PeftModel.from_pretrained = classmethod(from_pretrained)
+    PeftModel.save_pretrained = save_pretrained
 
 
 def _pooling_section(pooling: str) -> str:

@@ -28,12 +28,13 @@ from transformers.utils import logging
 
 from inlay.backbones import whereabouts
 from inlay.backbones.identity import fingerprint as fingerprint_of
-from inlay.backbones.pooled import agree, installed
+from inlay.backbones.pooled import installed, undone_on_error
 from inlay.backbones.pooling import written
 from inlay.errors import InlayError
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import CARD, About, write_card
+from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -136,18 +137,19 @@ def restore(
         vetting.say_unvouched(place, NOTE[method.form])
     for path in _config_file(place, method):
         _check_hash(path, note)
-    agree(base_of(model), note.get("pooling"), str(place))
-    if method.form != "full":
-        _check_base(model, note, place, fingerprint)
-    if method.form == "full":
-        restored = _restore_full(model, place, note)
-    else:
-        vetting.check_size([place / WEIGHTS[method.form]], model)
-        tensors = read_tensors(place / WEIGHTS[method.form], note)
-        if method.form == "peft":
-            restored = _restore_adapter(model, method, place, tensors, adapter_name, vouched=bool(note))
+    with undone_on_error(base_of(model)):
+        if note:
+            agree_in(model, note.get("pooling"), str(place))
+        if method.form == "full":
+            restored = _restore_full(model, place, note)
         else:
-            restored = _restore_head(model, place, tensors, note["parameters"])
+            _check_base(model, note, place, fingerprint)
+            vetting.check_size([place / WEIGHTS[method.form]], model)
+            tensors = read_tensors(place / WEIGHTS[method.form], note)
+            if method.form == "peft":
+                restored = _restore_adapter(model, method, place, tensors, adapter_name, vouched=bool(note))
+            else:
+                restored = _restore_head(model, place, tensors, note["parameters"])
     setattr(restored, NEW, note.get("newly_initialised", []))
     return restored.eval()
 

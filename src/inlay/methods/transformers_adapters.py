@@ -15,13 +15,11 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.methods.noted import heed
+from inlay.methods.noted import HUB, agree_in, heeding
 from inlay.methods.register import PREFIX
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
 
 def extend(mixin: Any) -> None:
@@ -34,10 +32,9 @@ def extend(mixin: Any) -> None:
     @wraps(original)
     def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature.bind(self, *args, **kwargs).arguments
-        if not _is_ours(given):
-            heed(self, _source(given))
-            return original(self, *args, **kwargs)
-        return _load(self, given)
+        ours = _is_ours(given)
+        with heeding(self, None if ours else _source(given), _hub(given)):  # a config of ours says it itself
+            return _load(self, given) if ours else original(self, *args, **kwargs)
 
     load_adapter._inlay = True  # type: ignore[attr-defined]
     mixin.load_adapter = load_adapter
@@ -85,6 +82,8 @@ def _load(model: Any, given: Mapping[str, Any]) -> Any:
         raise InlayError("hotswap=True: only a LoRA can be exchanged in place. Load this adapter under another name.")
     source, name = _source(given), given.get("adapter_name") or "default"
     config, weights = _read(model, given)
+    if getattr(config, "resolved", False):
+        agree_in(model, config.pooling, source or "The adapter that was given")
     config.inference_mode = not given.get("is_trainable", False)
     _inject(model, config, weights, name)
     # A model that PEFT does not stand around has its own names, and a file those that it has in a PEFT model.

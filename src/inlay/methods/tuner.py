@@ -24,12 +24,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import anatomy, in_backbone
-from inlay.backbones.pooled import agree, installed
+from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
 from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, other_length
+from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of, plain_modules, plain_name
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -273,7 +274,7 @@ class InlayTuner(BaseTuner):
 
     def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
         if peft_config.resolved:
-            agree(base_of(self.model), peft_config.pooling, "This adapter")
+            agree_in(self.model, peft_config.pooling, "This adapter")
         else:
             peft_config.pooling = installed(self.model)
             if peft_config.newly_initialised is None:

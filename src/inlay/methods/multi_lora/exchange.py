@@ -22,7 +22,7 @@ from inlay.methods import vetting
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
-from inlay.methods.noted import heed
+from inlay.methods.noted import heeding
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
 from inlay.methods.registry import get
 from inlay.methods.saving import read_tensors, sort_sets, write_note
@@ -105,8 +105,11 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
 
     `config` says how the model's `A`s are drawn; None: as those of the tasks which it has.
     """
-    folder = Path(folder)
-    heed(model, folder)
+    with heeding(model, folder):
+        _take(model, Path(folder), task, config)
+
+
+def _take(model: Any, folder: Path, task: str, config: MultiLoraConfig | None) -> None:
     lora, tensors = _read(model, folder)
     if getattr(lora, "use_rslora", False) or getattr(lora, "use_dora", False):
         raise InlayError(
