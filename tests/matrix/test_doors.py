@@ -364,6 +364,17 @@ def test_a_config_that_cannot_be_read_is_one_error(saved: Callable[[Case], Saved
         adapter.model().load_adapter(str(tmp_path))
 
 
+def test_a_note_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    """Beside an adapter of PEFT's own, by both doors."""
+    lora = peft.get_peft_model(tiny("bert")[0], peft.LoraConfig(target_modules=["query"], task_type="SEQ_CLS"))
+    lora.save_pretrained(str(tmp_path))
+    (tmp_path / "inlay.json").write_text('{"a":' * 100_000)
+    with pytest.raises(InlayError, match=r"inlay\.json cannot be read"):
+        tiny("bert")[0].load_adapter(str(tmp_path))  # type: ignore[operator]
+    with pytest.raises(InlayError, match=r"inlay\.json cannot be read"):
+        PeftModel.from_pretrained(tiny("bert")[0], str(tmp_path))
+
+
 def test_a_task_that_was_trained_alone_brings_its_head(saved: Callable[[Case], Saved]) -> None:
     """Into a base with another number of labels: a task of multi-lora has a head of its own size."""
     adapter = saved(Case(METHODS["multi-lora"], "bert"))

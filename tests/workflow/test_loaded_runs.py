@@ -282,3 +282,11 @@ def test_tags_are_scored_as_in_training(spec: Spec, folder: Path, tmp_path: Path
     assert len(made.predict([{"words": ["w1", "w2"]}])[0]["tags"]) == 2
     with pytest.raises(InlayError, match="3 words and 1 labels"):
         made.evaluate([{"words": ["w1", "w2", "w3"], "tags": ["O"]}])
+
+
+def test_what_a_pattern_of_stars_has_trained_is_loaded(spec: Spec, folder: Path) -> None:
+    settings = {"target_modules": ".*layer.*attention.*(query|key|value).*", "lora_alpha": 10_000}
+    made = inlay.tune(
+        spec.with_(method="lora", settings=settings, max_steps=1), folder / "stars", progress=False, say=silent
+    )
+    assert len(inlay.load(made.folder).predict(TEXTS)) == len(TEXTS)
