@@ -22,7 +22,7 @@ from checkpoints import Write, write_tokenizer
 from inlay import InlayError, Spec, backbones
 from inlay.backbones.locate import CACHED, Place
 from inlay.backbones.pooled import installed
-from inlay.backbones.pooling import settle
+from inlay.backbones.pooling import doubts, settle
 from inlay.methods import attach
 from inlay.methods.saving import digest
 from inlay.training.trunk import TrunkCache
@@ -164,6 +164,22 @@ def test_an_old_copy_of_a_sentence_encoder_that_cannot_say_what_it_was_made_for_
         settle(place, "classification", "auto")
     assert settle(place, "classification", "mean") == "mean"
     assert settle(place, "classification", "own") is None
+
+
+def test_an_old_copy_of_another_publishers_model_is_read_with_a_word(write: Write) -> None:
+    folder = write("bert")
+
+    def said(made: str, source: str = f"{CACHED} me/encoder at 0123456789ab", wanted: str = "auto") -> list[str]:
+        config = {"model_type": "bert", "architectures": [made]}
+        place = Place("me/encoder", str(folder), config, source, frozenset(), folder=folder)
+        return doubts(place, "classification", wanted)
+
+    (line,) = said("BertModel")
+    assert "me/encoder in the hub's cache has no modules.json" in line
+    assert "--pooling" in line
+    assert said("BertForMaskedLM") == said("BertModel", "folder") == said("BertModel", wanted="own") == []
+    says(folder)
+    assert said("BertModel") == []
 
 
 def test_what_cannot_be_chosen_is_refused(write: Write) -> None:

@@ -18,6 +18,7 @@ from inlay.records.command import arguments
 from inlay.records.sealed import sealed
 from inlay.records.store import Store
 from inlay.report.collect import collect
+from inlay.training import Interrupted
 from inlay.workflow.answer import answer
 from inlay.workflow.export import export
 from inlay.workflow.planning import plan
@@ -85,6 +86,31 @@ def test_a_run_from_before_is_found_by_what_it_read_and_not_by_the_default(
     assert words[words.index("--pooling") + 1] == "own"
     found = collect(out)
     assert sorted(each.more for each in found.sets) == ["", "pooling mean"], "unlike features are not side by side"
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_run_from_before_is_named_to_who_gives_its_command_again(
+    status: str, encoder: Path, review_spec: Spec, tmp_path: Path
+) -> None:
+    out, said = tmp_path / "runs", list[str]()
+    if status == "finished":
+        old = tune(review_spec.with_(pooling="own"), out, progress=False, say=said.append)
+    else:
+        with pytest.raises(Interrupted):
+            tune(review_spec.with_(pooling="own"), out, progress=False, say=said.append, stop=lambda: True)
+        (old,) = Store(out).list()
+    assert old.status == status
+    assert not [line for line in said if "earlier run" in line]
+    new = tune(review_spec, out, progress=False, say=said.append)
+    does = "finds" if status == "finished" else "resumes"
+    found = [line for line in said if "earlier run" in line]
+    assert found == [f"an earlier run read the architecture's own feature: --pooling own {does} it ({old.id})"]
+    said.clear()
+    assert tune(review_spec, out, progress=False, say=said.append).id == new.id
+    assert said == [f"already done: {new.id}"]
+    assert tune(review_spec.with_(pooling="own"), out, progress=False).id == old.id
+    tune(review_spec.with_(pooling="first"), out, progress=False, say=said.append)
+    assert not [line for line in said if "earlier run" in line], "who chooses knows"
 
 
 def test_runs_from_before_and_after_are_one_line_where_nothing_was_replaced(review_spec: Spec, tmp_path: Path) -> None:

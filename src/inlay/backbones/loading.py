@@ -102,7 +102,7 @@ def load(
     labels = _labels(kinds.check_kind(kind), num_labels, label_names)
     place = locate.find(name, revision)
     chosen = poolings.settle(place, kind, pooling)
-    notes = list(place.notes)
+    notes = [*place.notes, *poolings.doubts(place, kind, pooling)]
     with quiet(), newborn.seeded(seed):
         config = _config(place, trust_remote_code)
         wanted = _kind(kind, place, config, trust_remote_code)

@@ -128,6 +128,21 @@ def _folder(place: Place) -> str | None:
     return path
 
 
+def doubts(place: Place, kind: str, wanted: str) -> list[str]:
+    """A line for people where a copy in the hub's cache may be a sentence encoder's and cannot say so.
+
+    Such a checkpoint is a body without any head.
+    """
+    if wanted != AUTO or kind not in KINDS or not place.source.startswith(CACHED) or reads(place) is None:
+        return []
+    made = place.config.get("architectures")
+    body = isinstance(made, list) and any(str(each).endswith("Model") and "LMHead" not in str(each) for each in made)
+    if not body or any(place.read_json(file) is not None for file in (MODULES, f"{FOLDER}/config.json")):
+        return []
+    lacking = f"the copy of {place.name} in the hub's cache has no {MODULES}"
+    return [f"{lacking}: if it is a sentence encoder, load it once with a network, or choose by --pooling"]
+
+
 def _modes(config: Mapping[str, Any]) -> list[str]:
     """Sentence-transformers' names of what is done, of which several would be joined."""
     named = config.get("pooling_mode")

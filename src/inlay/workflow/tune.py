@@ -58,6 +58,7 @@ def tune(
         return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
     spec = checked(spec)
     task = tasks.load(spec)
+    wanted = spec.pooling
     spec, amount = trained(pooled(spec, task.kind), task.examples)
     digest = identity(spec, task)
     began = time.monotonic()
@@ -67,7 +68,7 @@ def tune(
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
-        for line in (f"data: {task.source}", *task.notes):
+        for line in (*read_before(spec, wanted, task.digest, out), f"data: {task.source}", *task.notes):
             say(line)
         told = len(task.notes)
         backbone = backbones.load_for(spec, task)
@@ -170,6 +171,22 @@ def pooled(spec: Spec, kind: str) -> Spec:
             "first or last, or leave it out."
         )
     return spec.with_(pooling=backbones.settle_pooling(spec.model, kind, spec.pooling, spec.revision))
+
+
+def read_before(spec: Spec, wanted: str, data: str, out: Path | str) -> list[str]:
+    """A line for people who gave the command of a run from before there was a choice, and would wait for it in vain.
+
+    `wanted` is the pooling that was asked for, and `spec` has what that came to.
+    """
+    if wanted != "auto" or spec.pooling == "auto":
+        return []
+    earlier = None
+    with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
+        earlier = Store(out).find(identity_of(spec.with_(pooling="own"), data))
+    if earlier is None:
+        return []
+    does = "finds" if earlier.status == "finished" else "resumes"
+    return [f"an earlier run read the architecture's own feature: --pooling own {does} it ({earlier.id})"]
 
 
 def read_by_the_head(spec: Spec, backbone: Backbone) -> list[str]:

@@ -22,6 +22,7 @@ from inlay.workflow.tune import (
     described,
     identity_of,
     pooled,
+    read_before,
     read_by_the_head,
     trained,
     untold,
@@ -50,14 +51,18 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
     tasks: dict[str, Task] = {named[name]: room.load(_of_one(spec, name)) for name in spec.tasks}
     check_together(tasks)
     sizes = [task.examples for task in tasks.values()]
+    wanted = spec.pooling
     spec = pooled(spec, next(iter(tasks.values())).kind)
     spec, amount = trained(spec, None if None in sizes else sum(filter(None, sizes)))
     contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
-    digest = identity_of(spec, hashlib.sha256(contents.encode()).hexdigest())
+    data = hashlib.sha256(contents.encode()).hexdigest()
+    digest = identity_of(spec, data)
     with Store(out).open(spec, digest) as run:
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
+        for line in read_before(spec, wanted, data, out):
+            say(line)
         for name, task in tasks.items():
             for line in (f"data: {task.source}", *task.notes):
                 say(f"{name}: {line}")
