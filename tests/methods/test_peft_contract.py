@@ -417,6 +417,13 @@ def test_methods_on_architectures_beside_the_zoos_work_or_say_why_not(architectu
     assert {"adapter", "adaptformer", "bias", "multi-lora", "norm", "ssf"} <= set(works)
 
 
+def test_multi_lora_on_a_plain_module_asks_for_what_to_adapt() -> None:
+    with pytest.raises(
+        InlayError, match=r"(?s)Unknown architecture.*Or name what multi-lora is to adapt: target_modules"
+    ):
+        get_peft_model(Net(), inlay.MultiLoraConfig())
+
+
 def test_all_linear_of_a_method_for_other_layers_is_refused() -> None:
     with pytest.raises(InlayError, match="none of what this method adapts is a linear layer"):
         get_peft_model(tiny("bert")[0], inlay.NormTuningConfig(target_modules="all-linear"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -80,7 +81,9 @@ def run(checkout: Path, method: str, options: list[str]) -> dict[str, Any]:
             *(str(checkout / "tests" / f"{name}.py") for name in FILES),
             *options,
         ]
-        status = subprocess.run(command, check=False).returncode
+        paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        status = subprocess.run(command, check=False, env=environment).returncode
         counts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else _none(method)
     counts["broken"] = status not in (0, NOTHING) and not counts["deviations"]
     return counts

@@ -20,8 +20,7 @@ from inlay.methods.config import InlayConfig
 CONTROL = "lora"
 KEPT = ("target_modules", "exclude_modules", "modules_to_save", "task_type", "inference_mode")
 IDENTITY = ("init_weights", "init_lora_weights")
-STIRRED = {"attention-scale": 1.0}  # it changes the logits of attention alone, which tiny models hardly depend on
-USUALLY_STIRRED = 0.1
+STIRRED = 0.1
 
 
 def methods() -> list[str]:
@@ -94,7 +93,7 @@ class StandIn:
                 for name, parameter in model.named_parameters():
                     own = f".{adapter_name}." in f"{name}." and tuner.prefix in name
                     if own and not parameter.is_meta and parameter.is_floating_point():
-                        parameter.add_(torch.randn_like(parameter), alpha=STIRRED.get(self.method, USUALLY_STIRRED))
+                        parameter.add_(torch.randn_like(parameter), alpha=STIRRED)
 
         kind.inject_adapter = inject_adapter
 

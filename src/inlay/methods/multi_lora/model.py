@@ -50,9 +50,12 @@ class MultiLoraModel(InlayTuner):
 
     def hosts(self, config: MultiLoraConfig) -> list[str]:
         """What the user names, among all that fits; else queries and values, as LoRA's own experiments have it."""
-        if config.target_modules is None:
+        if config.target_modules is not None:
+            return super().hosts(config)
+        try:
             return list(defaults.lora(self.model)["target_modules"])
-        return super().hosts(config)
+        except InlayError as error:
+            raise InlayError(f"{error}\nOr name what multi-lora is to adapt: target_modules.") from error
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:
