@@ -203,7 +203,7 @@ def measure_cache(
 
     The kept step picks its rows at random out of four batches of them, as an epoch does.
     """
-    from inlay.training.trunk import TrunkCache
+    from inlay.training.trunk.cut import TrunkCache
 
     plain, kept = [], []
     skipped = ""

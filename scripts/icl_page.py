@@ -14,8 +14,8 @@ from typing import Any
 
 from tables import ROOT, fill
 
-from inlay.report.redraw import read
-from inlay.theory.findings import Finding
+from inlay.papers.findings import Finding
+from inlay.papers.redraw import read
 
 PAGE, LAB = ROOT / "docs" / "icl.md", ROOT / "docs" / "images" / "lab"
 FOUND = (

@@ -375,8 +375,8 @@ def write(args: argparse.Namespace) -> None:
 
 def draw(args: argparse.Namespace) -> None:
     """Figure 3 of the paper from what benchmarks/ntk.py measured."""
-    from inlay.report import charts
-    from inlay.report.charts_ntk import cost
+    from inlay.papers.ntk_attention.charts.cost import cost
+    from inlay.report.charts import drawing as charts
 
     charts.save(cost(json.loads(Path(args.measured).read_text())["rows"]), Path(args.image))
 

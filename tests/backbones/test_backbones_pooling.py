@@ -25,7 +25,7 @@ from inlay.backbones.pooled import installed
 from inlay.backbones.pooling import doubts, settle
 from inlay.methods import attach
 from inlay.methods.saving import digest
-from inlay.training.trunk import TrunkCache
+from inlay.training.trunk.cut import TrunkCache
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

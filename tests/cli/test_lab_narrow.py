@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import lab_show
-from inlay.theory.findings import Claim, Finding
+from inlay.papers.commands import lab_show
+from inlay.papers.findings import Claim, Finding
 
 
 def test_claims_and_measurements_share_the_width(

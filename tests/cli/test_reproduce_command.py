@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import reproduce as reproduce_command
 from inlay.cli import show
-from inlay.reproduce import catalogue
+from inlay.papers.commands import reproduce as reproduce_command
+from inlay.papers.reproduce import catalogue
 
 
 def test_the_list_has_one_recipe_a_line(typed) -> None:

@@ -285,7 +285,7 @@ def test_help(name: str) -> None:
 
 
 def test_the_list_of_recipes_and_the_version() -> None:
-    from inlay.reproduce import catalogue
+    from inlay.papers.reproduce import catalogue
 
     for setting in SETTINGS:
         printed = type_in(setting, "reproduce", "--list")

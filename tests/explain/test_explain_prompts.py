@@ -15,10 +15,10 @@ from inlay import InlayError, Spec, backbones, tune
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.pieces import Site
-from inlay.report import charts_explain
-from inlay.workflow import explain_prompts
-from inlay.workflow.explain_landscape import gamma, landscape, roughness, spec_of
-from inlay.workflow.explain_prompts import Information, Source, fitted_bounds, information
+from inlay.report.charts import explanations as charts_explain
+from inlay.workflow.explain import prompts as explain_prompts
+from inlay.workflow.explain.landscape import gamma, landscape, roughness, spec_of
+from inlay.workflow.explain.prompts import Information, Source, fitted_bounds, information
 
 
 def layer_for(size: int) -> Any:

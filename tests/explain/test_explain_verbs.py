@@ -14,9 +14,12 @@ from safetensors.torch import load_file
 import zoo
 from inlay import InlayError, Spec, tune
 from inlay.records.store import Store
-from inlay.report import charts, charts_explain
-from inlay.workflow import explain_models, explain_norms, explain_runs
-from inlay.workflow.explain import place_of
+from inlay.report.charts import drawing as charts
+from inlay.report.charts import explanations as charts_explain
+from inlay.workflow.explain import models as explain_models
+from inlay.workflow.explain import norms as explain_norms
+from inlay.workflow.explain import runs as explain_runs
+from inlay.workflow.explain.subject import place_of
 
 
 @pytest.fixture

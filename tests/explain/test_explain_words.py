@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from inlay import Spec
-from inlay.report import charts_explain
-from inlay.workflow.explain_runs import Point, Sweep
-from inlay.workflow.explain_words import overlap
+from inlay.report.charts import explanations as charts_explain
+from inlay.workflow.explain.runs import Point, Sweep
+from inlay.workflow.explain.words import overlap
 
 SPEC = Spec(model="hub/some-vit", method="activation-prompt", task="digits")
 

@@ -12,7 +12,7 @@ import pytest
 from inlay import InlayError, Spec, compare, tune
 from inlay.methods.registry import all_methods, get
 from inlay.methods.settings import check
-from inlay.workflow import explain_runs
+from inlay.workflow.explain import runs as explain_runs
 from inlay.workflow.planning import plan
 
 # Neither the file nor the model is there: whoever reads one of them says so, and not what is wrong with the setting.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inlay.report.charts_ntk import cost
+from inlay.papers.ntk_attention.charts.cost import cost
 
 
 def test_every_length_has_a_line_of_each_kind_and_linear_growth_beside_them() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from inlay import Spec
+from inlay.papers.multi_lora.recipes.tables import measured
+from inlay.papers.reproduce.bench import Bench
+from inlay.papers.reproduce.results import Key
 from inlay.records.store import Run
 from inlay.report.collect import collect
 from inlay.report.html import page_data
-from inlay.reproduce.bench import Bench
-from inlay.reproduce.multi_lora.tables import measured
-from inlay.reproduce.results import Key
 from inlay.workflow.comparison import select
 from recorded import finished, spec_of
 

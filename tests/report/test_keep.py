@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inlay.report import charts
+from inlay.report.charts import drawing as charts
 
 
 def kept(folder: Path, command: list[str], value: float) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inlay.records.spec import Spec
-from inlay.report import charts_prompts
-from inlay.workflow.explain_landscape import Landscape, Path2D
+from inlay.report.charts import prompts as charts_prompts
+from inlay.workflow.explain.landscape import Landscape, Path2D
 
 
 def test_the_losses_of_a_path_are_written_at_its_ends() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from inlay.report import charts
+from inlay.report.charts import drawing as charts
 from inlay.report.html import write_report
 from recorded import failed, finished, spec_of
 

@@ -13,7 +13,8 @@ import pytest
 
 from inlay.errors import InlayError
 from inlay.records.store import Run, Store
-from inlay.report import charts, explanations, exports
+from inlay.report import explanations, exports
+from inlay.report.charts import drawing as charts
 from inlay.report.collect import collect, curve
 from inlay.report.comparable import warnings
 from inlay.report.html import write_report

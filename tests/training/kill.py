@@ -36,7 +36,7 @@ from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec  # noqa: E402
 from inlay.training import fit  # noqa: E402
 from inlay.training.checkpoints import TRAINED, Checkpoints, load_tensors, step_of  # noqa: E402
-from inlay.training.trunk_rows import FILE, LIMIT  # noqa: E402
+from inlay.training.trunk.rows import FILE, LIMIT  # noqa: E402
 
 BASE = Spec(model="toy", method="lora", task="toy", epochs=3, batch_size=16, learning_rate=3e-2)
 SCENARIOS: dict[str, tuple[Spec, Callable[[], tuple[toys.ToyBackbone, toys.ToyTask]]]] = {

@@ -22,8 +22,8 @@ from inlay.errors import InlayError
 from inlay.methods.registry import get
 from inlay.records import Spec
 from inlay.training import Outcome, fit
-from inlay.training.trunk_data import KeptSplit
-from inlay.training.trunk_rows import FILE, LIMIT, Rows, available_memory, memory_limit
+from inlay.training.trunk.data import KeptSplit
+from inlay.training.trunk.rows import FILE, LIMIT, Rows, available_memory, memory_limit
 
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")
 # Full batches and a smaller last one.

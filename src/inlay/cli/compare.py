@@ -12,7 +12,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.cli.explain import names_in, numbers_in
+from inlay.cli.explain.commands import names_in, numbers_in
 from inlay.errors import unknown
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def command(
     """
     from inlay import engines
     from inlay.records.spec import Spec
-    from inlay.report import charts
+    from inlay.report.charts import drawing as charts
     from inlay.workflow.compare import carry_out
     from inlay.workflow.planning import check_baseline, plan
 
@@ -152,7 +152,7 @@ def conclude(
     found: Sequence[Comparison], out: Path, *, baseline: str | None, plot: Path | None = None, quiet: bool = False
 ) -> None:
     """Print the tables, write the page and the files; the exit status says whether something failed."""
-    from inlay.report import charts
+    from inlay.report.charts import drawing as charts
     from inlay.report.collect import of_comparisons
     from inlay.report.html import write_report
     from inlay.workflow.comparison_files import differences, keep

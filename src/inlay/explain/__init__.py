@@ -6,5 +6,5 @@ distance.py   how far attention reaches, from its weights
 windows.py    where the tokens of Swin's windows stand
 attention.py  the attention weights of a model, block by block
 
-The numbers only; `inlay.workflow.explain*` finds models and data for them, `inlay.report.charts_explain` draws them.
+The numbers only; `inlay.workflow.explain` finds models and data for them, `inlay.report.charts` draws them.
 """

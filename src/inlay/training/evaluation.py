@@ -72,7 +72,7 @@ def score(
 ) -> Scored:
     """One pass over an encoded split: the loss, averaged over what it is a mean of, and the task's metrics.
 
-    `replay` turns a batch into what the model is called with: see trunk_data.py.
+    `replay` turns a batch into what the model is called with: see trunk/data.py.
     """
     begin = time.perf_counter()
     shifted = shifts_labels(model, task.kind)

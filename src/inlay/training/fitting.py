@@ -29,7 +29,6 @@ from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.tasks.augment import Augmentation
 from inlay.training import plan as plans
-from inlay.training import trunk_data
 from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_tensors, step_of
 from inlay.training.display import Display
 from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
@@ -41,8 +40,9 @@ from inlay.training.precision import rounded_once
 from inlay.training.progress import Journal
 from inlay.training.seeds import deterministic, undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite, Pace
-from inlay.training.trunk_data import KeptSplit
-from inlay.training.trunk_rows import FILE
+from inlay.training.trunk import data as trunk_data
+from inlay.training.trunk.data import KeptSplit
+from inlay.training.trunk.rows import FILE
 from inlay.training.validation import Validation, timed
 
 CHECKPOINT_SECONDS = 10.0

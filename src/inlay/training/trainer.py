@@ -47,7 +47,7 @@ from inlay.training.place import Stop, gather
 from inlay.training.plan import Plan
 from inlay.training.progress import Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
-from inlay.training.trunk_data import KeptSplit
+from inlay.training.trunk.data import KeptSplit
 
 CHECKPOINT_SHARE = 0.02  # of the time may go into writing checkpoints
 FIRST_GUESS = 0.05  # seconds that a checkpoint takes, before one was written

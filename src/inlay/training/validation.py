@@ -21,8 +21,8 @@ from torch import nn
 
 from inlay.training.evaluation import Scored, score
 from inlay.training.place import Place, Stop
-from inlay.training.trunk import NotReached, TrunkCache
-from inlay.training.trunk_data import KeptSplit, NotKept
+from inlay.training.trunk.cut import NotReached, TrunkCache
+from inlay.training.trunk.data import KeptSplit, NotKept
 
 
 class Validation:

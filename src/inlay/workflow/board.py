@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from inlay.console import Pace, can_redraw, tell, visible
 from inlay.engines.job import Listener, Outcome
-from inlay.workflow.explain import bars_aside
+from inlay.workflow.explain.subject import bars_aside
 from inlay.workflow.tune import Say
 
 FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} runs [{elapsed}<{remaining}]{postfix}"

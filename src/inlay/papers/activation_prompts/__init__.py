@@ -1,0 +1,3 @@
+"""Visual Prompting Reimagined: The Power of Activation Prompts."""
+
+TITLE = "Visual Prompting Reimagined: The Power of Activation Prompts"

@@ -1,0 +1,1 @@
+"""The commands of the papers: `inlay lab` and `inlay reproduce`."""

@@ -1,0 +1,3 @@
+"""In-Context Learning with Representations: Contextual Generalization of Trained Transformers."""
+
+TITLE = "In-Context Learning with Representations: Contextual Generalization of Trained Transformers"

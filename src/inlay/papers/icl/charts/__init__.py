@@ -1,0 +1,1 @@
+"""Charts of in-context learning with representations."""

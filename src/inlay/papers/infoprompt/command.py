@@ -1,0 +1,49 @@
+"""`inlay lab softmax-regression`: appendix C and D of InfoPrompt, computed and drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import options as o
+from inlay.papers.commands import lab_show
+
+if TYPE_CHECKING:
+    from inlay.papers.findings import Finding, Tick
+
+FIGURES = ("lemmas-c15-c16", "theorem-d1", "newton-time")
+
+
+def command(
+    figure: Annotated[str, typer.Option(help=f"{', '.join(FIGURES)} or all.")] = "all",
+    rows: Annotated[
+        str, typer.Option(help="newton-time: numbers n of rows, parted by commas.")
+    ] = "16384,32768,65536,131072,262144",
+    size: Annotated[int, typer.Option(min=2, help="newton-time: number d of columns.")] = 256,
+    epsilon: Annotated[float, typer.Option(help="newton-time: the error to reach, below 0.1.")] = 1e-3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=o.MOST_SEEDS, help="The others: instances of each kind, with the seeds 0, 1, ...")
+    ] = 5,
+    out: lab_show.Out = lab_show.LAB,
+    quiet: o.Quiet = False,
+) -> None:
+    """Appendix C and D of InfoPrompt, measured: softmax regression and its approximate Newton method.
+
+    All of them take about a minute; most of it is newton-time, which holds n x d numbers of 8 bytes (0.5 GB).
+
+    \b
+    inlay lab softmax-regression
+    inlay lab softmax-regression --figure newton-time --rows 16384,65536 --size 128 --epsilon 1e-6
+    """
+    names = lab_show.chosen(figure, FIGURES)
+    sizes = lab_show.sizes(rows, "--rows", "16384,65536")
+    from inlay.papers.infoprompt import charts as charts_softmax
+    from inlay.papers.infoprompt.theory import lab
+
+    setting = lab.Setting(sizes, size, seeds, epsilon)
+
+    def experiment(name: str, tick: Tick) -> Finding:
+        return lab.EXPERIMENTS[name](setting, tick)
+
+    lab_show.perform(names, experiment, charts_softmax.DRAWN, lambda name: lab.beginnings(name, setting), out, quiet)

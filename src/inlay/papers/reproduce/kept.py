@@ -1,0 +1,179 @@
+"""What was measured before and is kept in a checkout: runs that a table's script made, experiments of the lab.
+
+Where a checkout has them, a recipe at `here` reads them and does not make them again: they are larger than what a
+recipe would run on two cores. What was read, the command that made it, the machine, and how many seeds and steps were
+found there are told in the results' notes: no constant says so. Only whole lines of a table are read (`whole`).
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError
+from inlay.papers.reproduce.results import Cell, Key, Results
+
+if TYPE_CHECKING:
+    from inlay.papers.findings import Finding
+
+ROOT = Path(__file__).parents[4]
+RESULTS = ROOT / "benchmarks" / "results"
+SCRIPTS = ROOT / "scripts"
+LAB = ROOT / "docs" / "images" / "lab"
+READ = "Read from"  # how a note about kept results begins
+NOT_WHOLE = "Kept runs are not whole and are not read"
+LEAST = 3  # seeds without which a line of a kept table is not read
+_IGNORED = ContextVar("ignored", default=False)
+
+
+@contextmanager
+def ignored(wanted: bool = True) -> Iterator[None]:
+    """Within this, nothing that is kept is found: a recipe makes all of it anew."""
+    token = _IGNORED.set(wanted)
+    try:
+        yield
+    finally:
+        _IGNORED.reset(token)
+
+
+def _there(path: Path) -> bool:
+    return not _IGNORED.get() and path.is_file()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The runs behind a table. `script` is the module that made them: it knows which learning rate counts."""
+
+    script: Any
+    runs: list[dict[str, Any]]
+    note: str
+    where: str
+
+
+def has_table(name: str) -> bool:
+    """Whether the runs of scripts/<name>.py are there."""
+    return _there(RESULTS / f"{name}.json") and (SCRIPTS / f"{name}.py").is_file()
+
+
+def table(name: str, more: str = "") -> Table | None:
+    """The runs of scripts/<name>.py; None where there is no checkout, or it has none.
+
+    Those that failed too: a learning rate that failed has been tried.
+    """
+    if not has_table(name):
+        return None
+    path = RESULTS / f"{name}.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        runs = list(found["runs"])
+        note = _note(path, f"python scripts/{name}.py run{more}", found["versions"], _commits(runs))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InlayError(f"{path} cannot be read: {error!r}. Make it again: python scripts/{name}.py run.") from error
+    sys.path.insert(0, str(SCRIPTS))  # scripts import what they share by its plain name
+    try:
+        return Table(importlib.import_module(name), runs, note, str(path.relative_to(ROOT)))
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one kept run gave to a cell, and after how many steps (0: it was not trained)."""
+
+    value: float
+    steps: int | None = None
+
+
+def whole(
+    found: Table, cells: Mapping[Key, Mapping[int, Measured]], about: str, due: Mapping[str, int] | None = None
+) -> Results:
+    """The lines of a kept table that are whole, with a note that says from the data how many seeds and steps they have.
+
+    `cells` has by seed what was kept of every cell that the table should have, nothing where there is none. A line is
+    whole where each of its cells has the seeds 0, 1, ... up to `LEAST` (or to its number in `due`, of what is not
+    trained); the seeds that all its cells have are read. Without the line that the table is `about`, or without another
+    trained one beside it, nothing is read, and the note says so: its recipe is then to make the table.
+    """
+    lines: dict[tuple[str, str], list[Key]] = {}
+    for key in cells:
+        lines.setdefault((key[0], key[1]), []).append(key)
+    counts = {line: min(_leading(cells[key]) for key in keys) for line, keys in lines.items()}
+    enough = {line: count for line, count in counts.items() if count >= (due or {}).get(line[1], LEAST)}
+    lacking = "; ".join(dict.fromkeys(row for _, row in counts if not any(row == name for _, name in enough)))
+    trained = {row for _, row in enough} - set(due or ())
+    if about not in trained or len(trained) < 2:
+        return Results(notes=(f"{NOT_WHOLE}: {lacking} ({found.where}).",))
+    read = {key: [cells[key][seed] for seed in range(enough[line])] for line in enough for key in lines[line]}
+    steps = {one.steps for runs in read.values() for one in runs if one.steps}
+    told = f"Kept runs: {span(enough[line] for line in enough if line[1] not in (due or {}))} seeds a cell"
+    notes = [found.note, told + (f", {span(steps)} steps." if steps else ".")]
+    if lacking:
+        notes.append(f"Incomplete: {lacking} lack seeds or sets in {found.where} and are left out; --fresh makes all.")
+    return Results({key: Cell(tuple(one.value for one in runs)) for key, runs in read.items()}, notes=tuple(notes))
+
+
+def _leading(runs: Mapping[int, Measured]) -> int:
+    """How many of the seeds 0, 1, ... there are before the first that is missing."""
+    return next(seed for seed in range(len(runs) + 1) if seed not in runs)
+
+
+def span(numbers: Iterable[int]) -> str:
+    """From the smallest to the largest of some numbers."""
+    known = sorted(set(numbers))
+    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
+
+
+def benchmark(name: str, command: str) -> tuple[dict[str, Any], str] | None:
+    """What a benchmark kept, and the note about it; None where there is none."""
+    path = RESULTS / f"{name}.json"
+    if not _there(path):
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    own = {"cpu": found.get("processor"), "threads": found.get("threads")}
+    return found, _note(path, command, found.get("versions", own))
+
+
+def rows(name: str, command: str) -> tuple[list[dict[str, str]], str] | None:
+    """The rows of a CSV among the results, and the note about it; None where there is none."""
+    path = RESULTS / f"{name}.csv"
+    if not _there(path):
+        return None
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)), f"{READ} {path.relative_to(ROOT)}: `{command}`."
+
+
+def experiment(name: str) -> tuple[Finding, str] | None:
+    """An experiment of the lab that the documentation shows, and the note about it; None where there is none."""
+    from inlay.papers import redraw
+
+    if not _there(LAB / name / f"{name}.json"):
+        return None
+    found, facts = redraw.read(LAB / name)
+    return found, _note(LAB / name, " ".join(facts["command"]), facts["versions"])
+
+
+def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
+    """The commits that runs say they are of; of several, with the groups that have runs of each."""
+    groups: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.get("commit"):
+            groups.setdefault(run["commit"], {})[run["group"]] = None
+    if len(groups) < 2:
+        return "".join(groups)
+    return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in groups.items())
+
+
+def _note(path: Path, command: str, versions: Mapping[str, Any], commits: str = "") -> str:
+    machine = versions.get("gpu") or f"{versions.get('cpu') or 'a CPU'}, {versions.get('threads')} threads"
+    hashes = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", commits or versions.get("commit") or "")
+    commit = f", commit {hashes}" if hashes else ""
+    return f"{READ} {path.relative_to(ROOT)}: `{command}` on {machine}{commit}."

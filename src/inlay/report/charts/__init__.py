@@ -1,0 +1,1 @@
+"""Charts of runs and explanations, each drawn from its numbers alone."""

@@ -1,3 +1,0 @@
-"""Recipes of "Visual Prompting Reimagined: The Power of Activation Prompts"."""
-
-TITLE = "Visual Prompting Reimagined: The Power of Activation Prompts"

@@ -1,3 +1,0 @@
-"""Recipes of "Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (Multi-LoRA)"."""
-
-TITLE = "Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (Multi-LoRA)"

@@ -1,3 +1,0 @@
-"""Recipes of "Towards Infinite-Long Prefix in Transformer (NTK-Attention)"."""
-
-TITLE = "Towards Infinite-Long Prefix in Transformer (NTK-Attention)"

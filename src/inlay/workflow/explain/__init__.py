@@ -1,0 +1,1 @@
+"""The explanations: what layers, samples, prompts and words tell about a model."""

@@ -1,0 +1,162 @@
+"""What a sweep shows, in one or two sentences that claim no more than the intervals allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from inlay.workflow.statistics import half_width
+
+if TYPE_CHECKING:
+    from inlay.workflow.explain.runs import Point, Sweep
+
+ONE_SEED = "One seed has no interval, so differences cannot be told from chance: give --seeds 3 or more."
+# Runs below which a rank correlation is not worth a number.
+FEW = 4
+
+
+def score(mean: float, interval: float | None) -> str:
+    """A mean with its interval."""
+    return f"{mean:.4f}" + ("" if interval is None else f" ± {interval:.4f}")
+
+
+def selected(found: Sweep, points: Sequence[Point]) -> tuple[Point, str]:
+    """The best point, and the split that says so: validation if there is one; choosing on test would flatter."""
+    split = "validation" if all(point.validation for point in points) else "test"
+    sign = 1 if found.greater_is_better else -1
+    return max(points, key=lambda point: sign * (point.mean(split) or 0.0)), split
+
+
+def overlap(first: tuple[float, float | None], second: tuple[float, float | None]) -> bool:
+    """Whether two intervals, each a mean and half a width, have a value in common; without a width they do."""
+    if first[1] is None or second[1] is None:
+        return True
+    return abs(first[0] - second[0]) <= first[1] + second[1]
+
+
+def of_layers(found: Sweep) -> str:
+    """The best layer, whether it stands out, which half of the model is the better place, and at what rates."""
+    best = _best(
+        found, found.points, lambda point: f"Layer {point.layer}", lambda near: f"layer{_many(near)} {_layers(near)}"
+    )
+    halves = _halves(found) if any(len(point.seeds) > 1 for point in found.points) else ""
+    return " ".join(part for part in (best, halves, _rates(found)) if part)
+
+
+def of_samples(found: Sweep) -> str:
+    """The best curve at the largest training set, and what it cannot be told from."""
+    largest = max(point.examples for point in found.points)
+    points = [point for point in found.points if point.examples == largest]
+    return _best(
+        found,
+        points,
+        lambda point: f"With {largest:,} training examples {point.label}",
+        lambda near: "; ".join(point.label for point in near),
+    )
+
+
+def _best(
+    found: Sweep, points: Sequence[Point], name: Callable[[Point], str], several: Callable[[list[Point]], str]
+) -> str:
+    """The best of some points, its test value where validation chose it, and what it cannot be told from."""
+    best, split = selected(found, points)
+    told = f"{name(best)} is best by {split} ({score(*_span(best, split))})"
+    if split == "validation" and best.test:
+        told += f", with test {found.metric} {score(*_span(best, 'test'))}"
+    if len(best.seeds) < 2:
+        return f"{told}. {ONE_SEED}"
+    if len(points) == 1:
+        return f"{told}."
+    near = [point for point in points if point is not best and overlap(_span(point, split), _span(best, split))]
+    return f"{told}; " + (f"not distinguishable from {several(near)}." if near else "it stands out from every other.")
+
+
+def _span(point: Point, split: str) -> tuple[float, float | None]:
+    return point.mean(split) or 0.0, point.interval(split)
+
+
+def _layers(points: Sequence[Point]) -> str:
+    return ", ".join(str(point.layer) for point in points)
+
+
+def _many(points: Sequence[Point]) -> str:
+    return "s" if len(points) > 1 else ""
+
+
+def _halves(found: Sweep) -> str:
+    """Early against late: the mean over the blocks of each half, a value a seed.
+
+    The pixels (layer 0) are no block, and the middle one of an odd number is neither early nor late.
+    """
+    half = found.depth // 2
+    early = [point for point in found.points if point.layer and point.layer <= half]
+    late = [point for point in found.points if point.layer and point.layer > found.depth - half]
+    if not early or not late:
+        return "Only one half of the blocks was tried."
+    spans = []
+    for points in (early, late):
+        split = "test" if points[0].test else "validation"
+        seeds = set.intersection(*(set(point.seeds) for point in points))
+        values = [
+            fmean(dict(zip(p.seeds, getattr(p, split), strict=True))[seed] for p in points) for seed in sorted(seeds)
+        ]
+        if not values:
+            return "Too few runs finished to compare early with late blocks."
+        spans.append((fmean(values), half_width(values)))
+    numbers = f"early {score(*spans[0])}, late {score(*spans[1])} {found.metric} on average"
+    if overlap(*spans):
+        return f"Early and late blocks are not distinguishable ({numbers})."
+    early_better = (spans[0][0] > spans[1][0]) == found.greater_is_better
+    return f"{'Early' if early_better else 'Late'} blocks are better ({numbers})."
+
+
+def _rates(found: Sweep) -> str:
+    """With what learning rates the layers ran, which can decide what layer looks best."""
+    if not found.tried:
+        rate = found.points[0].rate
+        return (
+            f"Every layer ran with the same learning rate{'' if rate is None else f' ({rate:g})'}, which may suit some "
+            "layers better than others: --rates chooses one for each."
+        )
+    by_rate: dict[float, list[Point]] = {}
+    for point in found.points:
+        by_rate.setdefault(point.rate or 0.0, []).append(point)
+    chosen = "; ".join(
+        f"{rate:g} at layer{_many(points)} {_layers(points)}" for rate, points in sorted(by_rate.items())
+    )
+    return f"Learning rates were chosen for each layer by validation of seed {found.tried[0].seeds[0]}: {chosen}."
+
+
+def of_norms(found: Sweep) -> str:
+    """How the size of the prompt and the metric go together within a layer: Spearman's rank correlation.
+
+    Only within a layer: what one layer's activations call large is small in another. And without a p-value: runs that
+    share a rate, a seed or their data are no independent draws.
+    """
+    from scipy.stats import spearmanr
+
+    best, split = selected(found, found.points)
+    told = (
+        f"The best by {split} has a prompt of norm {best.norm_per_position or 0.0:.3g} a position, {best.label}, "
+        f"learning rate {best.rate:g}."
+    )
+    by_label: dict[str, list[Point]] = {}
+    for point in found.points:
+        by_label.setdefault(point.label, []).append(point)
+    correlations, few = [], []
+    for label, points in by_label.items():
+        norms = [norm for point in points for norm in point.norms_per_position]
+        values = [value for point in points for value in point.test or point.validation]
+        if len(norms) < FEW or len(set(norms)) < 2 or len(set(values)) < 2:
+            few.append(label)
+        else:
+            correlations.append(f"{spearmanr(norms, values).statistic:+.2f} for {label} ({len(norms)} runs)")
+    if correlations:
+        told += (
+            f" Rank correlation of the norm with {found.metric} over learning rates and seeds: "
+            f"{'; '.join(correlations)}. It describes these runs and tests nothing: the rate moves both."
+        )
+    if few:
+        told += f" Too few or too equal runs to say how the norm and {found.metric} go together: {'; '.join(few)}."
+    return told

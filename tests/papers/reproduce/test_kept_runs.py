@@ -1,0 +1,88 @@
+"""Kept runs behind the tables say of which commit they are, and read the feature that their group says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inlay import backbones
+from inlay.papers.reproduce import kept
+
+NAMED = {"group": "mlm-64", "line": "warp", "task": "sst2", "rate": 0.1}
+
+
+def test_each_run_names_its_commit_and_known_ones_keep_theirs(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tables
+    from infoprompt_table import NAMES, Work
+
+    from inlay.records import versions
+
+    monkeypatch.setattr(versions, "_commit", lambda: "new")
+    known = [NAMED | {"seed": 0}, NAMED | {"seed": 1, "commit": "older"}]
+    (tmp_path / "known.json").write_text(json.dumps({"versions": {"commit": "old"}, "runs": known}))
+    args = argparse.Namespace(
+        seconds=300.0, known=str(tmp_path / "known.json"), results=str(tmp_path / "results.json"), workers=1
+    )
+    works = [Work(**NAMED, seed=seed, models_dir="", data_dir="") for seed in range(3)]
+    tables.run_all(dataclasses.asdict, lambda entries: works, NAMES, args)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {run["seed"]: run["commit"] for run in found["runs"]} == {0: "old", 1: "older", 2: "new"}
+    assert found["versions"]["commit"] == "new"
+    assert found["versions"]["threads"], "torch was asked, which knows a GPU"
+
+
+def test_a_note_names_the_commits_of_runs_with_their_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kept.has_table("ntk_table"):
+        pytest.skip("no checkout")
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+
+    def note(*commits: tuple[str, str | None]) -> str:
+        runs = [{"group": group} | ({"commit": commit} if commit else {}) for group, commit in commits]
+        made = {"versions": {"gpu": "a card", "commit": "f" * 40}, "runs": runs}
+        (tmp_path / "ntk_table.json").write_text(json.dumps(made))
+        table = kept.table("ntk_table")
+        assert table is not None
+        return table.note
+
+    assert note(("vision", None)).endswith("on a card, commit fffffff.")
+    assert note(("vision", "0123456789")).endswith("on a card, commit 0123456.")
+    told = note(("encoder", "abcdef0123"), ("vision", "0123456"), ("sentences", "abcdef0123"))
+    assert told.endswith("on a card, commit abcdef0 (encoder, sentences); 0123456 (vision).")
+
+
+def pooled(script: Any, group: str, line: str) -> str:
+    """What the heads of a group's runs on the embedded MiniLM read."""
+    work = script.Work(group, line, "sst2", 0.1, 0, models_dir="", data_dir="")
+    return backbones.settle_pooling("embedded:minilm", "classification", work.spec().pooling)
+
+
+def test_heads_of_minilm_read_the_mean_in_kept_runs_and_in_new_ones(scripts: Path) -> None:
+    import infoprompt_table
+    import multi_lora_table
+    import ntk_table
+
+    assert {pooled(multi_lora_table, group, "lora") for group in ("encoder", "larger")} == {"own"}, "as their kept runs"
+    backbone = backbones.load("embedded:minilm", kind="classification", num_labels=2)
+    assert backbone.pooling == "mean"
+    whole = sum(p.numel() for p in backbone.model.parameters())
+    for script, groups in ((infoprompt_table, ("minilm-64", "minilm-256")), (ntk_table, ("encoder", "sentences"))):
+        table = kept.table(script.__name__)
+        if table is None:
+            pytest.skip("no checkout")
+        for group in groups:
+            assert pooled(script, group, "full") == "mean"
+            runs = [run for run in table.runs if (run["group"], run["line"]) == (group, "full") and run["task"] != "cb"]
+            two = [run for run in runs if run["task"] not in ("semeval2010", "wnut17-spans")]
+            assert {run["trained"] for run in two} == {whole}, (
+                "a head that reads the mean leaves BERT's pooler out of full training"
+            )
+            assert {re.fullmatch(r"[0-9a-f]{40}", run["commit"]) is not None for run in runs} == {True}
