@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.losses import NO_LABEL, check_labels, row_losses, shifted, task_sums
+from inlay.methods.mixed_loss import NO_LABEL, check_labels, task_losses
 from inlay.records.steps import BEST_OF_TASK
 from inlay.training.padding import ALONG, parts
 from inlay.training.progress import Progress
@@ -186,11 +186,9 @@ class JointTrainer(InlayTrainer):
         device = logits.device
         slots = torch.tensor([self.tasks.index(name) for name in names], device=device)
         values = None
-        if self._shifted:
-            logits, labels = shifted(logits, labels)
-        elif self.values.intersection(names):
+        if self.values.intersection(names):
             values = torch.tensor([name in self.values for name in names], device=device)
-        sums, _ = task_sums(*row_losses(logits, labels, values), slots, len(self.tasks))
+        sums, _ = task_losses(logits, labels, slots, len(self.tasks), regression=values, causal=self._shifted)
         return sums / self._totals.clamp(min=1).to(device)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inlay.methods.mixed_loss import check_labels, joint_loss, task_losses
 from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
-from inlay.methods.multi_lora.losses import check_labels, is_value, joint_loss, row_losses, shifted, task_sums
 from inlay.methods.multi_lora.rows import Routing, Rows
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -56,20 +56,17 @@ class ModelHooks:
         return type(output)(**{"loss": loss, **output})  # the loss comes first, as Transformers has it
 
     def _loss(self, model: nn.Module, rows: Rows, logits: Tensor, labels: Tensor) -> Tensor:
-        values = None
-        if _is(model, CAUSAL):
-            logits, labels = shifted(logits, labels)
-        elif not _is(model, ENCODER_DECODER):
+        causal, values = _is(model, CAUSAL), [False]
+        if not causal and not _is(model, ENCODER_DECODER):
             outputs = {task: self._labels(model, task) for task in rows.tasks}
             check_labels(labels, rows.names(len(labels)), outputs)
-            values = is_value([*outputs.values()])
+            values = [count == 1 for count in outputs.values()]  # one output is a regression, as Transformers has it
         slots = rows.slots(logits.device)
         slots = torch.zeros(len(logits), dtype=torch.long, device=logits.device) if slots is None else slots
         regression = None
-        if values is not None and any(values):
+        if any(values):
             regression = rows.kept("values", logits.device, lambda: torch.tensor(values)).index_select(0, slots)
-        sums, counts = row_losses(logits, labels, regression)
-        return joint_loss(*task_sums(sums, counts, slots, len(rows.tasks)))
+        return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
 
     def _resized(self, model: nn.Module, rows: Rows) -> bool:
         return any(self._labels(model, task) != base_labels(model) for task in rows.tasks)
