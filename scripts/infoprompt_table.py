@@ -614,8 +614,8 @@ def write(args: argparse.Namespace) -> None:
 
 def draw(args: argparse.Namespace) -> None:
     """Figure 3: learning curves of one group, for the two tasks of the paper's and the mean over all."""
+    from inlay.papers.infoprompt.explain.charts import learning_curves
     from inlay.report.charts import drawing as charts
-    from inlay.report.charts.prompts import learning_curves
 
     kept = json.loads(Path(args.results).read_text())
     runs = whole(kept["runs"])

@@ -67,6 +67,8 @@ app.command("serve")(serve.command)
 app.command("methods")(methods.command)
 app.command("tasks")(tasks.command)
 app.command("models")(models.command)
+for name, command in importlib.import_module("inlay.papers.commands.explain").COMMANDS.items():
+    explain.app.command(name)(command)
 app.add_typer(explain.app, name="explain")
 app.add_typer(importlib.import_module("inlay.papers.commands.lab").app, name="lab")
 app.add_typer(runs.app, name="runs")

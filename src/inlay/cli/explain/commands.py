@@ -12,10 +12,11 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.cli.explain import prompts
 from inlay.errors import InlayError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from inlay.records.spec import Spec
     from inlay.workflow.explain.runs import Point, Sweep
     from inlay.workflow.explain.subject import Explanation
@@ -27,7 +28,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Folder = prompts.Folder
+Folder = Annotated[
+    Path,
+    typer.Option(help="Where the pictures go, a folder each: OUT/<what>-<task>-<model>.", rich_help_panel=o.OUTPUT),
+]
 Runs = Annotated[Path, typer.Option(help="Folder of runs: made there, or found there.", rich_help_panel=o.OUTPUT)]
 Seeds = Annotated[int, typer.Option(min=1, max=o.MOST_SEEDS, help="Runs of each setting, with the seeds 0, 1, ...")]
 Split = Annotated[str, typer.Option(help="Which rows to look at: train, validation or test.", rich_help_panel=o.DATA)]
@@ -262,10 +266,6 @@ def attention_distance(
     carry_out("attention-distance", work, spec, out, quiet, run_name(adapter))
 
 
-app.command("information")(prompts.information)
-app.command("landscape")(prompts.landscape)
-
-
 # ------------------------------------------------------------------------------------------------------ what they share
 
 
@@ -276,8 +276,20 @@ def spec_of(model: str, method: str, fields: dict[str, Any], seed: int = 0) -> S
     return Spec(model=model, method=method, seed=seed, **fields)
 
 
-def carry_out(what: str, work: Callable[..., Explanation], spec: Spec, out: Path, quiet: bool, *names: str) -> None:
-    """Do the work, if its result can be kept; then keep it, print it and say where it is. `names` tell its folder."""
+def carry_out(
+    what: str,
+    work: Callable[..., Explanation],
+    spec: Spec,
+    out: Path,
+    quiet: bool,
+    *names: str,
+    picture: Callable[[Any], Figure] | None = None,
+    table: Callable[[Any], None] | None = None,
+) -> None:
+    """Do the work, if its result can be kept; then keep it, print it and say where it is.
+
+    `names` are further parts of its folder's name. `picture` and `table` show it; by default those of `what`.
+    """
     from inlay.report.charts import drawing as charts
     from inlay.report.charts import explanations as charts_explain
     from inlay.workflow.explain.subject import place_of
@@ -285,8 +297,8 @@ def carry_out(what: str, work: Callable[..., Explanation], spec: Spec, out: Path
     folder = place_of(what, spec, out, *names)
     charts.check_folder(folder, what)
     found = work(spec, progress=not quiet, say=None if quiet else show.say)
-    charts_explain.write(found, folder, ["inlay", *sys.argv[1:]])
-    SHOWN[what](found)
+    charts_explain.write(found, folder, ["inlay", *sys.argv[1:]], picture)
+    (table or SHOWN[what])(found)
     show.answer(found.sentence)
     show.say(f"picture, numbers and circumstances in {folder}/ ({what}.png, .svg, .csv, .json)")
     failures = getattr(found, "failures", {})
@@ -385,6 +397,4 @@ SHOWN: dict[str, Any] = {
     "prompt-norm": sweep_table,
     "cka": cka_table,
     "attention-distance": attention_table,
-    "information": prompts.information_table,
-    "landscape": prompts.landscape_table,
 }

@@ -1,1 +1,1 @@
-"""The commands of the papers: `inlay lab` and `inlay reproduce`."""
+"""The commands of the papers: `inlay lab`, `inlay reproduce`, and what they add to `inlay explain`."""

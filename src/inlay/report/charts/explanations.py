@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.report.charts import drawing as charts
-from inlay.report.charts import prompts as charts_prompts
 from inlay.workflow.explain.subject import Explanation, facts, model_name, subject_name
 
 if TYPE_CHECKING:
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
     from inlay.workflow.explain.runs import Point, Sweep
 
 
-def write(found: Explanation, folder: Path, command: Sequence[str] = ()) -> None:
-    """Draw an explanation and keep picture, numbers and circumstances in `folder`."""
-    charts.keep(folder, found.what, draw(found), found.columns, found.rows(), facts(found, command))
+def write(
+    found: Explanation, folder: Path, command: Sequence[str] = (), picture: Callable[[Any], Figure] | None = None
+) -> None:
+    """Draw an explanation (by `picture`, or as its kind is) and keep picture, numbers and circumstances in `folder`."""
+    charts.keep(folder, found.what, (picture or draw)(found), found.columns, found.rows(), facts(found, command))
 
 
 def draw(found: Any) -> Figure:
@@ -248,6 +249,4 @@ DRAWN: dict[str, Callable[[Any], Figure]] = {
     "prompt-norm": prompt_norm,
     "cka": cka,
     "attention-distance": attention_distance,
-    "information": charts_prompts.information,
-    "landscape": charts_prompts.landscape,
 }

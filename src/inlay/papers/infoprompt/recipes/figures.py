@@ -32,7 +32,7 @@ END = "the end of the bound, log K"
 
 def figure_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """The bound on I(P; Z | X) of each text, by where its prompts are from; a value a text."""
-    from inlay.workflow.explain.prompts import RANDOM, information
+    from inlay.papers.infoprompt.explain.information import RANDOM, information
 
     cells: dict[Key, Cell] = {}
     notes = []
@@ -63,7 +63,7 @@ def carries_more(one: str, other: str, panel: str) -> Test:
     """A source's bound is above another's; nothing is told where both are at its end, log K."""
 
     def test(results: Results) -> Verdict:
-        from inlay.workflow.explain.prompts import FULL
+        from inlay.papers.infoprompt.explain.information import FULL
 
         end, cells = results.get(END, NATS, panel), [results.get(row, NATS, panel) for row in (one, other)]
         if end is not None and all(cell is not None and cell.mean >= FULL * end.mean for cell in cells):
@@ -76,7 +76,7 @@ def carries_more(one: str, other: str, panel: str) -> Test:
 
 def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """How rough the two surfaces are; the task's loss along the paths with and without the head loss."""
-    from inlay.workflow.explain.landscape import landscape, roughness
+    from inlay.papers.infoprompt.explain.landscape import landscape, roughness
 
     (spec,) = p.specs(bench, settings, ("InfoPrompt",), {"": (settings["task"], {})}).values()
 

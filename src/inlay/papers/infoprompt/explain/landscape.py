@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from inlay.methods import registry
+from inlay.papers.infoprompt.explain.information import layer_of
 from inlay.records.spec import Spec
 from inlay.records.store import Run
-from inlay.workflow.explain.prompts import layer_of
 from inlay.workflow.explain.subject import Bar, Value
 from inlay.workflow.tune import Say
 

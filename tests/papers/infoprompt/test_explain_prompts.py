@@ -15,10 +15,11 @@ from inlay import InlayError, Spec, backbones, tune
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.pieces import Site
+from inlay.papers.infoprompt.explain import charts
+from inlay.papers.infoprompt.explain import information as explain_prompts
+from inlay.papers.infoprompt.explain.information import Information, Source, fitted_bounds, information
+from inlay.papers.infoprompt.explain.landscape import gamma, landscape, roughness, spec_of
 from inlay.report.charts import explanations as charts_explain
-from inlay.workflow.explain import prompts as explain_prompts
-from inlay.workflow.explain.landscape import gamma, landscape, roughness, spec_of
-from inlay.workflow.explain.prompts import Information, Source, fitted_bounds, information
 
 
 def layer_for(size: int) -> Any:
@@ -97,7 +98,7 @@ def test_sources_are_compared_on_the_same_texts(
     assert found.negatives == 6, "the first run's K, for all of them"
     assert all(value <= found.most + 1e-6 for source in found.sources for value in source.values)
     assert "infoprompt" in found.sentence
-    charts_explain.write(found, tmp_path / "picture")
+    charts_explain.write(found, tmp_path / "picture", picture=charts.information)
     assert {path.suffix for path in (tmp_path / "picture").iterdir()} == {".png", ".svg", ".csv", ".json"}
     other = tune(review_spec, tmp_path / "runs", progress=False)
     with pytest.raises(InlayError, match="no prompts in the text"):
@@ -146,7 +147,7 @@ def test_the_landscape_has_surfaces_and_the_path_that_training_takes(review_spec
         assert len(set(path.points)) == 4, "the prompt moves"
     assert found.paths[0].points[0] == found.paths[1].points[0], "both begin at the same place"
     assert all(abs(x) <= found.x[-1] and abs(y) <= found.y[-1] for path in found.paths for x, y in path.points)
-    charts_explain.write(found, tmp_path / "picture")
+    charts_explain.write(found, tmp_path / "picture", picture=charts.landscape)
     assert (tmp_path / "picture" / "landscape.png").stat().st_size > 1000
 
 

@@ -12,8 +12,8 @@ from inlay.workflow.explain.subject import model_name, subject_name
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from inlay.workflow.explain.landscape import Landscape
-    from inlay.workflow.explain.prompts import Information
+    from inlay.papers.infoprompt.explain.information import Information
+    from inlay.papers.infoprompt.explain.landscape import Landscape
 
 LEAST_LEFT = 1e-6  # nats: the bound is computed in float32
 

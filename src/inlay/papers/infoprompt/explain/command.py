@@ -11,12 +11,9 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.cli.explain.commands import Folder, carry_out, names_in
 
 Store = Annotated[Path, typer.Option(help="Folder of runs.", rich_help_panel=o.OUTPUT)]
-Folder = Annotated[
-    Path,
-    typer.Option(help="Where the pictures go, a folder each: OUT/<what>-<task>-<model>.", rich_help_panel=o.OUTPUT),
-]
 
 
 def information(
@@ -46,14 +43,14 @@ def information(
     \b
     inlay explain information --runs mrpc-...-infoprompt-s0-...,mrpc-...-warp-s0-... --words "it is equivalent to"
     """
-    from inlay.cli.explain.commands import carry_out, names_in
+    from inlay.papers.infoprompt.explain import charts
+    from inlay.papers.infoprompt.explain.information import information, prompted
     from inlay.records.store import Store as Runs
-    from inlay.workflow.explain import prompts as explain_prompts
 
     names = [name for given in runs for name in names_in(given)]
-    spec = explain_prompts.prompted(Runs(store).get(names[0])).spec
+    spec = prompted(Runs(store).get(names[0])).spec
     work = partial(
-        explain_prompts.information,
+        information,
         runs=names,
         words=words or (),
         examples=examples,
@@ -61,7 +58,7 @@ def information(
         negatives=negatives,
         store=store,
     )
-    carry_out("information", work, spec, out, quiet)
+    carry_out("information", work, spec, out, quiet, picture=charts.information, table=information_table)
 
 
 def landscape(
@@ -82,15 +79,15 @@ def landscape(
     \b
     inlay explain landscape --run mrpc-minilm-l6-mlm-infoprompt-s0-1a2b3c4d5e
     """
-    from inlay.cli.explain.commands import carry_out
+    from inlay.papers.infoprompt.explain import charts
+    from inlay.papers.infoprompt.explain.information import prompted
+    from inlay.papers.infoprompt.explain.landscape import landscape, spec_of
     from inlay.records.store import Store as Runs
-    from inlay.workflow.explain import landscape as explain_landscape
-    from inlay.workflow.explain import prompts as explain_prompts
 
-    found = explain_prompts.prompted(Runs(store).get(run))
-    spec = explain_landscape.spec_of(found, trust_remote_code=trust_remote_code)
-    work = partial(explain_landscape.landscape, examples=examples, steps=steps, grid=grid)
-    carry_out("landscape", work, spec, out, quiet)
+    found = prompted(Runs(store).get(run))
+    spec = spec_of(found, trust_remote_code=trust_remote_code)
+    work = partial(landscape, examples=examples, steps=steps, grid=grid)
+    carry_out("landscape", work, spec, out, quiet, picture=charts.landscape, table=landscape_table)
 
 
 def information_table(found: Any) -> None:

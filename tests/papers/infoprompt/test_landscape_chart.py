@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from inlay.papers.infoprompt.explain import charts
+from inlay.papers.infoprompt.explain.landscape import Landscape, Path2D
 from inlay.records.spec import Spec
-from inlay.report.charts import prompts as charts_prompts
-from inlay.workflow.explain.landscape import Landscape, Path2D
 
 
 def test_the_losses_of_a_path_are_written_at_its_ends() -> None:
@@ -15,7 +15,7 @@ def test_the_losses_of_a_path_are_written_at_its_ends() -> None:
     ]
     values = {"task": table, "representation": table}
     spec = Spec(model="a", task="rte", method="infoprompt")
-    figure = charts_prompts.landscape(Landscape(spec, [0.0, 1.0], [0.0, 1.0], values, paths, 20, (0.1, 0.1)))
+    figure = charts.landscape(Landscape(spec, [0.0, 1.0], [0.0, 1.0], values, paths, 20, (0.1, 0.1)))
     shown = {axes.get_title(loc="left").split()[0]: axes for axes in figure.axes if axes.get_title(loc="left")}
     assert [text.get_text() for text in shown["task"].get_legend().get_texts()] == [
         "gamma = 0.05, 1 steps: loss from 0.679 (star) to 0.001 (dot)",
