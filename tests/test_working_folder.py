@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from inlay import InlayError, Spec, fetch
-from inlay.engines.job import Job, Listener, Outcome
+from inlay.engines.job import Listener, Outcome
 from inlay.engines.local import Local
+from inlay.workflow.compare import job_of
 
 SOURCE = Path(__file__).parents[1] / "src"
 NAMES = ("torch", "pip", "json", "inlay", "typer", "peft", "sitecustomize", "runpy")
@@ -43,7 +44,7 @@ class Silent:
 
 
 def test_a_worker_of_the_local_engine(hostile: Path, tmp_path: Path) -> None:
-    job = Job(Spec(model="no-such-model", method="lora", data="no-such-file.csv"), str(tmp_path / "runs"))
+    job = job_of(Spec(model="no-such-model", method="lora", data="no-such-file.csv"), str(tmp_path / "runs"))
     listener: Listener = Silent()
     with Local(workers=1, cpus=1) as engine:
         (outcome,) = engine.run([job], listener)
@@ -74,7 +75,7 @@ def test_a_worker_of_ray(hostile: Path, tmp_path: Path, review_spec: Spec, monke
 
     monkeypatch.setenv("RAY_TMPDIR", "/tmp")
     (tmp_path / "reviews.csv").rename("reviews.csv")  # a path that begins in the working folder
-    job = Job(review_spec.with_(data="reviews.csv"), str(tmp_path / "runs"))
+    job = job_of(review_spec.with_(data="reviews.csv"), str(tmp_path / "runs"))
     listener: Listener = Silent()
     with make("ray", cpus=1) as engine:
         (outcome,) = engine.run([job], listener)

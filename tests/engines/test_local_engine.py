@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from inlay import InlayError, Spec, tune
-from inlay.engines import Job, Outcome, make
+from inlay.engines import Outcome, make
 from inlay.engines.gpus import Share, share_of, visible
 from inlay.engines.local import Local, cores
 from inlay.engines.queue import Queue
 from inlay.records.store import Store
+from inlay.workflow.compare import job_of
 
 
 class Follower:
@@ -57,7 +58,7 @@ def test_workers_that_die_stop_or_fail_take_nobody_along(workers: int, review_sp
 
         follower.on_step = kill
         specs = [review_spec, review_spec.with_(seed=1), review_spec.with_(settings={"r": 2}), long]
-        outcomes = engine.run([Job(spec, out) for spec in specs], follower)
+        outcomes = engine.run([job_of(spec, out) for spec in specs], follower)
         assert [each.status for each in outcomes] == ["finished", "finished", "failed", "failed"]
         assert "'r'" in str(outcomes[2].error)
         assert "ended by signal 9 (SIGKILL)" in str(outcomes[3].error)
@@ -65,13 +66,13 @@ def test_workers_that_die_stop_or_fail_take_nobody_along(workers: int, review_sp
         killed = Store(out).get(str(outcomes[3].run))
         assert (killed.status, killed.error) == ("failed", outcomes[3].error)
 
-        again = engine.run([Job(review_spec, out), Job(long, out)], Follower())
+        again = engine.run([job_of(review_spec, out), job_of(long, out)], Follower())
         assert [(each.status, each.made) for each in again] == [("finished", False), ("failed", False)]
 
         stopper = Follower()
         stopper.on_step = lambda number: os.kill(os.getpid(), signal.SIGTERM) if len(stopper.steps) == 5 else None
         with pytest.raises(KeyboardInterrupt):
-            engine.run([Job(long.with_(seed=2), out)], stopper)
+            engine.run([job_of(long.with_(seed=2), out)], stopper)
     stopped = next(run for run in Store(out).list() if run.spec.seed == 2)
     assert stopped.status == "interrupted"
     assert list((stopped.folder / "checkpoints").glob("step-*"))
@@ -102,7 +103,7 @@ def test_asking_for_more_than_there_is(review_spec: Spec, tmp_path: Path) -> Non
 @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU here")
 def test_a_gpu_where_there_is_none_is_one_error(review_spec: Spec, tmp_path: Path) -> None:
     with pytest.raises(InlayError, match="there is no GPU here"), make("local", gpus=1.0) as engine:
-        engine.run([Job(review_spec, str(tmp_path / "runs"))], Follower())
+        engine.run([job_of(review_spec, str(tmp_path / "runs"))], Follower())
     assert not (tmp_path / "runs").exists()
 
 
@@ -147,7 +148,7 @@ def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
 def queue_of(count: int, deadline: float | None = None) -> tuple[Queue, Follower]:
     follower = Follower()
     spec = Spec(model="m", task="t", method="lora")
-    return Queue([Job(spec.with_(seed=seed), "runs") for seed in range(count)], follower, deadline), follower
+    return Queue([job_of(spec.with_(seed=seed), "runs") for seed in range(count)], follower, deadline), follower
 
 
 def test_a_busy_run_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_signals_elsewhere_than_in_the_main_thread_are_left_alone(review_spec: S
 
     def work() -> None:
         with make() as engine:
-            outcomes.extend(engine.run([Job(review_spec, str(tmp_path / "runs"))], Follower()))
+            outcomes.extend(engine.run([job_of(review_spec, str(tmp_path / "runs"))], Follower()))
 
     thread = threading.Thread(target=work)
     thread.start()

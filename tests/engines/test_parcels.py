@@ -8,8 +8,9 @@ import pytest
 
 from inlay import Spec, tune
 from inlay.engines import parcels
-from inlay.engines.job import Job, work
+from inlay.engines.job import work
 from inlay.records.store import Store
+from inlay.workflow.compare import job_of
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -31,7 +32,7 @@ def test_an_unfinished_run_goes_on_elsewhere_and_comes_home_whole(review_spec: S
         asked.append(1)
         return len(asked) > 5
 
-    cut = work(Job(spec, str(home)), lambda done, total: None, lambda line: None, stop, signals_stop=True)
+    cut = work(job_of(spec, str(home)), lambda done, total: None, lambda line: None, stop, signals_stop=True)
     assert cut.status == "interrupted"
     folder = home / str(cut.run)
     parcel, checkpoint = parcels.unfinished(folder)

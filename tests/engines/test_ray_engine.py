@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from inlay import InlayError, Spec, tune
-from inlay.engines import Job, Outcome, make
+from inlay.engines import Outcome, make
 from inlay.engines.on_ray import OnRay, answering
 from inlay.records.store import Store
+from inlay.workflow.compare import job_of
 
 ray = pytest.importorskip("ray", reason="needs Ray, which is an extra")
 
@@ -108,7 +109,7 @@ def test_a_killed_node_loses_nothing(
     specs = [review_spec.with_(method=m, seed=s, max_steps=steps) for m in ("bias", "lora") for s in (0, 1)]
     follower = Follower(out, lambda: cluster.remove_node(nodes[0], allow_graceful=False))
     with OnRay(cluster.address, cpus=1) as engine:
-        outcomes = engine.run([Job(spec, str(out)) for spec in specs], follower)
+        outcomes = engine.run([job_of(spec, str(out)) for spec in specs], follower)
     assert follower.killed
     assert [each.status for each in outcomes] == ["finished"] * 4, outcomes
     assert any("its worker was lost" in line for line in follower.said)

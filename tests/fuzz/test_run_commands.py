@@ -18,9 +18,10 @@ from test_run_folders import damage_run, ends_well
 import zoo
 from checkpoints import write_tokenizer
 from inlay import Spec, tune
-from inlay.engines.job import Job, work
+from inlay.engines.job import work
 from inlay.records import steps
 from inlay.records.command import arguments
+from inlay.workflow.compare import job_of
 
 SEED = 20
 Typed = Callable[..., tuple[int, str, str]]
@@ -70,7 +71,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting.InlayTrainer, "checkpoint_is_due", lambda self, last=False: True)
-        job = Job(whole.spec, str(folder / "runs"))
+        job = job_of(whole.spec, str(folder / "runs"))
         cut = work(job, lambda *_: None, lambda line: None, stop, signals_stop=True)
     assert cut.status == "interrupted"
     assert len(steps.oldest_first(folder / "runs" / str(cut.run) / "checkpoints")) == 2

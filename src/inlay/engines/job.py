@@ -6,16 +6,18 @@ outcome only says which folder, or why there is nothing in it.
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
 from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable
 from inlay.records.lock import Busy
 from inlay.records.spec import Spec
-from inlay.records.store import FailedBefore
+from inlay.records.store import FailedBefore, Run
 
 Status = Literal["finished", "failed", "interrupted", "busy", "not begun", "unwritable"]
 TOLD_EVERY = 0.2  # seconds between two words on how far a run has come
@@ -23,20 +25,57 @@ TOLD_EVERY = 0.2  # seconds between two words on how far a run has come
 
 @dataclass(frozen=True)
 class Job:
-    """A run to make under `out`. One on record as failed is only tried again if so asked."""
+    """A run to make under `out`. One on record as failed is only tried again if so asked.
+
+    `maker` is the import path of the module that makes it (see `Maker`): a name, so that a job can be sent to another
+    process.
+    """
 
     spec: Spec
     out: str
     retry_failed: bool = False
+    maker: str = field(kw_only=True)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {"spec": self.spec.to_json(), "out": self.out, "retry_failed": self.retry_failed}
+        return {
+            "spec": self.spec.to_json(),
+            "out": self.out,
+            "retry_failed": self.retry_failed,
+            "maker": self.maker,
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         """From what `to_json` made."""
-        return cls(Spec.from_json(data["spec"]), data["out"], data["retry_failed"])
+        return cls(Spec.from_json(data["spec"]), data["out"], data["retry_failed"], maker=data["maker"])
+
+    def load_maker(self) -> Maker:
+        """The module that makes this run."""
+        return cast(Maker, importlib.import_module(self.maker))
+
+
+class Maker(Protocol):
+    """A module that makes runs. Callers of an engine name theirs: engines do not know how a run is made."""
+
+    def tune(
+        self,
+        spec: Spec,
+        out: Path | str,
+        *,
+        progress: bool,
+        say: Callable[[str], None],
+        retry_failed: bool,
+        opened: Callable[[str], None],
+        watchers: Sequence[Any],
+        stop: Callable[[], bool],
+    ) -> Run:
+        """Make the run of `spec` under `out`, or find it finished."""
+        ...
+
+    def identified(self, spec: Spec) -> tuple[Spec, str]:
+        """The spec as it will be run, and the digest that identifies its run."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,7 +142,6 @@ def work(
     """Make one run, here. Whatever goes wrong with it is its outcome; only an interruption by hand is let through,
     unless `signals_stop`: then a signal is just another way to say stop. `opened` is told the run's name."""
     from inlay.training import Interrupted
-    from inlay.workflow.tune import tune
 
     began, names = time.monotonic(), list[str | None]([None])
     said: list[str] = []
@@ -121,7 +159,7 @@ def work(
         say(line)
 
     try:
-        tune(
+        job.load_maker().tune(
             job.spec,
             job.out,
             progress=False,

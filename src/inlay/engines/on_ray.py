@@ -142,11 +142,9 @@ class OnRay(Engine):
 
     def _begin(self, queue: Queue, number: int, send: Any, deadline: float | None) -> list[Away]:
         """Take a run up: found finished, refused, or away."""
-        from inlay.workflow.tune import identified
-
         job, began = queue.jobs[number], time.monotonic()
         try:
-            spec, digest = identified(job.spec)
+            spec, digest = job.load_maker().identified(job.spec)
             run = Store(job.out).open(spec, digest, retry_failed=job.retry_failed)
         except Busy as error:
             queue.settle(number, Outcome("busy", error=str(error)))
@@ -158,7 +156,7 @@ class OnRay(Engine):
             queue.settle(number, Outcome("failed", error=str(error), made=True))
         else:
             if run.status != "finished":
-                away = Away(number, run, began, self._home)
+                away = Away(number, run, job.maker, began, self._home)
                 away.go(send, deadline)
                 return [away]
             run.close()
@@ -222,6 +220,7 @@ class Away:
 
     number: int
     run: Run
+    maker: str
     began: float
     place: str | None = None
     stream: Any = None
@@ -231,12 +230,14 @@ class Away:
         """Send it off with what there is of it at home."""
         parcel, checkpoint = parcels.unfinished(self.run.folder)
         seconds = None if deadline is None else deadline - time.monotonic()
-        self.stream = send.remote(self.run.spec.to_json(), self.run.digest, parcel, checkpoint, seconds, self.place)
+        spec = self.run.spec.to_json()
+        self.stream = send.remote(spec, self.run.digest, self.maker, parcel, checkpoint, seconds, self.place)
 
 
 def do(
     spec: dict[str, Any],
     digest: str,
+    maker: str,
     parcel: parcels.Parcel,
     checkpoint: str | None,
     seconds: float | None,
@@ -256,7 +257,7 @@ def do(
         parcels.unpack(parcel, folder)
         said: list[str] = []
         state: dict[str, Any] = {"step": None, "end": None}
-        job = Job(made, place, retry_failed=True)
+        job = Job(made, place, retry_failed=True, maker=maker)
 
         def check(found: str) -> None:
             if found != folder.name:

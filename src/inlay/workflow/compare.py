@@ -27,6 +27,7 @@ __all__ = [
     "carry_out",
     "compare",
     "half_width",
+    "job_of",
     "mean_of",
     "pooled",
     "rows_of",
@@ -78,7 +79,7 @@ def carry_out(
         raise InlayError(f"minutes={minutes!r} must be greater than 0.")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     specs = [spec for planned in plans for spec in planned.specs]
-    jobs = [Job(spec, str(out), retry_failed) for spec in specs]
+    jobs = [job_of(spec, out, retry_failed=retry_failed) for spec in specs]
     with Board([name_of(spec, specs) for spec in specs], show=progress, say=say) as board:
         outcomes = (engine or make()).run(jobs, board, deadline)
     if refused := next((each.error for each in outcomes if each.status == "unwritable"), None):
@@ -94,6 +95,11 @@ def carry_out(
     if not any(each.rows for each in found):
         raise InlayError(nothing(found, minutes))
     return found
+
+
+def job_of(spec: Spec, out: Path | str, *, retry_failed: bool = False) -> Job:
+    """A run for an engine to make."""
+    return Job(spec, str(out), retry_failed, maker="inlay.workflow.tune")
 
 
 def nothing(found: Sequence[Comparison], minutes: float | None) -> str:

@@ -164,10 +164,11 @@ class Bench:
     def _made_ahead(self, specs: Mapping[Key, Spec], seeds: int) -> dict[str, str]:
         """Make the runs several at a time, so that they are found afterwards; what failed, by its label."""
         from inlay import engines
+        from inlay.workflow.compare import job_of
 
         labels = {key: ", ".join(part for part in key if part) for key in specs}
         wanted = [(labels[key], spec.with_(seed=seed)) for key, spec in specs.items() for seed in range(seeds)]
-        jobs = [engines.Job(spec, str(self.out / "runs"), retry_failed=True) for _, spec in wanted]
+        jobs = [job_of(spec, self.out / "runs", retry_failed=True) for _, spec in wanted]
         follow = Follower([f"{label}, seed {spec.seed}" for label, spec in wanted], self.say)
         with engines.make(workers=self.workers) as engine:
             outcomes = engine.run(jobs, follow)
