@@ -20,12 +20,14 @@ import zoo
 from inlay.anatomy import anatomy, feature_shapes
 from inlay.errors import InlayError
 from inlay.methods.activation_prompt.layer import ActivationPromptLayer
-from inlay.methods.activation_prompt.templates import TEMPLATES, Place, Template
 from inlay.methods.attach import attach, trained_parameters
+from inlay.methods.feature_prompts import FeaturePlace, Template
 from inlay.methods.plain import plain_parameters
 from inlay.methods.probe import logits
+from inlay.methods.visual_prompt.layer import VisualPromptLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+TEMPLATES = {**ActivationPromptLayer.templates, **VisualPromptLayer.templates}
 CONCATENATING = ("vit", "deit", "dinov2", "clip")
 
 
@@ -46,7 +48,7 @@ def stir(model: nn.Module, seed: int = 0, size: float = 0.3) -> None:
 
 
 def template(kind: str, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float64, **given: Any) -> Any:
-    made = TEMPLATES[kind](Place(kind, shape, **given), dtype=dtype)
+    made = TEMPLATES[kind](FeaturePlace(kind, shape, **given), dtype=dtype)
     with torch.no_grad():
         made.weight.copy_(torch.randn(made.weight.shape, generator=torch.Generator().manual_seed(seed)))
     return made
@@ -97,14 +99,14 @@ def test_gradients_of_the_templates(kind: str, shape: tuple[int, ...], width: in
 
 @pytest.mark.parametrize("kind", ["add", "product", "pad"])
 def test_starts_as_the_identity(kind: str) -> None:
-    g: Template = TEMPLATES[kind](Place(kind, (2, 5, 5), width=1))
+    g: Template = TEMPLATES[kind](FeaturePlace(kind, (2, 5, 5), width=1))
     z = torch.randn(3, 2, 5, 5)
     assert torch.equal(g(z), z)
 
 
 def test_tokens_are_drawn_in_vpts_range() -> None:
     torch.manual_seed(0)
-    values = TEMPLATES["concat"](Place("concat", (50, 64))).weight.detach()
+    values = TEMPLATES["concat"](FeaturePlace("concat", (50, 64))).weight.detach()
     bound = math.sqrt(6 / (64 + 64))
     assert bound * 0.95 < values.abs().max() <= bound
     assert values.abs().mean().item() == pytest.approx(bound / 2, rel=0.1)

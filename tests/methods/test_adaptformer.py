@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import inlay
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
-from inlay.methods.adaptformer.layer import AdaptFormerLayer, Place
+from inlay.methods.adaptformer.layer import AdaptFormerLayer, BranchPlace
 from inlay.methods.bottleneck import feed_forward_ends
 from inlay.methods.probe import logits
 from zoo import ENCODER, VISION, tiny
@@ -55,7 +55,7 @@ def test_output_and_gradients_against_plain_arithmetic(
     config = inlay.AdaptFormerConfig(bottleneck=size, scale=0.3, learnable_scale=learnable, activation="tanh")
     layer = AdaptFormerLayer(mlp.first)
     layer.attach()
-    layer.update_layer("default", Place(config, mlp.last))
+    layer.update_layer("default", BranchPlace(config, mlp.last))
     layer.set_adapter("default")
     x = torch.randn(rows, 2, width, dtype=torch.float64, requires_grad=True)
     assert torch.equal(mlp(x), plain(x))

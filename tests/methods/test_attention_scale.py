@@ -16,7 +16,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.attention_scale.layer import AttentionScaleLayer, Place
+from inlay.methods.attention_scale.layer import AttentionScaleLayer, ScaledChannels
 from inlay.methods.probe import logits
 from zoo import GROUPED, SPECIAL, tiny
 
@@ -34,7 +34,7 @@ def layers(model: nn.Module) -> list[AttentionScaleLayer]:
     return [module for module in model.modules() if isinstance(module, AttentionScaleLayer)]
 
 
-def scale_on(host: nn.Module, place: Place) -> AttentionScaleLayer:
+def scale_on(host: nn.Module, place: ScaledChannels) -> AttentionScaleLayer:
     layer = AttentionScaleLayer(host)
     layer.attach()
     layer.update_layer("default", place)
@@ -52,7 +52,7 @@ def test_attention_and_gradients_against_a_plain_version(
     config = hf.ViTConfig(hidden_size=d, num_attention_heads=heads, attn_implementation="sdpa")
     module = ViTAttention(config).double().eval().requires_grad_(False)
     plain = copy.deepcopy(module)
-    place = Place(d, ((0, d),), size if per_head else 1)
+    place = ScaledChannels(d, ((0, d),), size if per_head else 1)
     of_queries, of_values = scale_on(module.q_proj, place), scale_on(module.v_proj, place)
     x = torch.randn(rows, tokens, d, dtype=torch.float64, requires_grad=True)
     assert torch.equal(module(x)[0], plain(x)[0])
@@ -83,7 +83,7 @@ def test_attention_and_gradients_against_a_plain_version(
 
 def test_gradcheck_of_a_fused_projection() -> None:
     host = nn.Linear(2, 12).double().requires_grad_(False)
-    layer = scale_on(host, Place(12, ((0, 4), (8, 12)), 2))
+    layer = scale_on(host, ScaledChannels(12, ((0, 4), (8, 12)), 2))
     stir(layer)
     x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: host(x), (x, *layer.parameters()))

@@ -125,7 +125,7 @@ def prompting(model: nn.Module, rows: dict[int, list[int]] | None = None) -> Pro
     """The model's prompts as plain tensors; of block b the rows given, else all."""
     found = Prompting()
     for layer in prompt_layers(model):
-        prompts: Any = layer.prompts["default"]
+        prompts: Any = layer.pieces["default"]
         if prompts.weight is not None:
             block = prompts.place.block
             tokens = prompts.tokens().detach().clone()
@@ -220,12 +220,12 @@ def test_a_pruned_prompt_is_as_if_it_had_never_been(deep: bool) -> None:
 
 def test_a_pruned_segment_is_zero_and_no_parameter() -> None:
     model, batch = adapted(num_segments=8)
-    before = {layer: layer.prompts["default"].weight.detach().clone() for layer in prompt_layers(model)}
+    before = {layer: layer.pieces["default"].weight.detach().clone() for layer in prompt_layers(model)}
     scores = importance(model, [batch])
     prune(model, scores, segment_ratio=0.75)
     assert own_parameters(model) == BLOCKS * (4 * 2 * 2 + 5 * HIDDEN)
     for block, (layer, weight) in enumerate(before.items(), start=1):
-        prompts: Any = layer.prompts["default"]
+        prompts: Any = layer.pieces["default"]
         tokens, pieces = prompts.tokens().detach().view(4, 8, 2), weight.view(4, 8, 2)
         for row in range(4):
             best = set(scores.segments[block][row].topk(2).indices.tolist())
@@ -260,7 +260,7 @@ def test_what_is_left_reloads_to_the_bit_and_is_rewound(deep: bool, tmp_path: Pa
 
     rewind(again)
     for layer in prompt_layers(again):
-        prompts: Any = layer.prompts["default"]
+        prompts: Any = layer.pieces["default"]
         if prompts.weight is not None:
             block = prompts.place.block
             full = start[f"base_model.model.vit.layers.{block - 1}.inlay_e2vpt.inlay_e2vpt_prompts.default.weight"]

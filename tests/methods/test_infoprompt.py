@@ -403,17 +403,17 @@ def test_a_loss_of_no_weight_has_no_parameters(settings: dict[str, float], names
 
 
 def test_no_label_and_no_padding_enter_the_information_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from inlay.training import information
+    from inlay.methods.infoprompt import losses
 
     model, batch = made("bert", num_negatives=50)
     drawn: list[Tensor] = []
-    take = information.sample_context
+    take = losses.sample_context
 
     def noted(embedded: Tensor, usable: Tensor, count: int, *args: Any) -> Any:
         drawn.append(usable)
         return take(embedded, usable, count, *args)
 
-    monkeypatch.setattr(information, "sample_context", noted)
+    monkeypatch.setattr(losses, "sample_context", noted)
     found = []
     for labels in (batch["labels"], 2 - batch["labels"]):
         torch.manual_seed(0)

@@ -15,9 +15,10 @@ import inlay
 import zoo
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
-from inlay.methods.activation_prompt.templates import Pad, Place, ResizeConcat
 from inlay.methods.attach import attach, trained_parameters
+from inlay.methods.feature_prompts import FeaturePlace
 from inlay.methods.probe import logits
+from inlay.methods.visual_prompt.layer import Pad, ResizeConcat
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 IMAGES = [family for family, description in zoo.FAMILIES.items() if description.modality == "image"]
@@ -93,7 +94,7 @@ def test_frames_on_every_architecture(family: str, kind: str, tmp_path) -> None:
 def test_frames_pixel_by_pixel(size, share, batch, dtype) -> None:
     channels, height, width = size
     edge = 1 + int(share * ((min(height, width) - 1) // 2 - 1))
-    place = Place("pad", size, width=edge)
+    place = FeaturePlace("pad", size, width=edge)
     pad, concat = Pad(place), ResizeConcat(place)
     fill(pad.weight)
     fill(concat.weight)
@@ -137,7 +138,7 @@ def shrink(x: Tensor, height: int, width: int) -> Tensor:
 
 def test_the_papers_frame() -> None:
     """224 pixels around 128: 101,376 numbers, the paper's 0.11M with the head of a small task."""
-    place = Place("resize-concat", (3, 224, 224), width=48)
+    place = FeaturePlace("resize-concat", (3, 224, 224), width=48)
     assert ResizeConcat(place).weight.numel() == 3 * (224**2 - 128**2) == 101_376
 
 

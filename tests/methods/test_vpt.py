@@ -18,7 +18,8 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.probe import logits
-from inlay.methods.vpt.layer import PromptLayer, TemperatureLayer, VPTPromptLayer
+from inlay.methods.token_prompts import TokenPromptLayer
+from inlay.methods.vpt.layer import TemperatureLayer, VPTPromptLayer
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -45,7 +46,7 @@ def oracle_of(model: PeftModel) -> Prompting:
     """What the model should compute, in tensors of its own that gradients can be asked of."""
     found = Prompting()
     for layer in layers_of(model, VPTPromptLayer):
-        prompts = layer.prompts["default"]
+        prompts = layer.pieces["default"]
         if prompts.weight is not None:
             found.prompts[prompts.place.block] = prompts.weight.detach().clone().requires_grad_()
         if "default" in layer.inlay_vpt_gate:
@@ -83,7 +84,7 @@ def test_logits_and_gradients_are_those_of_the_plain_model(options: dict[str, An
     found.loss.backward()
     torch.nn.functional.cross_entropy(plain, batch["labels"]).backward()
     for layer in layers_of(model, VPTPromptLayer):
-        prompts = layer.prompts["default"]
+        prompts = layer.pieces["default"]
         if prompts.weight is not None:
             assert prompts.weight.shape == (count, HIDDEN)
             torch.testing.assert_close(prompts.weight.grad, oracle.prompts[prompts.place.block].grad)
@@ -133,7 +134,7 @@ def test_prompts_stand_behind_the_leading_tokens_and_are_gone_at_the_end(family:
     for before, after in zip(plain[:-1], found[:-1], strict=True):
         assert after.shape[1] == before.shape[1] + 10
     assert found[-1].shape == plain[-1].shape
-    first, prompts = found[0], layers_of(model, PromptLayer)[0].prompts["default"].weight
+    first, prompts = found[0], layers_of(model, TokenPromptLayer)[0].pieces["default"].weight
     assert torch.equal(first[:, :leading], plain[0][:, :leading])
     assert torch.equal(first[:, leading : leading + 10], prompts.expand(len(first), -1, -1))
     assert torch.equal(first[:, leading + 10 :], plain[0][:, leading:])
@@ -215,7 +216,7 @@ def test_first_values_follow_from_the_seed_and_are_those_of_vpt() -> None:
     def first(seed: int, **options: Any) -> Tensor:
         torch.manual_seed(seed)
         model = get_peft_model(tiny("vit")[0], inlay.VPTConfig(num_prompt_tokens=50, **options))
-        return layers_of(model, VPTPromptLayer)[0].prompts["default"].weight.detach()
+        return layers_of(model, VPTPromptLayer)[0].pieces["default"].weight.detach()
 
     assert torch.equal(first(0), first(0))
     assert not torch.equal(first(0), first(1))
@@ -265,7 +266,7 @@ def test_models_without_one_sequence_of_patches_are_refused(family: str, reason:
     model, _ = tiny(family)
     with pytest.raises(InlayError, match=reason):
         get_peft_model(model, inlay.VPTConfig())
-    assert not layers_of(model, PromptLayer)
+    assert not layers_of(model, TokenPromptLayer)
 
 
 def test_places_are_named_by_block_alone() -> None:
@@ -304,4 +305,4 @@ def test_adapters_of_different_shapes_live_together() -> None:
     assert torch.equal(logits(model, batch), deep)
     plain = model.unload()
     assert torch.equal(logits(plain, batch), base)
-    assert not layers_of(plain, PromptLayer)
+    assert not layers_of(plain, TokenPromptLayer)

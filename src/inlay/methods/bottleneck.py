@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from inlay.anatomy import Block, Part
 from inlay.errors import InlayError, unknown
+from inlay.methods.channels import beside
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nn.functional.relu,
@@ -48,10 +49,8 @@ class Bottleneck(nn.Module):
         up_std: float = 0.0,
     ) -> None:
         super().__init__()
-        reference = host.weight
-        dtype = reference.dtype if reference.is_floating_point() else torch.float32
-        self.down = Projection(width, size, dtype=dtype, device=reference.device)
-        self.up = Projection(size, width, dtype=dtype, device=reference.device)
+        self.down = Projection(width, size, **beside(host.weight))
+        self.up = Projection(size, width, **beside(host.weight))
         self.dropout = nn.Dropout(dropout)
         self.activation = activation
         nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))

@@ -1,7 +1,10 @@
-"""The channels of a module: along which axis of its output they run, and how many there are."""
+"""What a method must know of a module that it adapts: its channels, and where what is trained beside it lies."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -42,3 +45,15 @@ def width_in(projection: nn.Module) -> int:
 def width_out(projection: nn.Module) -> int:
     """How many channels leave a linear layer, or GPT-2's transposed kind of it."""
     return projection.nf if isinstance(projection, Conv1D) else projection.out_features
+
+
+def beside(weight: Tensor) -> dict[str, Any]:
+    """Device and precision of a parameter that is trained beside a weight; float32 beside quantised ones."""
+    return {"dtype": weight.dtype if weight.is_floating_point() else torch.float32, "device": weight.device}
+
+
+def like(own: nn.Module | Tensor, values: Tensor) -> Tensor:
+    """`values` where a module or a weight is, in single precision or, where its own is double, in that."""
+    if isinstance(own, nn.Module):
+        own = next(parameter for parameter in own.parameters() if parameter.is_floating_point())
+    return values.to(own.device, torch.promote_types(own.dtype, torch.float32))

@@ -31,10 +31,6 @@ class RescalingLayer(ChannelLayer):
 
     merges_into = ("weight", "bias")
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
-
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """`gamma * output + beta`."""
         shape = [1] * output.ndim

@@ -45,6 +45,7 @@ TRAINED_WITH = {
 class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
     """A tuner layer that is a child of the module it adapts, its host.
 
+    `adapter_layer_names` are the containers of what adapters train, a `ModuleDict` each, the first of them `pieces`.
     The host is kept in a tuple, which hides it from `nn.Module`: parent and child would otherwise contain each other.
     """
 
@@ -53,6 +54,8 @@ class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
+        for container in self.adapter_layer_names:
+            setattr(self, container, nn.ModuleDict())
         self._host = (host,)
         self._active_adapter: list[str] | str = []
         self.merged_adapters: list[str] = []
@@ -62,6 +65,12 @@ class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
     def host(self) -> nn.Module:
         """The module that this child adapts."""
         return self._host[0]
+
+    @property
+    def pieces(self) -> nn.ModuleDict:
+        """The adapters' pieces by name."""
+        found: nn.ModuleDict = getattr(self, self.adapter_layer_names[0])
+        return found
 
     def base_parameters(self) -> Iterator[nn.Parameter]:
         """The host's own parameters, and not those that adapters have hung on it."""
@@ -86,8 +95,7 @@ class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
         """The adapters that take part in a forward pass of this layer."""
         if self.disable_adapters or self.merged:
             return []
-        available = getattr(self, self.adapter_layer_names[0])
-        return [name for name in self.active_adapters if name in available]
+        return [name for name in self.active_adapters if name in self.pieces]
 
     def enable_adapters(self, enabled: bool) -> None:
         """A merged adapter lies in the host, where disabling would not reach it: it is taken out first."""
@@ -161,12 +169,6 @@ class ChannelLayer(HookedLayer):
     """A child that changes what leaves its host, each row by itself; several adapters act one after the other."""
 
     mixes = True
-
-    @property
-    def pieces(self) -> nn.ModuleDict:
-        """The adapters' pieces by name."""
-        found: nn.ModuleDict = getattr(self, self.adapter_layer_names[0])
-        return found
 
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """What an adapter makes of the host's output."""

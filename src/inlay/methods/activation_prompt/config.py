@@ -8,39 +8,14 @@ from typing import Any, ClassVar
 
 from peft.utils.peft_types import PeftType
 
-from inlay.errors import InlayError, unknown
-from inlay.methods.config import InlayConfig
+from inlay.errors import InlayError
+from inlay.methods.feature_prompts import FeaturePromptConfig
 
 AUTO = "auto"
 
 
 @dataclass
-class PromptConfig(InlayConfig):
-    """What every prompt on a feature map or on the pixels has: a template `g`, and the size of what it acts on."""
-
-    kinds: ClassVar[tuple[str, ...]]
-
-    kind: str = field(default="add", metadata={"help": "The template g(z, delta) by which the prompt acts."})
-    image_size: int | list[int] | None = field(
-        default=None,
-        metadata={
-            "help": "Side of the images in pixels, or height and width; None: the size that the model states, else 224."
-        },
-    )
-    shapes: dict[str, list[int]] | None = field(
-        default=None,
-        metadata={"help": "Filled in: the shape of what is trained, by the module whose input it changes."},
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind not in self.kinds:
-            raise unknown("kind of prompt", self.kind, self.kinds)
-        self.image_size = _sides(self.image_size)
-
-
-@dataclass
-class ActivationPromptConfig(PromptConfig):
+class ActivationPromptConfig(FeaturePromptConfig):
     """Perturb the input of one block, or of several, by something trained that is the same for every input.
 
     `layers` counts from 1: `3` is the input of block 3; `0` is the pixels. `"auto"` is block 3 of a transformer and
@@ -87,13 +62,3 @@ def _layers(given: Any) -> list[int] | str:
             f"layers={given!r}: give blocks counted from 1, each once, such as 3 or [1, 3]; 0 is the pixels; or 'auto'."
         )
     return found
-
-
-def _sides(given: Any) -> list[int] | None:
-    """Height and width."""
-    if given is None:
-        return None
-    sides = list(given) if isinstance(given, (list, tuple)) else [given, given]
-    if len(sides) != 2 or not all(type(side) is int and side > 0 for side in sides):
-        raise InlayError(f"image_size={given!r}: give the side in pixels, such as 224, or [height, width].")
-    return sides

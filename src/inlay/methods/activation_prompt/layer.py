@@ -1,65 +1,59 @@
-"""A prompt at the input of one module (activation prompts, section 3)."""
+"""The templates `g(z, delta)` of activation prompts (section 3 and table A3), and the prompts at one layer."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from inlay.methods.activation_prompt.templates import TEMPLATES, Place
-from inlay.methods.tuner import HookedLayer, on_first_tensor
+from inlay.methods.feature_prompts import Add, FeaturePlace, FeaturePromptLayer, Template
 
 
-class PromptLayer(HookedLayer):
-    """Prompts what enters its host, block `l` of the model or its stem (`l = 0`):
+class Product(Template):
+    """`g(z, delta) = z * (1 + delta)`, `delta = 0` at the start."""
 
-        z^(l) <- g(z^(l), delta^(l)),      for example  z^(l) + delta^(l),
+    def forward(self, z: Tensor) -> Tensor:
+        """The prompted features."""
+        self.check(z)
+        return z * (1 + self.weight).to(z.dtype)
 
-    with the same `delta^(l)` for every input. The templates `g` are in templates.py. Nothing before the host enters the
-    autograd graph, since nothing there is trained.
+
+class Concat(Template):
+    """`g(z, delta) = [z, delta]`: `delta` is tokens, which stay until the last block has run.
+
+    They stand behind the model's own tokens, which keep their places; attention over tokens that bear their positions
+    already does not see the order. `delta` is drawn as VPT draws its prompts, from `U(-v, v)` with
+    `v^2 = 6 / (d + d)`, where a patch has as many values as the hidden size `d`.
     """
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
+    def __init__(self, place: FeaturePlace, **where: Any) -> None:
+        super().__init__(place, **where)
+        self.tokens, width = place.shape
+        nn.init.uniform_(self.weight, -math.sqrt(3 / width), math.sqrt(3 / width))
 
-    @property
-    def prompts(self) -> nn.ModuleDict:
-        """What is trained, by adapter; the name that it is saved under is the method's own."""
-        return getattr(self, self.adapter_layer_names[0])
+    def forward(self, z: Tensor) -> Tensor:
+        """The features and the prompt's tokens."""
+        return torch.cat([z, self.weight.to(z.dtype).expand(len(z), -1, -1)], dim=1)
 
-    def update_layer(self, adapter_name: str, config: Place) -> None:
-        # Made in place: on the meta device nothing can be moved, only made.
-        own = next((p for p in self.host.parameters() if p.is_floating_point()), None)
-        where = {} if own is None else {"device": own.device, "dtype": own.dtype}
-        self.prompts[adapter_name] = TEMPLATES[config.kind](config, **where)
-        if config.last is not None and len(self._handles) == 1:
-            self._handles.append(config.last.register_forward_hook(self.drop))
 
-    def before(
-        self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The host's forward pre-hook."""
-        names = self.running()
-        return on_first_tensor(lambda z: self.prompted(z, names), args, kwargs) if names else None
+class ActivationPromptLayer(FeaturePromptLayer):
+    """The prompts of `activation-prompt` at one layer."""
 
-    def prompted(self, z: Tensor, names: list[str]) -> Tensor:
-        """`g(z, delta)`, for one adapter after the other."""
-        for name in names:
-            z = self.prompts[name](z)
-        return z
+    adapter_layer_names = ("inlay_activation_delta",)
+    templates: ClassVar = {"add": Add, "product": Product, "concat": Concat}
+
+    def update_layer(self, adapter_name: str, place: FeaturePlace) -> None:
+        super().update_layer(adapter_name, place)
+        if place.last is not None and len(self._handles) == 1:
+            self._handles.append(place.last.register_forward_hook(self.drop))
 
     def drop(self, last: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """The last block's forward hook: what comes after must not pool the prompt's tokens."""
-        added = sum(self.prompts[name].tokens for name in self.running())
+        added = sum(self.pieces[name].tokens for name in self.running())
         if not added:
             return None
         if isinstance(output, tuple):
             return (output[0][:, :-added], *output[1:])
         return output[:, :-added]
-
-
-class ActivationPromptLayer(PromptLayer):
-    """The prompts of `activation-prompt` at one place."""
-
-    adapter_layer_names = ("inlay_activation_delta",)

@@ -1,67 +1,28 @@
-"""The tuner of activation prompts: finds the blocks, the size of what enters them, and where the prompts go.
-
-Shapes are found by a dry run when the adapter is made, and kept in its config: a reload needs none.
-"""
+"""The tuner of activation prompts: finds the blocks, and the size of what enters them by a dry run."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from torch import nn
-
-from inlay.anatomy import Anatomy, anatomy, feature_shapes, stated_image_size
+from inlay.anatomy import Anatomy, anatomy, feature_shapes
 from inlay.errors import InlayError
 from inlay.methods.activation_prompt.config import AUTO
 from inlay.methods.activation_prompt.layer import ActivationPromptLayer
-from inlay.methods.activation_prompt.templates import Place
-from inlay.methods.capabilities import alternatives
-from inlay.methods.tuner import InlayTuner, plain_name
+from inlay.methods.feature_prompts import FeaturePlace, FeaturePromptTuner, image_channels
 
-USUAL_SIZE = 224
 DEFAULT_BLOCK = 3
 
 
-class ActivationPromptModel(InlayTuner):
+class ActivationPromptModel(FeaturePromptTuner):
     """`get_peft_model(model, ActivationPromptConfig())` makes one of these."""
 
-    name: ClassVar[str] = "activation-prompt"
+    name = "activation-prompt"
     prefix = "inlay_activation_"
     child = "inlay_activation"
     tuner_layer_cls = ActivationPromptLayer
-
-    def _targets(self, config: Any) -> list[str]:
-        if config.target_modules is not None or config.exclude_modules is not None:
-            raise InlayError(
-                f"{self.name} acts at the input of blocks and chooses them by layers=, not by target_modules= or "
-                "exclude_modules=. Leave these out."
-            )
-        parts = anatomy(self.model)
-        self.settle_size(config, parts)
-        config.layers = self.choose_layers(config, parts)
-        shapes = self.choose_shapes(config, parts)
-        config.shapes = {plain_name(_host(parts, layer).name): list(shape) for layer, shape in shapes.items()}
-        return list(config.shapes)
-
-    def settle_size(self, config: Any, parts: Anatomy) -> None:
-        """The size of the images: the one given, the model's own, or the usual one, and then say so."""
-        if parts.modality == "text":
-            if config.image_size is not None:
-                raise InlayError(
-                    f"image_size={config.image_size!r}: {type(self.model).__name__} reads text. Leave image_size out."
-                )
-            return
-        stated = config.image_size or stated_image_size(parts.backbone.module)
-        if stated is None:
-            stated = (USUAL_SIZE, USUAL_SIZE)
-            warnings.warn(
-                f"{type(self.model).__name__} does not say what size of image it takes: {self.name} is made for "
-                f"{USUAL_SIZE} x {USUAL_SIZE} pixels. Give image_size= for another.",
-                stacklevel=2,
-            )
-        config.image_size = list(stated)
 
     def choose_layers(self, config: Any, parts: Anatomy) -> list[int]:
         """The layers asked for, if the model has them, or those that suit its kind."""
@@ -119,7 +80,7 @@ class ActivationPromptModel(InlayTuner):
         """The shapes of what enters the layers, in the model's own layout."""
         found: dict[int, tuple[int, ...]] = {}
         if 0 in config.layers:
-            found[0] = (_channels(parts), *config.image_size)
+            found[0] = (image_channels(parts), *config.image_size)
         if any(config.layers):
             try:
                 with self.without_own():
@@ -146,24 +107,8 @@ class ActivationPromptModel(InlayTuner):
             for layer, state in zip(layers, states, strict=True):
                 layer._disable_adapters = state
 
-    def settings_at(self, config: Any, name: str) -> Place:
-        """The prompt at one host, from what the config has on record."""
+    def settings_at(self, config: Any, name: str) -> FeaturePlace:
+        """Features are of one size where each position has its own values; added tokens leave behind the last block."""
         concat = config.kind == "concat"
         last = anatomy(self.model).blocks[-1].module if concat else None
-        exact = bool(getattr(config, "per_position", True)) and not concat
-        return Place(config.kind, tuple(config.shapes[name]), exact, getattr(config, "width", None) or 0, last)
-
-    @classmethod
-    def refusal(cls, model: nn.Module) -> str:
-        """Where there is nothing for the method to act on."""
-        return f"{cls.name} finds no place in {type(model).__name__}. {alternatives(model, cls.name)}"
-
-
-def _host(parts: Anatomy, layer: int) -> Any:
-    """The part whose input is the feature map of a layer: block l, or the stem, whose input is the pixels."""
-    return parts.blocks[layer - 1] if layer else parts.stem
-
-
-def _channels(parts: Anatomy) -> int:
-    """Of the images: what the stem's first convolution reads."""
-    return next(module.in_channels for module in parts.stem.module.modules() if isinstance(module, nn.Conv2d))
+        return replace(super().settings_at(config, name), exact=bool(config.per_position) and not concat, last=last)

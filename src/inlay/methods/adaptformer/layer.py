@@ -15,8 +15,8 @@ from inlay.methods.tuner import HookedLayer, on_first_tensor
 
 
 @dataclass(frozen=True)
-class Place:
-    """What the layer on a feed-forward's first projection must know: where the feed-forward ends."""
+class BranchPlace:
+    """What the layer on a feed-forward's first projection must know: the last one."""
 
     config: AdaptFormerConfig
     last: nn.Module
@@ -61,24 +61,23 @@ class AdaptFormerLayer(HookedLayer):
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
-        self.inlay_adaptformer_branch = nn.ModuleDict()
         self._last: tuple[nn.Module, ...] = ()  # in a tuple, as the host is
         self._waiting: dict[str, Tensor] = {}
 
     def attach(self) -> None:
         self._handles = [self.host.register_forward_pre_hook(self.before, with_kwargs=True)]
 
-    def update_layer(self, adapter_name: str, place: Place) -> None:
+    def update_layer(self, adapter_name: str, place: BranchPlace) -> None:
         if not self._last:
             self._last = (place.last,)
             self._handles.append(place.last.register_forward_hook(self.after))
-        self.inlay_adaptformer_branch[adapter_name] = Branch(self.host, place.config)
+        self.pieces[adapter_name] = Branch(self.host, place.config)
 
     def before(self, host: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward pre-hook of the first projection."""
 
         def take(x: Tensor) -> Tensor:
-            self._waiting = {name: self.inlay_adaptformer_branch[name].squeeze(x) for name in self.running()}
+            self._waiting = {name: self.pieces[name].squeeze(x) for name in self.running()}
             return x
 
         return on_first_tensor(take, args, kwargs)
@@ -87,5 +86,5 @@ class AdaptFormerLayer(HookedLayer):
         """The forward hook of the last projection."""
         waiting, self._waiting = self._waiting, {}
         for name, hidden in waiting.items():
-            output = output + self.inlay_adaptformer_branch[name].expand(hidden)
+            output = output + self.pieces[name].expand(hidden)
         return output

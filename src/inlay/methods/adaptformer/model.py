@@ -6,7 +6,7 @@ from torch import nn
 
 from inlay.anatomy import anatomy
 from inlay.methods.adaptformer.config import AdaptFormerConfig
-from inlay.methods.adaptformer.layer import AdaptFormerLayer, Place
+from inlay.methods.adaptformer.layer import AdaptFormerLayer, BranchPlace
 from inlay.methods.bottleneck import feed_forward_ends
 from inlay.methods.capabilities import alternatives
 from inlay.methods.plain import plain_modules, plain_name
@@ -23,8 +23,8 @@ class AdaptFormerModel(InlayTuner):
     def hosts(self, config: AdaptFormerConfig) -> list[str]:
         return list(self._ends())
 
-    def settings_at(self, config: AdaptFormerConfig, name: str) -> Place:
-        return Place(config, dict(plain_modules(self.model))[self._ends()[name]])
+    def settings_at(self, config: AdaptFormerConfig, name: str) -> BranchPlace:
+        return BranchPlace(config, dict(plain_modules(self.model))[self._ends()[name]])
 
     def _ends(self) -> dict[str, str]:
         """The plain names of the last projections of feed-forwards by those of the first ones."""

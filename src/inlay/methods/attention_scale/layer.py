@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from inlay.methods.channels import beside
 from inlay.methods.rescaling import RescalingLayer
 
 
 @dataclass(frozen=True)
-class Place:
+class ScaledChannels:
     """What is scaled of a host's output: some of its `channels`, from start to stop, `repeat` of them by one scale."""
 
     channels: int
@@ -22,13 +23,11 @@ class Place:
 class Scales(nn.Module):
     """`s` of one adapter. `weight` is `s - 1`: any weight decay pulls towards the base model."""
 
-    def __init__(self, host: nn.Module, place: Place) -> None:
+    def __init__(self, host: nn.Module, place: ScaledChannels) -> None:
         super().__init__()
         self.place = place
         scaled = sum(stop - start for start, stop in place.spans)
-        weight = host.weight
-        dtype = weight.dtype if weight.is_floating_point() else torch.float32
-        self.weight = nn.Parameter(torch.zeros(scaled // place.repeat, dtype=dtype, device=weight.device))
+        self.weight = nn.Parameter(torch.zeros(scaled // place.repeat, **beside(host.weight)))
 
     def forward(self) -> tuple[Tensor, None]:
         """One scale a channel of the host, 1 where nothing is scaled; and no shift."""
@@ -52,5 +51,5 @@ class AttentionScaleLayer(RescalingLayer):
 
     adapter_layer_names = ("inlay_attention_scale_vector",)
 
-    def update_layer(self, adapter_name: str, place: Place) -> None:
+    def update_layer(self, adapter_name: str, place: ScaledChannels) -> None:
         self.pieces[adapter_name] = Scales(self.host, place)

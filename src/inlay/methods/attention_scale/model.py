@@ -6,7 +6,7 @@ from torch import nn
 
 from inlay.anatomy import Attention, Block, anatomy, is_norm
 from inlay.methods.attention_scale.config import PARTS, AttentionScaleConfig
-from inlay.methods.attention_scale.layer import AttentionScaleLayer, Place
+from inlay.methods.attention_scale.layer import AttentionScaleLayer, ScaledChannels
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_out
 from inlay.methods.plain import plain_modules, plain_name
@@ -23,13 +23,13 @@ class AttentionScaleModel(InlayTuner):
     def hosts(self, config: AttentionScaleConfig) -> list[str]:
         return list(self._places(config))
 
-    def settings_at(self, config: AttentionScaleConfig, name: str) -> Place:
+    def settings_at(self, config: AttentionScaleConfig, name: str) -> ScaledChannels:
         return self._places(config)[name]
 
-    def _places(self, config: AttentionScaleConfig) -> dict[str, Place]:
+    def _places(self, config: AttentionScaleConfig) -> dict[str, ScaledChannels]:
         """Where the method acts, by the plain name of the host."""
         modules = dict(plain_modules(self.model))
-        found: dict[str, Place] = {}
+        found: dict[str, ScaledChannels] = {}
         for block in anatomy(self.model).blocks:
             attention = block.attention
             if attention is None:
@@ -43,7 +43,7 @@ class AttentionScaleModel(InlayTuner):
                 start = 2 * width if fused and part == "value" else 0
                 earlier = found[name].spans if name in found else ()
                 repeat = attention.head_size if config.per == "head" else 1
-                found[name] = Place(channels, (*earlier, (start, start + width)), repeat)
+                found[name] = ScaledChannels(channels, (*earlier, (start, start + width)), repeat)
         return found
 
     @classmethod

@@ -38,21 +38,17 @@ class BiasLayer(ChannelLayer):
     adapter_layer_names = ("inlay_bias_delta",)
     merges_into = ("bias",)
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.inlay_bias_delta = nn.ModuleDict()
-
     def update_layer(self, adapter_name: str, config: BiasTuningConfig) -> None:
-        self.inlay_bias_delta[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
+        self.pieces[adapter_name] = Delta(self.host.bias, channel_axis(self.host))
 
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """`output + delta`."""
-        return self.inlay_bias_delta[adapter_name](output)
+        return self.pieces[adapter_name](output)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put the deltas into the host's bias."""
-        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_bias_delta]
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.pieces]
         bias = self.host.bias
         for name in names:
-            merged = (bias.data + self.inlay_bias_delta[name].weight.data).to(bias.dtype)
+            merged = (bias.data + self.pieces[name].weight.data).to(bias.dtype)
             self.merge_values(name, {"bias": merged}, safe=safe_merge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from inlay.methods.bottleneck import Bottleneck
 from inlay.methods.bottleneck_adapter.config import BottleneckAdapterConfig
@@ -20,14 +20,10 @@ class AdapterLayer(ChannelLayer):
 
     adapter_layer_names = ("inlay_adapter_bottleneck",)
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.inlay_adapter_bottleneck = nn.ModuleDict()
-
     def update_layer(self, adapter_name: str, config: BottleneckAdapterConfig) -> None:
         width = width_out(self.host)
         factor = config.reduction_factor
-        self.inlay_adapter_bottleneck[adapter_name] = Bottleneck(
+        self.pieces[adapter_name] = Bottleneck(
             self.host,
             width,
             config.bottleneck if factor is None else max(1, round(width / factor)),
@@ -38,4 +34,4 @@ class AdapterLayer(ChannelLayer):
 
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """`y + B(y)`."""
-        return output + self.inlay_adapter_bottleneck[adapter_name](output)
+        return output + self.pieces[adapter_name](output)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from peft.utils.peft_types import PeftType
 
 from inlay.errors import InlayError
-from inlay.methods.vpt.config import TokenPromptConfig
+from inlay.methods.token_prompts import TokenPromptConfig
 
 # The prompts that pruning left at a block: of each its number, counted from 0, and the segments that it keeps.
 Kept = list[tuple[int, list[int]]]

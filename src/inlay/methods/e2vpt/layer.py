@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from inlay.methods.attention_interface import Attend, AttentionLayer
+from inlay.methods.channels import like
 from inlay.methods.e2vpt.config import E2VPTConfig, Kept
-from inlay.methods.vpt.layer import Place, PromptLayer, Prompts, like
+from inlay.methods.token_prompts import Prompts, TokenPlace, TokenPromptLayer
 
 
 class PrunedPrompts(Prompts):
@@ -25,7 +26,7 @@ class PrunedPrompts(Prompts):
 
     index: Tensor
 
-    def __init__(self, place: Place, weight: Tensor | None) -> None:
+    def __init__(self, place: TokenPlace, weight: Tensor | None) -> None:
         super().__init__(place, weight)
         self.kept: Kept | None = None
 
@@ -61,19 +62,19 @@ class PrunedPrompts(Prompts):
         return self.index[..., None].expand(-1, -1, rows.shape[-1])
 
 
-class E2VPTPromptLayer(PromptLayer):
+class E2VPTPromptLayer(TokenPromptLayer):
     """Prompts at one block, as VPT has them, and the same ones again on demand: their first values are not lost."""
 
     adapter_layer_names = ("inlay_e2vpt_prompts",)
 
-    def update_layer(self, adapter_name: str, place: Place) -> None:
+    def update_layer(self, adapter_name: str, place: TokenPlace) -> None:
         start = self.start(place) if place.enters else None
         prompts = PrunedPrompts(place, start)
         if place.config.kept is not None:
             prompts.keep(place.config.kept[str(place.entry)], start)
-        self.prompts[adapter_name] = prompts
+        self.pieces[adapter_name] = prompts
 
-    def start(self, place: Place) -> Tensor:
+    def start(self, place: TokenPlace) -> Tensor:
         """The values that all prompts of this block had before training."""
         return self.initial(place, _generator(place.config, 2 * place.block))
 
@@ -115,12 +116,8 @@ class KeyValueLayer(AttentionLayer):
     child = "inlay_e2vpt"
     adapter_layer_names = ("inlay_e2vpt_key_value",)
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.inlay_e2vpt_key_value = nn.ModuleDict()
-
     def update_layer(self, adapter_name: str, place: AttentionPlace) -> None:
-        self.inlay_e2vpt_key_value[adapter_name] = KeyValuePrompts(place, self.start(place))
+        self.pieces[adapter_name] = KeyValuePrompts(place, self.start(place))
 
     def start(self, place: AttentionPlace) -> Tensor:
         """He's uniform values, for n x d inputs to each head, as the authors' code has them."""
@@ -135,7 +132,7 @@ class KeyValueLayer(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         tokens = key.shape[2]
         for name in self.running():
-            key, value = self.inlay_e2vpt_key_value[name](key, value)
+            key, value = self.pieces[name](key, value)
         if mask is not None:
             free = True if mask.dtype == torch.bool else 0.0
             mask = nn.functional.pad(mask, (key.shape[2] - tokens, 0), value=free)

@@ -10,13 +10,12 @@ from inlay.anatomy import Anatomy, Block
 from inlay.methods.e2vpt.config import E2VPTConfig
 from inlay.methods.e2vpt.layer import AttentionPlace, E2VPTPromptLayer, KeyValueLayer
 from inlay.methods.plain import plain_name
-from inlay.methods.vpt.config import TokenPromptConfig
-from inlay.methods.vpt.model import PromptTuner
+from inlay.methods.token_prompts import TokenPromptConfig, TokenPromptTuner
 
 SEEDS = 2**31
 
 
-class E2VPTModel(PromptTuner):
+class E2VPTModel(TokenPromptTuner):
     """`get_peft_model(model, E2VPTConfig())` makes one of these."""
 
     prefix = "inlay_e2vpt_"

@@ -109,8 +109,8 @@ def rewind(model: PeftModel) -> None:
         if isinstance(module, E2VPTPromptLayer):
             for prompts in _own(module, name):
                 prompts.weight.copy_(prompts.part(module.start(prompts.place)))
-        elif isinstance(module, KeyValueLayer) and name in module.inlay_e2vpt_key_value:
-            added: Any = module.inlay_e2vpt_key_value[name]
+        elif isinstance(module, KeyValueLayer) and name in module.pieces:
+            added: Any = module.pieces[name]
             added.weight.copy_(module.start(added.place))
         elif isinstance(module, ModulesToSaveWrapper) and name in module.modules_to_save:
             module.modules_to_save[name].load_state_dict(module.original_module.state_dict())
@@ -148,8 +148,8 @@ def _prompts(model: nn.Module, running_through: bool = False) -> Iterator[Pruned
 
 
 def _own(layer: E2VPTPromptLayer, name: str, running_through: bool = False) -> Iterator[PrunedPrompts]:
-    if name in layer.prompts:
-        prompts = layer.prompts[name]
+    if name in layer.pieces:
+        prompts = layer.pieces[name]
         assert isinstance(prompts, PrunedPrompts)
         if prompts.place.enters or running_through:
             yield prompts

@@ -21,12 +21,12 @@ from transformers.utils import ModelOutput
 
 from inlay.backbones.pooled import first_of, paused
 from inlay.errors import InlayError
+from inlay.methods.infoprompt import losses
 from inlay.methods.infoprompt.checks import assert_right, check, reads_masks, waits
 from inlay.methods.infoprompt.phi import Batch, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
 from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
 from inlay.methods.tuner import ChildLayer
-from inlay.training import information
 
 IGNORED = -100
 TENSORS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -295,7 +295,7 @@ class InfoPromptLayer(ChildLayer):
             spread = self._spread(now, z)
         if site.config.predict_from_sample and critic is not None:
             # What the class vectors were trained to read: samples have f_mu(Z) as their mean, not Z.
-            seen = critic.mean(z) if spread is None else information.sample(*spread.z)
+            seen = critic.mean(z) if spread is None else losses.sample(*spread.z)
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits
@@ -310,7 +310,7 @@ class InfoPromptLayer(ChildLayer):
         """The distributions of Z and of Z', by one pass of both through the critic."""
         assert now.pieces.critic is not None
         assert now.without is not None
-        means, deviations = information.gaussian(*now.pieces.critic(torch.cat((z, now.without.to(z.dtype)))))
+        means, deviations = losses.gaussian(*now.pieces.critic(torch.cat((z, now.without.to(z.dtype)))))
         return Spread(*zip(means.chunk(2), deviations.chunk(2), strict=True))
 
     def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: Spread | None) -> Tensor:
@@ -324,24 +324,24 @@ class InfoPromptLayer(ChildLayer):
             assert now.embedded is not None
             assert now.usable is not None
             embedded = now.embedded.to(theta.dtype)
-            tokens, valid = information.sample_context(embedded, now.usable, config.num_negatives - 1)
-            head = information.nce_loss(information.head_scores(prompt, theta, tokens, valid, now.pieces.w1()))
+            tokens, valid = losses.sample_context(embedded, now.usable, config.num_negatives - 1)
+            head = losses.nce_loss(losses.head_scores(prompt, theta, tokens, valid, now.pieces.w1()))
             self.loss_parts["head"] = head.detach()
             loss = torch.add(loss, head, alpha=config.gamma)
         if spread is not None:
             critic = now.pieces.critic
             assert critic is not None
-            scores = information.representation_scores(
+            scores = losses.representation_scores(
                 prompt.detach() if config.detach_prompts else prompt,
-                information.sample(*spread.z),
-                information.sample(*spread.without, config.num_negatives - 1),
+                losses.sample(*spread.z),
+                losses.sample(*spread.without, config.num_negatives - 1),
                 critic.w2(),
             )
-            representation = information.nce_loss(scores)
+            representation = losses.nce_loss(scores)
             self.loss_parts["representation"] = representation.detach()
             loss = torch.add(loss, representation, alpha=config.beta)
             if config.kl_weight:
-                kl = information.standard_kl(*spread.z).mean()
+                kl = losses.standard_kl(*spread.z).mean()
                 self.loss_parts["kl"] = kl.detach()
                 loss = torch.add(loss, kl, alpha=config.kl_weight)
         return loss

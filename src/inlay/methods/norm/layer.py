@@ -29,10 +29,6 @@ class NormLayer(ChildLayer):
     merges_into = ("weight", "bias")
     mixes = True
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.inlay_norm_copy = nn.ModuleDict()
-
     def attach(self) -> None:
         # An instance attribute shadows the class's forward; another one may be there already (Accelerate's hooks).
         self._earlier = self.host.__dict__.get("forward")
@@ -48,7 +44,7 @@ class NormLayer(ChildLayer):
         copy.requires_grad_(True)
         for key, parameter in copy.named_parameters(recurse=False):
             copy.register_parameter(key, parameter)  # where weights are to be left empty, it is seen to here
-        self.inlay_norm_copy[adapter_name] = copy.eval()
+        self.pieces[adapter_name] = copy.eval()
 
     def _bare_host(self) -> nn.Module:
         """A shallow copy of the host without what adapters have hung on it."""
@@ -73,7 +69,7 @@ class NormLayer(ChildLayer):
             if any(isinstance(other, Tensor) for other in others):
                 raise InlayError(f"{type(self.host).__name__} reads more than features: run one adapter at a time.")
             made = forward(*args, **kwargs)
-            return self.by_row(rows, x, made, self._normed, self.inlay_norm_copy)
+            return self.by_row(rows, x, made, self._normed, self.pieces)
         names = self.running()
         if not names:
             return forward(*args, **kwargs)
@@ -83,7 +79,7 @@ class NormLayer(ChildLayer):
 
     def _normed(self, adapter_name: str, *args: Any, **kwargs: Any) -> Tensor:
         """What an adapter's copy computes."""
-        copy = self.inlay_norm_copy[adapter_name]
+        copy = self.pieces[adapter_name]
         own, trained = (next(module.parameters(), None) for module in (self.host, copy))
         if own is None or trained is None or own.dtype == trained.dtype:  # None: FSDP has flattened them away
             return copy(*args, **kwargs)
@@ -93,11 +89,11 @@ class NormLayer(ChildLayer):
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Put an adapter's scale and shift into the host."""
-        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.inlay_norm_copy]
+        names = [name for name in check_adapters_to_merge(self, adapter_names) if name in self.pieces]
         if len(names) + len(self.merged_adapters) > 1:
             raise InlayError(f"Norm tuning merges one adapter, not {', '.join([*self.merged_adapters, *names])}.")
         for name in names:
-            trained = dict(self.inlay_norm_copy[name].named_parameters())
+            trained = dict(self.pieces[name].named_parameters())
             hosts = dict(self.host.named_parameters(recurse=False))
             copies = {key: trained[key].data.to(parameter.dtype, copy=True) for key, parameter in hosts.items()}
             self.merge_values(name, copies, safe=safe_merge)

@@ -118,12 +118,8 @@ class NTKAttentionLayer(AttentionLayer):
     innermost = True
     adapter_layer_names = ("inlay_ntk_prefix",)
 
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__(host)
-        self.inlay_ntk_prefix = nn.ModuleDict()
-
     def update_layer(self, adapter_name: str, start: Start) -> None:
-        self.inlay_ntk_prefix[adapter_name] = Prefix(start)
+        self.pieces[adapter_name] = Prefix(start)
 
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
@@ -136,7 +132,7 @@ class NTKAttentionLayer(AttentionLayer):
             "scale": kwargs.get("scaling"),
             "is_causal": implementation != "eager" and mask is None and self._is_causal(query, kwargs.get("is_causal")),
             "attn_mask": mask if bias is None else _with_bias(mask, bias),
-            "feature_map": self.inlay_ntk_prefix[names[0]].features,
+            "feature_map": self.pieces[names[0]].features,
         }
         z_a, z_b, kappa, seen["signed"] = self._prefixes(names)
         output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
@@ -156,8 +152,7 @@ class NTKAttentionLayer(AttentionLayer):
     def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, bool]:
         """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`; and
         whether it is rho that stands for kappa."""
-        adapters = self.inlay_ntk_prefix
-        prefixes: list[Any] = [adapters[name] for name in names]
+        prefixes: list[Any] = [self.pieces[name] for name in names]
         if len(prefixes) == 1:
             given: tuple[Tensor, Tensor, Tensor, bool] = prefixes[0].given()
             return given

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from inlay.methods.channels import beside
 from inlay.methods.rescaling import RescalingLayer
 from inlay.methods.ssf.config import SSFConfig
 
@@ -17,8 +18,7 @@ class ScaleShift(nn.Module):
         super().__init__()
         weight, bias = host.weight, getattr(host, "bias", None)
         channels = weight.shape[-1] if isinstance(host, Conv1D) else weight.shape[0]
-        dtype = weight.dtype if weight.is_floating_point() else torch.float32
-        self.weight = nn.Parameter(torch.zeros(channels, dtype=dtype, device=weight.device))
+        self.weight = nn.Parameter(torch.zeros(channels, **beside(weight)))
         self.bias = None if bias is None else nn.Parameter(torch.zeros_like(bias))
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=init_std)

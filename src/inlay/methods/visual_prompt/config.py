@@ -8,11 +8,11 @@ from typing import ClassVar
 from peft.utils.peft_types import PeftType
 
 from inlay.errors import InlayError
-from inlay.methods.activation_prompt.config import PromptConfig
+from inlay.methods.feature_prompts import FeaturePromptConfig
 
 
 @dataclass
-class VisualPromptConfig(PromptConfig):
+class VisualPromptConfig(FeaturePromptConfig):
     """Perturb the pixels, as the image processor gives them, by something trained that is the same for every image.
 
     `kind="add"` changes every pixel, and is the activation prompt at layer 0; `"pad"` changes a frame of `width`

@@ -1,25 +1,26 @@
-"""The tuner of visual prompting: the activation prompts' at layer 0, with templates that frame an image."""
+"""The tuner of visual prompting: prompts on the pixels, and how wide a frame is."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
 from inlay.anatomy import Anatomy
 from inlay.errors import InlayError
-from inlay.methods.activation_prompt.model import ActivationPromptModel
 from inlay.methods.capabilities import alternatives
+from inlay.methods.feature_prompts import FeaturePlace, FeaturePromptTuner, image_channels
 from inlay.methods.visual_prompt.layer import VisualPromptLayer
 
 # Of the image's side: Bahng et al. pad 30 of 224 pixels; the usual frame stands around 128 of 224.
 WIDTHS = {"pad": 30 / 224, "resize-concat": 48 / 224}
 
 
-class VisualPromptModel(ActivationPromptModel):
+class VisualPromptModel(FeaturePromptTuner):
     """`get_peft_model(model, VisualPromptConfig())` makes one of these."""
 
-    name: ClassVar[str] = "visual-prompt"
+    name = "visual-prompt"
     prefix = "inlay_visual_"
     child = "inlay_visual"
     tuner_layer_cls = VisualPromptLayer
@@ -41,7 +42,11 @@ class VisualPromptModel(ActivationPromptModel):
                     f"width={config.width!r}: a frame in images of {config.image_size[0]} x {config.image_size[1]} "
                     f"pixels is 1 to {(smallest - 1) // 2} pixels wide."
                 )
-        return self.feature_maps(config, parts)
+        return {0: (image_channels(parts), *config.image_size)}
+
+    def settings_at(self, config: Any, name: str) -> FeaturePlace:
+        """With the width of the frame."""
+        return replace(super().settings_at(config, name), width=config.width or 0)
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:

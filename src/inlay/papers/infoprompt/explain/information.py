@@ -292,8 +292,8 @@ def fitted_bounds(
     """
     import torch
 
+    from inlay.methods.infoprompt import losses as info
     from inlay.methods.infoprompt.pieces import RepresentationCritic
-    from inlay.training import information as info
 
     (pieces, *_) = layer.inlay_infoprompt_pieces.values()
     site = replace(pieces.site.it, config=replace(pieces.site.it.config, units=True))

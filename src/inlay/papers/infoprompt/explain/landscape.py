@@ -207,7 +207,7 @@ class _Walk:
         if nobody had looked."""
         import torch
 
-        from inlay.training import information as info
+        from inlay.methods.infoprompt import losses as info
         from inlay.training.seeds import undisturbed
 
         layer = layer_of(self.model)

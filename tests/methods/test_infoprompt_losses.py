@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inlay.training import information as info
+from inlay.methods.infoprompt import losses as info
 
 SIZES = st.integers(1, 5)
 
