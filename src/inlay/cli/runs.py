@@ -10,6 +10,7 @@ import typer
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.console import visible
+from inlay.report.columns import columns_in
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
 Id = Annotated[str, typer.Argument(help="A run's name, an unambiguous part of it, or its folder.")]
@@ -33,8 +34,9 @@ def list_(out: o.Out = Path("runs")) -> None:
             continue
         failed |= {run.id: run.failed_tasks} if run.failed_tasks else {}
         rows.append((run.id, status + ", in part" * (run.id in failed), *found))
-    rows += [(name, "unreadable", "-", "-") for name in problems]
-    show.table(("run", "status", "result", "trained"), rows, right=(3,))
+    titles = ("run", "status", "result", *(column.titles["list"] for column in columns_in("list")))
+    rows += [(name, "unreadable", *("-" for _ in titles[2:])) for name in problems]
+    show.table(titles, rows, right=range(3, len(titles)))
     for name, tasks in failed.items():
         show.say(f"{name}: {', '.join(tasks)} failed in training. `inlay runs show {name}` says why.")
     for name, problem in problems.items():

@@ -8,13 +8,16 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.console import has_colour, tell, visible
+from inlay.report.columns import columns_in, figure, size
+from inlay.report.columns import count as count
 
 if TYPE_CHECKING:
     from inlay.records.store import Run
-    from inlay.workflow.comparison import Comparison, Difference, Measured
+    from inlay.workflow.comparison import Comparison, Difference
     from inlay.workflow.loaded import Evaluation
     from inlay.workflow.planning import Planned
 
@@ -134,75 +137,29 @@ def evaluation(found: Evaluation) -> None:
     table(columns, rows, right=(1, 2))
 
 
-def count(number: float) -> str:
-    """A number of parameters as people say it."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.0f}"
-
-
-def size(number: float | None) -> str:
-    """Bytes as people say them."""
-    if number is None:
-        return "-"
-    for step, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if number >= step:
-            return f"{number / step:.3g} {unit}"
-    return f"{number:.0f} B"
-
-
-def figure(value: float | None, digits: int = 3) -> str:
-    """A measurement to a few significant digits; a dash where there is none."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
-
-
-def result(run: Run) -> tuple[str, str]:
-    """A run's test metric and trained parameters, for a list of runs; why a run failed is for `runs show`."""
+def result(run: Run) -> tuple[str, ...]:
+    """A run's test metric, and the columns of a list of runs; why a run failed is for `runs show`."""
+    listed = columns_in("list")
     if run.status != "finished":
-        return ("-", "-")
+        return ("-", *("-" for _ in listed))
     metric = run.record["metric"]
     split = "test" if "test" in run.metrics else "validation"
-    return (f"{metric} {run.metrics[split][metric]:.4f}", count(run.portrait["parameters"]["trained"]))
+    return (f"{metric} {run.metrics[split][metric]:.4f}", *(column.text([run.record]) for column in listed))
 
 
 def run_result(run: Run) -> None:
     """A finished run's result and cost."""
-    portrait = run.portrait
     rows = [
-        (f"{split} {metric}", f"{value:.4f}")
-        for split, metrics in run.metrics.items()
-        for metric, value in metrics.items()
-    ]
-    parameters = portrait["parameters"]
-    rows += [
-        ("trained parameters", f"{parameters['trained']:,} of {parameters['total']:,} ({parameters['share']:.3%})"),
-        ("saved", size(portrait["saved_bytes"])),
-        ("peak memory", f"{size(portrait['peak_memory']['bytes'])} ({portrait['peak_memory']['how']})"),
-        *trunk(portrait),
-        ("time per epoch", measured(portrait["seconds_per_epoch"], "s")),
-        ("training", measured(portrait["train_examples_per_second"], "examples/s")),
-        ("inference", measured(portrait["inference_examples_per_second"], "examples/s")),
+        *(
+            (f"{split} {metric}", f"{value:.4f}")
+            for split, metrics in run.metrics.items()
+            for metric, value in metrics.items()
+        ),
+        *((column.titles["run"], column.described(run.record)) for column in columns_in("run")),
+        *trunk(run.portrait),
         ("run", str(run.folder)),
     ]
     table(("", run.spec.method), rows)
-
-
-def measured(entry: Mapping[str, Any] | None, unit: str) -> str:
-    """Mean and spread of a measurement."""
-    if not entry:
-        return "-"
-    spread = "" if entry["spread"] is None else f" ± {figure(entry['spread'], 2)}"
-    return f"{figure(entry['mean'])}{spread} {unit} (n = {entry['repetitions']})"
-
-
-def plus_minus(entry: Measured | None) -> str:
-    """Mean and spread of a measurement, for a table."""
-    if entry is None:
-        return "-"
-    return figure(entry.mean) + ("" if entry.spread is None else f" ± {figure(entry.spread, 2)}")
 
 
 def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -249,55 +206,34 @@ def whole_run(run: Run) -> None:
 
 
 def comparison(found: Comparison) -> None:
-    """A comparison as a table, best first."""
-    metric = found.rows[0].metric
+    """A comparison as a table, best first; the last line is the majority class, where it is known."""
+    costs = columns_in("compare")
+    records = {row.method: [run.record for run in found.runs if run.spec.method == row.method] for row in found.rows}
     seeds = max(len(row.values) for row in found.rows)
+    metric = f"test {found.rows[0].metric}" + (" (95 % interval)" if seeds > 1 else "")
+    columns = ("method", metric, "seeds", *(column.titles["compare"] for column in costs))
     rows: list[tuple[str, ...]] = [
         (
             row.method,
             f"{row.mean:.4f}" + ("" if row.interval is None else f" ± {row.interval:.4f}"),
             str(len(row.values)),
-            count(row.trained),
-            size(row.saved_bytes),
-            size(row.peak_memory),
-            plus_minus(row.seconds_per_epoch)
-            + ("" if row.first_epoch is None else f" (first {figure(row.first_epoch)})"),
-            plus_minus(row.train_rate),
-            plus_minus(row.inference_rate),
-            " ".join(str(entry.repetitions) if entry else "-" for entry in (row.train_rate, row.inference_rate)),
+            *(column.text(records[row.method]) for column in costs),
         )
         for row in found.rows
     ]
-    columns = (
-        "method",
-        f"test {metric}" + (" (95 % interval)" if seeds > 1 else ""),
-        "seeds",
-        "trained",
-        "saved",
-        "peak memory",
-        "s/epoch",
-        "train/s",
-        "infer/s",
-        "n",
-    )
-    rows += majority(found)
+    known = [row.standing.majority for row in found.rows if row.standing is not None and row.standing.majority]
+    if known:
+        from inlay.workflow.chance import NAME
+
+        rows.append((f"({NAME})", f"{fmean(known[0]):.4f}", str(len(known[0])), *("-" for _ in costs)))
     if fits(columns, rows):
         table(columns, rows, right=range(1, len(columns)))
     else:  # what came out, and then what it cost
-        table(columns[:5], [row[:5] for row in rows], right=range(1, 5))
-        table((columns[0], *columns[5:]), [(row[0], *row[5:]) for row in rows], right=range(1, 6))
+        half = 3 + len(costs) // 3
+        table(columns[:half], [row[:half] for row in rows], right=range(1, half))
+        rest = [(row[0], *row[half:]) for row in rows]
+        table((columns[0], *columns[half:]), rest, right=range(1, len(columns) - half + 1))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
-
-
-def majority(found: Comparison) -> list[tuple[str, ...]]:
-    """The line of the class that is most frequent in training, where it is known."""
-    from inlay.workflow import chance
-
-    known = [row.standing for row in found.rows if row.standing is not None and row.standing.majority]
-    if not known:
-        return []
-    value = f"{sum(known[0].majority) / len(known[0].majority):.4f}"
-    return [(f"({chance.NAME})", value, str(len(known[0].majority)), *("-",) * 7)]
 
 
 def plan(plans: Sequence[Planned]) -> None:

@@ -82,6 +82,11 @@ class Row:
     beats: list[Row] = field(default_factory=list)  # the rows of its set that are significantly worse
 
     @property
+    def records(self) -> list[Mapping[str, Any]]:
+        """The records of its runs."""
+        return [result.record for result in self.results]
+
+    @property
     def values(self) -> list[float]:
         """The metric, a value a seed."""
         return [result.value for result in self.results]

@@ -11,10 +11,9 @@ from typing import Any
 from inlay.records.atomic import write_text, writing
 from inlay.records.tables import csv_text
 from inlay.report.collect import Collected, Row
+from inlay.report.columns import columns_in
 from inlay.report.html import check_out
 from inlay.report.paths import cutter
-
-HEADS = ("method", "result", "seeds", "trained parameters", "peak MiB", "s/epoch")
 
 
 def write_csv(found: Collected, out: Path) -> Path:
@@ -25,13 +24,7 @@ def write_csv(found: Collected, out: Path) -> Path:
             "status": "finished",
             **_flat(result.spec.to_json()),
             **{f"{split} {name}": value for split, each in result.metrics.items() for name, value in each.items()},
-            "trained parameters": result.portrait["parameters"]["trained"],
-            "saved bytes": result.portrait.get("saved_bytes"),
-            "peak memory bytes": (result.portrait.get("peak_memory") or {}).get("bytes"),
-            **{
-                entry.replace("_", " "): (result.portrait.get(entry) or {}).get("mean")
-                for entry in ("seconds_per_epoch", "train_examples_per_second", "inference_examples_per_second")
-            },
+            **{column.titles["csv"]: column.value([result.record]) for column in columns_in("csv")},
             "command": result.command,
         }
         for result in found.results
@@ -53,10 +46,10 @@ def _flat(spec: dict[str, Any]) -> dict[str, Any]:
 def write_markdown(found: Collected, out: Path) -> Path:
     """A table a comparison, the chosen variants marked. The best row is bold
     where another is significantly worse."""
-    parts, cut = [], cutter(found.specs)
+    parts, cut, heads = [], cutter(found.specs), _heads()
     for place, name in enumerate(found.sets):
         parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
-        parts += [f"| {' | '.join(HEADS)} |", f"| --- |{' ---: |' * (len(HEADS) - 1)}"]
+        parts += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
         rows = [row for row in found.rows if row.place == place]
         parts += [f"| {' | '.join(_cells(row, _marked, '**{}**', _has_variants(found)))} |" for row in rows]
         parts.append("")
@@ -66,14 +59,14 @@ def write_markdown(found: Collected, out: Path) -> Path:
 def write_latex(found: Collected, out: Path) -> Path:
     """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the chosen variants marked. The best row is bold
     where another is significantly worse."""
-    parts, cut = [], cutter(found.specs)
+    parts, cut, heads = [], cutter(found.specs), _heads()
     for place, name in enumerate(found.sets):
         rows = [row for row in found.rows if row.place == place]
         parts += [
             f"% {cut(name.label)}: {name.split} {name.metric}".replace("\n", " "),
-            rf"\begin{{tabular}}{{l{'r' * (len(HEADS) - 1)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
             r"\toprule",
-            " & ".join(HEADS) + r" \\",
+            " & ".join(heads) + r" \\",
             r"\midrule",
             *(" & ".join(_cells(row, _escaped, r"\textbf{{{}}}", _has_variants(found))) + r" \\" for row in rows),
             r"\bottomrule",
@@ -83,25 +76,23 @@ def write_latex(found: Collected, out: Path) -> Path:
     return _write(out, "\n".join(parts), (".tex",))
 
 
+def _heads() -> list[str]:
+    return ["method", "result", "seeds", *(column.titles["table"] for column in columns_in("table"))]
+
+
 def _has_variants(found: Collected) -> bool:
     """Whether some variants were chosen before others; then the page marks them, and so do the tables."""
     return any(not row.chosen for row in found.rows)
 
 
 def _cells(row: Row, escape: Callable[[str], str], bold: str, marks: bool) -> list[str]:
-    from inlay.workflow.comparison import mean_of, pooled
-
-    portraits = [dict(result.portrait) for result in row.results]
-    seconds, memory = pooled(portraits, "seconds_per_epoch"), mean_of(portraits, "peak_memory", "bytes")
     plus_minus = r"$\pm$" if escape is _escaped else "±"
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [
         escape(row.label + ", chosen" * (marks and row.chosen and bool(row.variant))),
         bold.format(result) if row.leads else result,
         str(len(row.results)),
-        f"{portraits[0]['parameters']['trained']:,}",
-        "-" if memory is None else f"{memory / 2**20:,.0f}",
-        "-" if seconds is None else f"{seconds.mean:.3g}",
+        *(column.exact(row.records) for column in columns_in("table")),
     ]
 
 

@@ -26,6 +26,7 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run, now
 from inlay.report import explanations
 from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
+from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.paths import cutter, everywhere
 from inlay.workflow.chance import NAME, sentences
@@ -149,6 +150,11 @@ def page_data(found: Collected) -> dict[str, Any]:
         "sets": [
             {**asdict(each), "label": each.label, "greater": greater_is_better(each.metric)} for each in found.sets
         ],
+        "columns": [
+            {"key": each.key, "label": each.titles["page"], "plot": each.titles.get("plot"), "kind": each.kind}
+            | {"about": each.about, "better": each.better, "unit": each.unit, "log": each.log}
+            for each in columns_in("page")
+        ],
         "rows": [
             _row(row, numbers) | {"beats": [found.rows.index(other) for other in row.beats]} for row in found.rows
         ],
@@ -173,14 +179,6 @@ def page_data(found: Collected) -> dict[str, Any]:
 
 
 def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
-    from inlay.workflow.comparison import mean_of, pooled
-
-    portraits = [dict(result.portrait) for result in row.results]
-
-    def rate(entry: str) -> float | None:
-        found = pooled(portraits, entry)
-        return None if found is None else found.mean
-
     known = [result.validation for result in row.results if result.validation is not None]
     return {
         "method": row.spec.method,
@@ -192,14 +190,7 @@ def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
         "chosen": row.chosen,
         "best": row.leads,
         "verdict": row.verdict,
-        "trained": mean_of(portraits, "parameters", "trained"),
-        "share": mean_of(portraits, "parameters", "share"),
-        "saved": portraits[0].get("saved_bytes"),
-        "memory": mean_of(portraits, "peak_memory", "bytes"),
-        "seconds": rate("seconds_per_epoch"),
-        "first_epoch": mean_of(portraits, "trunk", "first_epoch_seconds"),
-        "train_rate": rate("train_examples_per_second"),
-        "infer_rate": rate("inference_examples_per_second"),
+        **{column.key: column.value(row.records) for column in columns_in("page")},
         "settings": {key: value for key, value in settings_of(row.spec).items() if value not in (None, [], {}, False)},
         "runs": [numbers[id(result)] for result in row.results],
     }

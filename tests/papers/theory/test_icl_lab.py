@@ -17,11 +17,11 @@ import torch
 
 from inlay.errors import InlayError
 from inlay.papers import findings, redraw
+from inlay.papers.icl import live
 from inlay.papers.icl import theory as icl
 from inlay.papers.icl.charts import training as charts_icl
 from inlay.papers.icl.command import ALL, FIGURES
 from inlay.papers.icl.theory import deep, kept, lab, lab_theory, lab_training, language
-from inlay.report import terminal
 
 Lab = Callable[..., tuple[int, str, str]]
 DOCS = Path(__file__).parents[3] / "docs"
@@ -546,13 +546,13 @@ def test_components_are_what_they_say() -> None:
 
 
 def test_curves_in_the_terminal() -> None:
-    grid, left, right, low, high = terminal.cells({"a": ([0, 1, 2], [1, 0.1, 0.01]), "b": ([2], [math.nan])}, 3, 3)
+    grid, left, right, low, high = live.cells({"a": ([0, 1, 2], [1, 0.1, 0.01]), "b": ([2], [math.nan])}, 3, 3)
     assert grid == [[0, -1, -1], [-1, 0, -1], [-1, -1, 0]]
     assert (left, right, low, high) == (0, 2, -2, 0)
-    text = terminal.chart({"a": ([0, 1], [1.0, 0.1])}, "title", 10, 4).plain
+    text = live.chart({"a": ([0, 1], [1.0, 0.1])}, "title", 10, 4).plain
     assert text.startswith("title\n")
     assert "* a: 0.1" in text
-    assert terminal.cells({"a": ([], [])}, 2, 2)[0] == [[-1, -1], [-1, -1]]
+    assert live.cells({"a": ([], [])}, 2, 2)[0] == [[-1, -1], [-1, -1]]
 
 
 def test_a_trace_draws_itself() -> None:

@@ -141,10 +141,10 @@ def command(
     from inlay.papers.activation_prompts import charts as charts_theory
     from inlay.papers.icl import models as icl
     from inlay.papers.icl.charts import training as charts_icl
+    from inlay.papers.icl.live import LiveCurves
     from inlay.papers.icl.theory import lab, language
     from inlay.papers.redraw import again, read
     from inlay.report.charts import drawing as charts
-    from inlay.report.terminal import LiveCurves
     from inlay.workflow.explain.subject import Bar
 
     sources = {name.replace("_", "-"): given.get_parameter_source(name) for name in SETTINGS}

@@ -42,6 +42,7 @@ function bytes(value) {
   return `${value} B`;
 }
 
+const WRITTEN = { count, bytes, number: (value) => figure(value), text: (value) => value ?? '–' };
 const shotsOf = (row) => missing(row.of.shots) ? 'all' : row.of.shots.toLocaleString('en');
 const named = (row) => row.variant ? `${row.method} (${row.variant})` : row.method;
 

@@ -1,12 +1,10 @@
 // The figures: cost, seeds, curves. Each draws the rows that the table shows, a panel for each comparison.
 const PANELS = 6, LINES = 10, LISTED = 30;
-const COSTS = {
-  trained: { label: 'trained parameters', show: count, log: true },
-  memory: { label: 'peak memory', show: bytes, unit: 2 ** 20, name: 'MiB' },
-  seconds: { label: 'time per epoch', show: (value) => `${figure(value)} s`, name: 's' },
-  saved: { label: 'size on disk', show: bytes, unit: 2 ** 10, name: 'KiB', log: true },
-  infer_rate: { label: 'inference, examples per second', show: figure, more: true },
-};
+const COSTS = Object.fromEntries(DATA.columns.filter((column) => column.plot && column.kind !== 'text').map((column) => [column.key, {
+  label: column.plot, log: column.log, more: column.better === 'more',
+  show: column.unit === 's' ? (value) => `${figure(value)} s` : WRITTEN[column.kind],
+  scale: column.kind === 'bytes',
+}]));
 const chosen = { cost: 'trained', log: null, curve: 'validation' };
 
 function bySet(rows) {
@@ -56,14 +54,14 @@ function drawCost(rows) {
   const known = rows.filter((row) => !missing(row[cost]) && row[cost] > 0);
   const log = chosen.log ?? Boolean(how.log);
   panels(place, known, (within, group) => {
-    const unit = !log && how.unit ? how.unit : 1;
+    const [unit, name] = log || !how.scale ? [1, ''] : group.some((row) => row[cost] >= 2 ** 20) ? [2 ** 20, 'MiB'] : [2 ** 10, 'KiB'];
     const costs = group.map((row) => row[cost] / unit);
     const inside = captioned(within, group, `${group[0].of.split} ${group[0].of.metric} against ${how.label}`);
     const y = shownSpan(group, group.map((row) => row.mean));
     const x = log ? { low: Math.min(...costs), high: Math.max(...costs) } : span([0, ...costs], false);
     if (!log) x.low = 0;
     const show = unit === 1 ? how.show : figure;
-    const { drawn, at, box } = frame(inside, { x: { ...x, log, show, label: unit === 1 ? how.label : `${how.label} (${how.name})` }, y,
+    const { drawn, at, box } = frame(inside, { x: { ...x, log, show, label: unit === 1 ? how.label : `${how.label} (${name})` }, y,
       label: `${group[0].of.metric} against ${how.label}, ${plural(group.length, 'row')}. Arrow keys go from mark to mark.` });
     // Among variants of a method only the one that validation chose competes: the best by test would flatter.
     const best = front(group.filter((row) => row.chosen), cost);

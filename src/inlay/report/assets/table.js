@@ -7,14 +7,12 @@ const COLUMNS = [
   { key: 'mean', label: 'Result', get: (row) => row.mean, show: result, num: true },
   { key: 'task', label: 'Task', get: (row) => row.of.task },
   { key: 'model', label: 'Model', get: (row) => row.of.model },
-  { key: 'shots', label: 'Examples', get: (row) => row.of.shots ?? Infinity, show: shotsOf, num: true },
+  { key: 'shots', label: 'Examples', get: (row) => row.of.shots ?? Infinity, show: shotsOf, num: true, better: 'less' },
   { key: 'metric', label: 'Metric', get: (row) => `${row.of.split} ${row.of.metric}` },
   { key: 'n', label: 'Seeds', get: (row) => row.runs.length, num: true },
-  { key: 'trained', label: 'Parameters', get: (row) => row.trained, show: (row) => count(row.trained), num: true },
-  { key: 'memory', label: 'Peak memory', get: (row) => row.memory, show: (row) => bytes(row.memory), num: true },
-  { key: 'seconds', label: 's / epoch', get: (row) => row.seconds, show: (row) => figure(row.seconds), num: true },
-  { key: 'saved', label: 'Saved', get: (row) => row.saved, show: (row) => bytes(row.saved), num: true },
-  { key: 'infer', label: 'Infer / s', get: (row) => row.infer_rate, show: (row) => figure(row.infer_rate), num: true },
+  ...DATA.columns.map((column) => ({
+    ...column, get: (row) => row[column.key], show: (row) => WRITTEN[column.kind](row[column.key]), num: column.kind !== 'text',
+  })),
 ];
 // Columns with one value throughout are said once, above the table.
 const CONSTANT = ['task', 'model', 'shots', 'metric'].filter((key) => new Set(DATA.rows.map(COLUMNS.find((c) => c.key === key).get)).size === 1);
@@ -63,7 +61,7 @@ function header() {
   $('#table thead').replaceChildren(el('tr', {}, ...VISIBLE.map((column) => {
     const active = state.sort === column.key;
     const way = el('span', { class: 'dir', 'aria-hidden': 'true' }, active ? (state.down ? '▼' : '▲') : '');
-    const button = el('button', { type: 'button', 'data-key': column.key, on: { click: () => sortBy(column.key) } },
+    const button = el('button', { type: 'button', 'data-key': column.key, title: column.about, on: { click: () => sortBy(column.key) } },
       ...(column.num ? [way, column.label] : [column.label, way]));
     return el('th', { scope: 'col', class: column.num && 'num', 'aria-sort': active ? (state.down ? 'descending' : 'ascending') : 'none' }, button);
   })));
@@ -71,7 +69,7 @@ function header() {
 
 function sortBy(key) {
   const column = COLUMNS.find((each) => each.key === key);
-  state.down = state.sort === key ? !state.down : Boolean(column.num) && !['trained', 'memory', 'seconds', 'saved', 'shots'].includes(key);
+  state.down = state.sort === key ? !state.down : Boolean(column.num) && column.better !== 'less';
   state.sort = key;
   header();
   body();
