@@ -218,8 +218,13 @@ COLUMNS = (
     ),
     Column(
         key="infer_rate",
-        titles={"compare": "infer/s", "run": "inference", "page": "Infer / s"}
-        | {"plot": "inference, examples per second", "csv": "inference examples per second"},
+        titles={
+            "compare": "infer/s",
+            "run": "inference",
+            "page": "Infer / s",
+            "plot": "inference, examples per second",
+            "csv": "inference examples per second",
+        },
         read=measured("inference_examples_per_second"),
         kind="number",
         about="Examples predicted per second.",
