@@ -191,18 +191,21 @@ def measure(work: Work) -> dict[str, Any]:
     from inlay.methods.registry import get
     from inlay.training import fit
     from inlay.training.evaluation import evaluate
+    from inlay.training.fitting import adapt_task
 
     spec, group = work.spec(), GROUPS[work.group]
     whole = rows(work.task, work.data_dir, work.shots, work.seed)
     none = whole.test.select([])
     # Without them `fit` scores nothing: that is done here, in larger batches.
-    task = dataclasses.replace(whole, validation=none, test=none, notes=[])
+    task = dataclasses.replace(whole, validation=none, test=none, notes=())
     backbone = backbones.load_for(spec, task)
+    # With its prompts, as `fit` trains on it.
+    _, prompted, _ = adapt_task(spec.settings, get(spec.method), task, backbone)
     score = spec.with_(batch_size=SCORED_BATCH)
     most = TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS
 
     def held_out(model: Any) -> dict[str, float]:
-        held = dataclasses.replace(task, validation=some(whole.validation, most), notes=[])
+        held = dataclasses.replace(prompted, validation=some(whole.validation, most))
         return rounded(evaluate(model, held, "validation", backbone.processor, score)[0])
 
     a_step = -(-work.shots // group.batch_size)
@@ -219,7 +222,7 @@ def measure(work: Work) -> dict[str, Any]:
     }
     if work.chooses:
         return found
-    task = dataclasses.replace(task, test=some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS))
+    task = dataclasses.replace(prompted, test=some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS))
     found["test"] = rounded(evaluate(outcome.model, task, "test", backbone.processor, score)[0])
     found["curve"] = [[step, scored[metric]] for step, scored in curve.scored]
     return found | {"losses": losses(outcome.history, [step for step, _ in curve.scored])}

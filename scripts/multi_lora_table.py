@@ -245,17 +245,21 @@ def load(work: Work, name: str) -> tuple[Any, Any]:
     group = GROUPS[work.group]
     task = tasks.load(work.spec(name))
     most = min(work.limit or group.rows, len(task.train))
-    task.train = task.train.shuffle(seed=work.seed).select(range(most))
+    task = dataclasses.replace(task, train=task.train.shuffle(seed=work.seed).select(range(most)))
     for split in ("validation", "test") if work.limit else ():
-        setattr(task, split, task.split(split).select(range(min(work.limit or 0, len(task.split(split))))))
+        fewer = task.split(split).select(range(min(work.limit or 0, len(task.split(split)))))
+        task = dataclasses.replace(task, **{split: fewer})
     if not task.generates:
         return task, None
     # The same test inputs for every method and seed.
-    task.test = task.test.shuffle(seed=0).select(range(min(group.written, len(task.test))))
-    task.validation = task.validation.select(range(min(group.written, len(task.validation))))
+    task = dataclasses.replace(
+        task,
+        test=task.test.shuffle(seed=0).select(range(min(group.written, len(task.test)))),
+        validation=task.validation.select(range(min(group.written, len(task.validation)))),
+    )
     whole = task.schema
-    task.schema = dataclasses.replace(whole, metrics=tuple(each for each in whole.metrics if each not in OF_TEXTS))
-    return task, whole
+    known = tuple(each for each in whole.metrics if each not in OF_TEXTS)
+    return task.with_schema(dataclasses.replace(whole, metrics=known)), whole
 
 
 def as_it_comes(work: Work, names: Mapping[str, str], loaded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ What counts is the loss of examples that are held out of training; no test data 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import tempfile
@@ -80,9 +81,9 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
     )
     task = tasks.load(spec)
     if name == "decoder":
-        task.train = task.train.select(range(2000))
-    task.validation = task.validation.select(range(min(trial.held_out, len(task.validation))))
-    task.test = task.validation
+        task = dataclasses.replace(task, train=task.train.select(range(2000)))
+    held_out = task.validation.select(range(min(trial.held_out, len(task.validation))))
+    task = dataclasses.replace(task, validation=held_out, test=held_out)
     backbone = backbones.load_for(spec, task)
     usual, losses = start.spread, Losses()
     try:

@@ -188,10 +188,11 @@ def measure(work: Work) -> dict[str, Any]:
     spec, line = work.spec(), GROUPS[work.group].line(work.line)
     task = tasks.load(spec)
     if rows := GROUPS[work.group].rows.get(work.task):
-        task.train = task.train.select(range(min(rows, len(task.train))))
+        task = dataclasses.replace(task, train=task.train.select(range(min(rows, len(task.train)))))
     whole = task.schema
     # Texts are written once, after the training and for some questions only.
-    task.schema = dataclasses.replace(whole, metrics=tuple(name for name in whole.metrics if name not in OF_TEXTS))
+    known = tuple(name for name in whole.metrics if name not in OF_TEXTS)
+    task = task.with_schema(dataclasses.replace(whole, metrics=known))
     backbone = backbones.load_for(spec, task)
     found: dict[str, Any] = {"metric": task.metrics[0]}
     if line.method == "ntk-attention":

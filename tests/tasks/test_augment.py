@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,11 @@ def test_runs_without_it_keep_their_identity() -> None:
     assert run.digest() == "c66273a5f39889100a0d66551e838653ce25edbb18aab1f466ad8ecd048d7dcd"
 
 
+@dataclass(frozen=True)
 class Stopped(Task):
     """A task in the midst of which the user presses Control-C: before the batch number `at`."""
 
-    at = 0
+    at: int = 0
 
     def collator(self, *args: Any, **options: Any) -> Any:
         collate = super().collator(*args, **options)
@@ -215,8 +217,7 @@ class Stopped(Task):
 
 def run(model: Path, photos: Path, folder: Path, at: int = 0, **options: Any) -> Outcome:
     spec = Spec(model=str(model), data=str(photos), method="bias", batch_size=6, **options)
-    task = Stopped(**vars(tasks.load(spec)))
-    task.at = at
+    task = Stopped(**vars(tasks.load(spec)), at=at)
     backbone = backbones.load(spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names)
     return fit(backbone, task, registry.get(spec.method), spec, folder, progress=False)
 

@@ -39,19 +39,23 @@ def test_encoding_is_the_same_every_time_and_says_what_was_cut(moods: tasks.Task
     assert len(made[0]) == len(moods.train)
     assert [made[0][i] for i in range(len(made[0]))] == [made[1][i] for i in range(len(made[1]))]
     assert [made[0][i]["labels"] for i in range(len(made[0]))] == list(moods.train["label"])
-    cut = [note for note in moods.notes if "were cut" in note]
+    cut = [note for note in made[0].notes if "were cut" in note]
     long = sum(len(text) > 200 for text in moods.train["text"])
     assert cut == [f"{long} of {len(made[0])} train texts are longer than 32 tokens and were cut"]
-    assert moods.schema.max_length == 32
+    assert moods.with_length(wordpiece, 32).schema.max_length == 32
+    assert moods.schema.max_length is None, "a task never changes"
 
 
 def test_a_length_beyond_the_model_is_brought_down_and_said(moods: tasks.Task, wordpiece: Any) -> None:
     config = SimpleNamespace(model_type="bert", max_position_embeddings=24)
     made = moods.encode("train", wordpiece, 1000, model_config=config)
     assert max(len(made[i]["input_ids"]) for i in range(len(made))) == 24
-    assert "max_length=1000 is more than the model reads: 24 is used" in moods.notes
-    moods.encode("test", wordpiece, model_config=config)
-    assert moods.schema.max_length == 24
+    note = "max_length=1000 is more than the model reads: 24 is used"
+    assert note in made.notes
+    settled = moods.with_length(wordpiece, 1000, model_config=config)
+    assert settled.notes == (*moods.notes, note)
+    assert settled.schema.max_length == 24
+    assert note not in settled.encode("test", wordpiece, model_config=config).notes
 
 
 def test_an_unknown_split_is_refused(moods: tasks.Task, wordpiece: Any) -> None:
@@ -94,7 +98,7 @@ def test_the_trainer_trains_and_scores_on_it(moods: tasks.Task, wordpiece: Any, 
 
 
 def test_the_schema_survives_json(moods: tasks.Task, wordpiece: Any) -> None:
-    moods.encode("train", wordpiece, 32)
+    moods = moods.with_length(wordpiece, 32)
     text = json.dumps(moods.to_json())
     assert TaskSchema.from_json(json.loads(text)) == moods.schema
     with pytest.raises(InlayError, match="has format 99; this version of inlay reads up to 1"):

@@ -65,6 +65,12 @@ class ToyTask:
         columns = {name: [row[name] for row in rows] for name in ("input_ids", "attention_mask")}
         return Encoded(columns, [row["labels"] for row in rows])
 
+    def with_length(self, processor: Any, max_length: int | None, *, model_config: Any) -> ToyTask:
+        return self
+
+    def with_notes(self, notes: Any) -> ToyTask:
+        return self
+
     def collator(self, processor: Any, model: nn.Module) -> Any:
         return collate
 

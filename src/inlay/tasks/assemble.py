@@ -274,7 +274,7 @@ def _task(parts: Mapping[str, _Part | None], draft: Draft) -> Task:
         test=_dataset(parts["test"], draft),
         source=draft.source,
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
-        notes=draft.notes,
+        notes=tuple(draft.notes),
     )
 
 

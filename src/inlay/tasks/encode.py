@@ -85,7 +85,8 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
     """Tokenised rows: items are dicts of lists of ints, ready for `TextCollator`.
 
     Token classification needs more to come back from tokens to words: `words` holds for each token the word it begins,
-    -1 for the others; `sizes` how many words each row has, read or not; `tags` the true tag of each of them.
+    -1 for the others; `sizes` how many words each row has, read or not; `tags` the true tag of each of them. `notes`
+    are the things that a user should know of the encoding.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         self._labels = labels
         self.words = words
         self.cut = cut
+        self.notes: tuple[str, ...] = ()
         self.sizes = sizes
         self.tags = tags
 

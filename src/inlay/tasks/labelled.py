@@ -42,7 +42,7 @@ def load(schema: TaskSchema, source: Any, label: str | None = None) -> Task:
     if schema.kind == kinds.IMAGES:
         images.check_all([row["image"] for row in rows])
     empty, made = (dataset(each, schema.kind, schema.fields) for each in ([], rows))
-    return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=notes)
+    return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=tuple(notes))
 
 
 def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None) -> Table:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import encode as encoding
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-@dataclass
+@dataclass(frozen=True)
 class Task:
     """A data set with its template, labels and metrics. The splits are `datasets.Dataset`s of normalised columns.
 
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
-    `notes` are the things that a user should know: rows dropped, kinds inferred, texts cut.
+    `notes` are the things that a user should know: rows dropped, kinds inferred. A task never changes: `with_schema`,
+    `with_length` and `with_notes` return another.
     """
 
     schema: TaskSchema
@@ -33,7 +34,7 @@ class Task:
     test: Dataset
     source: str
     digest: str
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     # What callers read most, without the detour.
     @property
@@ -97,7 +98,31 @@ class Task:
         """What predicting needs, as JSON-ready data; `TaskSchema.from_json` reads it."""
         return self.schema.to_json()
 
+    def with_schema(self, schema: TaskSchema) -> Self:
+        """The same rows under another schema."""
+        return dataclasses.replace(self, schema=schema)
+
+    def with_notes(self, notes: Iterable[str]) -> Self:
+        """The task with further notes, each once."""
+        new = [note for note in dict.fromkeys(notes) if note not in self.notes]
+        return dataclasses.replace(self, notes=(*self.notes, *new))
+
     # ------------------------------------------------------------------------------------------------- encoding
+
+    def with_length(self, processor: Any, max_length: int | None = None, *, model_config: Any = None) -> Self:
+        """The task with the length in tokens that its texts are cut to in its schema.
+
+        It is `max_length`, the schema's, or a default, and never more than the model reads, which is noted. Images
+        have none.
+        """
+        if self.kind == kinds.IMAGES:
+            return self
+        limit = encoding.length_limit(processor, model_config)
+        wanted = max_length or self.schema.max_length or min(encoding.DEFAULT_LENGTH, limit or encoding.DEFAULT_LENGTH)
+        length = min(wanted, limit or wanted)
+        notes = [f"max_length={wanted} is more than the model reads: {limit} is used"] if length < wanted else []
+        encoding.check_room(length, processor, self.template, writes=self.kind in kinds.LANGUAGE_MODELS)
+        return self.with_schema(dataclasses.replace(self.schema, max_length=length)).with_notes(notes)
 
     def encode(
         self,
@@ -108,28 +133,22 @@ class Task:
         model_config: Any = None,
         augmentation: Augmentation | None = None,
     ) -> encoding.Encoded | images.EncodedImages:
-        """A split as a data set for the Trainer. The length that was settled on goes into the schema."""
+        """A split as a data set for the Trainer; its `notes` say what was cut. Of the length see `with_length`."""
         data = self.split(split)
         if self.kind == kinds.IMAGES:
             labels = list(data["label"])
             return images.EncodedImages(Pictures(data), labels, processor, augmentation=augmentation)
         if augmentation is not None:
             raise InlayError(f"Only pictures can be augmented; {self.name!r} is of kind {self.kind!r}.")
-        length = self._length(processor, max_length, model_config)
+        task = self.with_length(processor, max_length, model_config=model_config)
+        length = task.schema.max_length
+        assert length is not None
         made = self._encode_text(split, data, processor, length)
+        notes = [note for note in task.notes if note not in self.notes]
         if made.cut:
-            self._note(f"{made.cut:,} of {len(made):,} {split} texts are longer than {length} tokens and were cut")
+            notes.append(f"{made.cut:,} of {len(made):,} {split} texts are longer than {length} tokens and were cut")
+        made.notes = tuple(notes)
         return made
-
-    def _length(self, tokenizer: Any, max_length: int | None, config: Any) -> int:
-        limit = encoding.length_limit(tokenizer, config)
-        wanted = max_length or min(encoding.DEFAULT_LENGTH, limit or encoding.DEFAULT_LENGTH)
-        if limit is not None and wanted > limit:
-            self._note(f"max_length={wanted} is more than the model reads: {limit} is used")
-            wanted = limit
-        encoding.check_room(wanted, tokenizer, self.schema.full_template, writes=self.kind in kinds.LANGUAGE_MODELS)
-        self.schema = dataclasses.replace(self.schema, max_length=wanted)
-        return wanted
 
     def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
         if self.kind in kinds.LANGUAGE_MODELS:
@@ -159,10 +178,6 @@ class Task:
             return encoding.encode_answers(prompts, words, tokenizer, length, end=False)
         ending = getattr(tokenizer, "eos_token", None) or "\n\n"
         return encoding.encode_blocks(texts, "\n" if self.schema.lm == "lines" else ending, tokenizer, length)
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     # ---------------------------------------------------------------------------------- as the schema does them
 

@@ -47,13 +47,24 @@ class Scored:
     seconds: float | None
 
 
-def evaluate(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec) -> tuple[dict[str, float], Any]:
-    """Metrics and predictions of a model on one split of a task."""
+def evaluate(
+    model: nn.Module,
+    task: Any,
+    split: str,
+    processor: Any,
+    spec: Spec,
+    say: Callable[[str], None] | None = None,
+) -> tuple[dict[str, float], Any]:
+    """Metrics and predictions of a model on one split of a task; `say` receives what was cut."""
     place = Place.of(spec)
     model.to(place.device)
     with undisturbed():
         length = longest(model, task, processor, spec.max_length)
+        task = task.with_length(processor, length, model_config=model.config)
         encoded = task.encode(split, processor, length, model_config=model.config)
+        if say is not None:
+            for note in getattr(encoded, "notes", ()):
+                say(note)
         scored = score(model, task, encoded, task.collator(processor, model), place)
         if not task.generates:
             return scored.metrics, scored.predictions

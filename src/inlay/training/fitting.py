@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,8 @@ CHECKPOINT_SECONDS = 10.0
 class Outcome:
     """What a run came to. `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of
     several tasks could not be trained to the end, and why; `classes_predicted`, how many different classes the test
-    examples were given, where an example has one."""
+    examples were given, where an example has one. `tasks` are the tasks by their names as they were trained on: with
+    their prompts and length in the schema, and notes on what was cut."""
 
     model: nn.Module
     metrics: dict[str, dict[str, float]]
@@ -65,6 +65,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     classes_predicted: int | None = None
+    tasks: dict[str, Any] = field(default_factory=dict)
 
 
 def fit(
@@ -94,7 +95,7 @@ def fit(
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
     settings, notes = _sized(spec.settings, method, task, processor)
-    settings, told = _told(settings, method, task, backbone)
+    settings, task, told = adapt_task(settings, method, task, backbone)
     notes += told
     model = attach.attach(
         backbone.model,
@@ -107,7 +108,14 @@ def fit(
     if spec.gradient_checkpointing:
         modes.checkpoint()
     length = longest(model, task, processor, spec.max_length)
-    encode = partial(task.encode, processor=processor, max_length=length, model_config=model.config)
+    task = task.with_length(processor, length, model_config=model.config)
+    cut: list[str] = []
+
+    def encode(split: str, **options: Any) -> Any:
+        made = task.encode(split, processor, length, model_config=model.config, **options)
+        cut.extend(getattr(made, "notes", ()))
+        return made
+
     augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment else {}
     train = encode("train", **augmented)
     held_out = encode("validation") if len(task.validation) else ()
@@ -235,6 +243,7 @@ def fit(
         best_step=best["step"] if best else None,
         notes=notes,
         classes_predicted=classes,
+        tasks={task.name: task.with_notes(cut)},
     )
 
 
@@ -249,17 +258,19 @@ def _sized(
     return {**settings, "image_size": side}, [note]
 
 
-def _told(settings: Mapping[str, Any], method: Method, task: Any, backbone: Any) -> tuple[Mapping[str, Any], list[str]]:
-    """A method whose config has `for_task` is told of the task, the tokenizer and the model, and may change how the
-    task's texts are encoded: prompts have places in them."""
+def adapt_task(
+    settings: Mapping[str, Any], method: Method, task: Any, backbone: Any
+) -> tuple[Mapping[str, Any], Any, list[str]]:
+    """The settings and the task as a method needs them, and notes. A method whose config has `for_task` is told of the
+    task, the tokenizer and the model, and may change how the task's texts are encoded: prompts have places in them."""
     ask = getattr(method.config_class(), "for_task", None) if method.config else None
     schema = getattr(task, "schema", None)  # a task of one's own may have none: the method then finds places itself
     if ask is None or schema is None:
         if getattr(schema, "prompt_tokens", 0):
-            task.schema = replace(task.schema, prompt_tokens=0)
-        return settings, []
-    settings, task.schema, notes = ask({**method.settings, **settings}, schema, backbone.processor, backbone.model)
-    return settings, notes
+            task = task.with_schema(replace(schema, prompt_tokens=0))
+        return settings, task, []
+    settings, schema, notes = ask({**method.settings, **settings}, schema, backbone.processor, backbone.model)
+    return settings, task.with_schema(schema), notes
 
 
 def _return_to_checkpoint(trainer: InlayTrainer, main: bool) -> int | None:

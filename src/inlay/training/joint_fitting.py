@@ -114,10 +114,17 @@ def fit_joint(
     modes.adapt(model)
     if spec.gradient_checkpointing:
         modes.checkpoint()
-    encode = {
-        name: partial(task.encode, processor=processor, max_length=spec.max_length, model_config=model.config)
-        for name, task in tasks.items()
+    tasks = {
+        name: task.with_length(processor, spec.max_length, model_config=model.config) for name, task in tasks.items()
     }
+    cut: dict[str, list[str]] = {name: [] for name in tasks}
+
+    def encoded(name: str, split: str) -> Any:
+        made = tasks[name].encode(split, processor, spec.max_length, model_config=model.config)
+        cut[name].extend(getattr(made, "notes", ()))
+        return made
+
+    encode = {name: partial(encoded, name) for name in tasks}
     train = JointRows({name: encode[name]("train") for name in tasks})
     first = next(iter(tasks.values()))
     collate = first.collator(processor, model)
@@ -214,6 +221,7 @@ def fit_joint(
         stopped_early=trainer.progress.stopped,
         notes=notes,
         failed=failed,
+        tasks={name: task.with_notes(cut[name]) for name, task in tasks.items()},
     )
 
 

@@ -109,8 +109,9 @@ class LoadedRun:
 
         task = labelled.load(self.schema, rows, label or self.spec.label)
         spec = self.spec.with_(max_length=self.schema.max_length or self.spec.max_length)
-        metrics, _ = evaluate(self.model, task, "test", self.processor, spec)
-        for note in task.notes:
+        notes = list(task.notes)
+        metrics, _ = evaluate(self.model, task, "test", self.processor, spec, notes.append)
+        for note in notes:
             self._say(note)
         record = self.run.record
         return Evaluation(
@@ -121,7 +122,7 @@ class LoadedRun:
             metrics=metrics,
             test=dict(record["metrics"].get("test", {})),
             test_examples=record.get("examples", {}).get("test", 0),
-            notes=list(task.notes),
+            notes=notes,
         )
 
     def _loaded(self) -> tuple[Any, Any]:

@@ -70,7 +70,6 @@ def tune(
             return run
         for line in (*read_before(spec, wanted, task.digest, out), f"data: {task.source}", *task.notes):
             say(line)
-        told = len(task.notes)
         backbone = backbones.load_for(spec, task)
         known = untold(backbone.notes, spec.model, out)
         for line in (f"model: {backbone.source}", *known, *read_by_the_head(spec, backbone), *amount):
@@ -88,6 +87,8 @@ def tune(
             watchers=watchers,
             stop=stop,
         )
+        told = len(task.notes)
+        (task,) = outcome.tasks.values()
         beside = {"chance": majority(task), "classes_predicted": outcome.classes_predicted}
         for line in (
             *task.notes[told:],
@@ -107,7 +108,12 @@ def tune(
                 "stopped_early": outcome.stopped_early,
                 "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
                 **beside,
-                "task": {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": task.notes},
+                "task": {
+                    "schema": task.to_json(),
+                    "source": task.source,
+                    "digest": task.digest,
+                    "notes": list(task.notes),
+                },
                 "backbone": described(backbone),
                 "versions": versions(),
             }

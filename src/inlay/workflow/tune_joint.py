@@ -74,6 +74,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
         outcome = fit_joint(
             backbone, tasks, registry.get(spec.method), spec, run.folder, progress=progress, tensorboard=tensorboard
         )
+        tasks = outcome.tasks
         for name, task in tasks.items():
             for line in task.notes[told[name] :]:
                 say(f"{name}: {line}")
@@ -94,7 +95,7 @@ def tune_joint(spec: Spec, out: Path | str, *, progress: bool, tensorboard: bool
                         "schema": task.to_json(),
                         "source": task.source,
                         "digest": task.digest,
-                        "notes": task.notes,
+                        "notes": list(task.notes),
                         "metric": task.metrics[0],
                     }
                     for name, task in tasks.items()

@@ -244,7 +244,7 @@ def _states(
             newly_initialised=backbone.newly_initialised,
             task_kind=task.kind,
         )
-    own = replace(task, schema=schema, notes=[])
+    own = task.with_schema(schema)
     layer = layer_of(model)
     (pieces,) = layer.inlay_infoprompt_pieces.values()
     pieces.cache = kept.setdefault((pieces.site.it.phi, pieces.site.it.state), pieces.cache)

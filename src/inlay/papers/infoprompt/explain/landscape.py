@@ -148,9 +148,11 @@ class _Walk:
         from inlay import backbones, tasks
         from inlay.methods.infoprompt.pieces import embedded
         from inlay.training import fit
+        from inlay.training.fitting import adapt_task
 
         task = tasks.load(spec)
         backbone = backbones.load_for(spec, task)
+        _, watched, _ = adapt_task(spec.settings, registry.get(spec.method), task, backbone)
         self.at: list[int] = []
         self.points: list[tuple[float, float]] = []
         self.losses: list[float] = []
@@ -167,12 +169,12 @@ class _Walk:
 
         class Watch(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-                walk.look(model, state.global_step, task, backbone, examples, spec)
+                walk.look(model, state.global_step, watched, backbone, examples, spec)
                 if state.global_step >= steps:
                     raise _Enough
 
             def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-                walk.look(model, state.global_step, task, backbone, examples, spec)
+                walk.look(model, state.global_step, watched, backbone, examples, spec)
                 raise _Enough
 
         with tempfile.TemporaryDirectory() as folder:
@@ -185,11 +187,14 @@ class _Walk:
         """Note where the mean prompt stands."""
         import torch
 
+        from inlay.training.lengths import longest
+
         if self.at and self.at[-1] == step:
             return
         self.model = model
         if not self.batch:
-            encoded = task.encode("train", backbone.processor, task.schema.max_length, model_config=model.config)
+            length = longest(model, task, backbone.processor, spec.max_length)
+            encoded = task.encode("train", backbone.processor, length, model_config=model.config)
             order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(spec.seed))[:examples]
             rows = task.collator(backbone.processor, model)([encoded[i] for i in order.tolist()])
             device = next(model.parameters()).device
