@@ -266,7 +266,7 @@ def adapt_task(
     ask = getattr(method.config_class(), "for_task", None) if method.config else None
     schema = getattr(task, "schema", None)  # a task of one's own may have none: the method then finds places itself
     if ask is None or schema is None:
-        if getattr(schema, "prompt_tokens", 0):
+        if schema is not None and schema.prompt_tokens:
             task = task.with_schema(replace(schema, prompt_tokens=0))
         return settings, task, []
     settings, schema, notes = ask({**method.settings, **settings}, schema, backbone.processor, backbone.model)
