@@ -22,11 +22,11 @@ from inlay.anatomy import anatomy
 from inlay.attention import Elu, Paper, prefix_to_features
 from inlay.attention.features import Leaning
 from inlay.errors import InlayError
-from inlay.methods.ntk_attention import prompt as prompts
+from inlay.methods import prompts
 from inlay.methods.ntk_attention.fit import Centring, Seen, Squares, look, solve, watching
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
-from inlay.methods.ntk_attention.prompt import read, rotary, trained_prefix
 from inlay.methods.ntk_attention.start import scale_of
+from inlay.methods.prompts import read, rotary, trained_prefix
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

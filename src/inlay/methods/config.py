@@ -17,11 +17,12 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 from peft.config import PeftConfig
 
 from inlay.errors import InlayError
+from inlay.methods.protocol import ConfigHooks
 from inlay.methods.register import register
 
 
 @dataclass
-class InlayConfig(PeftConfig):
+class InlayConfig(ConfigHooks, PeftConfig):
     """Which modules a method adapts, and which new ones are trained and saved with it.
 
     `layers` counts the model's blocks from 1, as `inlay.anatomy` does, and narrows what the other options select.
@@ -34,9 +35,6 @@ class InlayConfig(PeftConfig):
     """
 
     _filled_in: ClassVar[dict[str, tuple[Any, Any]]] = {}  # by field: what was given, and what was made of it
-    chooses_layers: ClassVar[bool] = True  # whether `layers` can be given
-    # Stand-ins for what `for_task` fills in, where other settings need it: settings are checked before there is a task.
-    filled_in: ClassVar[dict[str, Any]] = {}
 
     target_modules: list[str] | str | None = field(
         default=None,

@@ -9,17 +9,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from inlay.anatomy import Anatomy, anatomy, stated_image_size
+from inlay.backbones import image_side
 from inlay.errors import InlayError, unknown
 from inlay.methods.capabilities import alternatives
 from inlay.methods.config import InlayConfig
 from inlay.methods.plain import plain_name
 from inlay.methods.tuner import HookedLayer, InlayTuner, on_first_tensor
+
+if TYPE_CHECKING:
+    from inlay.tasks.schema import TaskSchema
 
 USUAL_SIZE = 224
 
@@ -29,6 +33,7 @@ class FeaturePromptConfig(InlayConfig):
     """What every prompt on a feature map or on the pixels has: a template `g`, and the size of what it acts on."""
 
     kinds: ClassVar[tuple[str, ...]]
+    method: ClassVar[str]
 
     kind: str = field(default="add", metadata={"help": "The template g(z, delta) by which the prompt acts."})
     image_size: int | list[int] | None = field(
@@ -47,6 +52,23 @@ class FeaturePromptConfig(InlayConfig):
         if self.kind not in self.kinds:
             raise unknown("kind of prompt", self.kind, self.kinds)
         self.image_size = _sides(self.image_size)
+
+    @classmethod
+    def for_task(
+        cls, settings: Mapping[str, Any], schema: TaskSchema | None, processor: Any, model: nn.Module
+    ) -> tuple[dict[str, Any], TaskSchema | None, list[str]]:
+        """On images of the size that the image processor gives, unless the user gave one."""
+        given, schema, notes = super().for_task(settings, schema, processor, model)
+        if "image_size" not in given and anatomy(model).modality == "image":
+            given["image_size"] = side = image_side(processor)
+            notes.append(
+                f"{cls.method} is made for images of {side} x {side} pixels, as the image processor gives them"
+            )
+        return given, schema, notes
+
+    @property
+    def appends_tokens(self) -> bool:
+        return self.kind == "concat"
 
 
 @dataclass(frozen=True)

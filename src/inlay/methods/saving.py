@@ -36,6 +36,7 @@ from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import CARD, About, write_card
 from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of
+from inlay.methods.protocol import hooks_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.records.atomic import file_digest
@@ -347,8 +348,7 @@ def _restore_adapter(
     try:
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
-        if hasattr(config, "settle"):
-            config.settle(base_of(model), tensors)
+        hooks_of(config).settle(base_of(model), tensors)
         wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
         with Allowance.of(base_of(model), held):
             adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))

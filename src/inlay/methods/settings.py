@@ -52,7 +52,7 @@ def check(method: Method, settings: Mapping[str, Any]) -> None:
         if method.tuner is None and value is not None:
             _check_range(method, name, value)
     _check_patterns(method, settings)
-    given = {**getattr(config_class, "filled_in", {}), **method.settings, **settings}
+    given = {**method.hooks.stand_ins, **method.settings, **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is made again, with the model, and says then what it has to say
         make(method, {name: value for name, value in given.items() if name in names})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.methods.noted import HUB, agree_in, heeding
+from inlay.methods.protocol import hooks_of
 from inlay.methods.register import PREFIX
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ def _inject(model: Any, config: Any, weights: Mapping[str, Tensor], name: str) -
     from inlay.errors import InlayError
     from inlay.methods.allowance import Allowance, TooLarge
 
-    if hasattr(config, "settle"):
-        config.settle(model, weights)
+    hooks_of(config).settle(model, weights)
     held = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     try:
         with Allowance.of(model, held):

@@ -32,6 +32,7 @@ from inlay.methods.heads import newly_initialised
 from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, other_length
 from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of, plain_modules, plain_name
+from inlay.methods.protocol import LayerHooks, TunerHooks
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 # What PEFT trains whole for a task, wherever it finds it, after an adapter was put in.
@@ -42,15 +43,12 @@ TRAINED_WITH = {
 }
 
 
-class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
+class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
     """A tuner layer that is a child of the module it adapts, its host.
 
     `adapter_layer_names` are the containers of what adapters train, a `ModuleDict` each, the first of them `pieces`.
     The host is kept in a tuple, which hides it from `nn.Module`: parent and child would otherwise contain each other.
     """
-
-    mixes: ClassVar[bool] = False  # whether rows of one batch may belong to different adapters
-    merges_into: ClassVar[tuple[str, ...]] = ()  # the host's parameters that merging changes
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__()
@@ -102,25 +100,6 @@ class ChildLayer(MixedRows, nn.Module, BaseTunerLayer):
         if not enabled and self.merged:
             self.unmerge()
         super().enable_adapters(enabled)
-
-    def attach(self) -> None:
-        """Make the host's forward pass go through this child."""
-        raise NotImplementedError
-
-    def detach(self) -> None:
-        """Undo `attach`."""
-        raise NotImplementedError
-
-    def update_layer(self, adapter_name: str, config: Any) -> None:
-        """Make room for an adapter."""
-        raise NotImplementedError
-
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Put the adapters into the host's weights: only where a method can."""
-        raise InlayError(
-            f"{type(self).__name__}: this method cannot be merged into the base model's weights. Keep the adapter "
-            "beside it, or take it off with unload()."
-        )
 
     def merge_values(self, adapter_name: str, values: Mapping[str, Tensor], *, safe: bool) -> None:
         """Give the host these values of its parameters, in which an adapter is merged; if `safe`, finite ones only."""
@@ -207,15 +186,9 @@ def on_first_tensor(
     raise InlayError("A module was called without a tensor: there is nothing to adapt.")
 
 
-class InlayTuner(BaseTuner):
-    """A `BaseTuner` whose layers are children; a method says what it adapts and with which layer.
+class InlayTuner(TunerHooks, BaseTuner):
+    """A `BaseTuner` whose layers are children; a method says what it adapts and with which layer (`TunerHooks`)."""
 
-    `child` is the attribute of the host under which the layer hangs; `prefix` is `child` and an underscore, and begins
-    the name of the layer's containers.
-    """
-
-    child: ClassVar[str]
-    instead_of_merging: ClassVar[str] = "Run it unmerged, or name fewer modules in target_modules."
     target_module_mapping: ClassVar[dict[str, list[str]]] = {}
 
     def __init__(self, model: nn.Module, peft_config: Any, adapter_name: str, **kwargs: Any) -> None:
@@ -226,28 +199,6 @@ class InlayTuner(BaseTuner):
             )
         check_free(model, adapter_name)
         super().__init__(model, peft_config, adapter_name, **kwargs)
-
-    @classmethod
-    def fits(cls, module: nn.Module) -> bool:
-        """Whether the method can adapt this module: for methods that go by the type of a module."""
-        raise NotImplementedError
-
-    def hosts(self, config: Any) -> list[str]:
-        """Plain names of the modules the method could adapt; one that goes by a module's place overrides this."""
-        return [name for name, module in plain_modules(self.model) if name and self.fits(module)]
-
-    def layer_class(self, name: str) -> type[ChildLayer]:
-        """The class of the layer on the host of this plain name; `tuner_layer_cls` is a tuple where they differ."""
-        return self.tuner_layer_cls
-
-    def settings_at(self, config: Any, name: str) -> Any:
-        """What the layer on the host of this plain name is told: the config, or what a method makes of it there."""
-        return config
-
-    @classmethod
-    def refusal(cls, model: nn.Module) -> str:
-        """Why the method cannot adapt this model, and what would."""
-        raise NotImplementedError
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         """The config that was given is filled in, and is the adapter's."""

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
-from inlay.methods.ntk_attention.fit import Centring, Squares, watching
-from inlay.methods.ntk_attention.layer import Prefix
-from inlay.methods.ntk_attention.prompt import Prompt, evaluating, read
+from inlay.methods.prompts import Prompt, evaluating, read
 from inlay.training.place import Place
 
 CLIP = 1.0
@@ -208,27 +207,22 @@ def scores(pair: Pair, texts: Sequence[Sequence[int]], who: Callable[[Tensor], T
 
 
 def can_fit(pair: Pair) -> bool:
-    """Whether the least-squares fit applies: not to features that may be negative, whose kappa is Eq. (4)'s."""
-    prefixes = [module for module in pair.model.modules() if isinstance(module, Prefix)]
-    return all(prefix.features.positive for prefix in prefixes)
+    """Whether the adapter can be fitted without gradients: see `TunerHooks.can_fit`."""
+    return bool(pair.model.base_model.can_fit())
 
 
 @torch.no_grad()
 def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | None = None) -> None:
-    """Begin at the least squares of the queries that these texts bring (`ntk_attention.fit`).
+    """Begin where the adapter fits best what the prompted model does on these texts: see `TunerHooks.fit_passes`."""
 
-    Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.
-    """
-    for kind in (Centring, Squares):
-        with evaluating(pair.model), watching(pair.model, kind) as watchers:
-            for batch in batches(texts, pair.place):
-                for watcher in watchers:
-                    watcher.real = batch.real
-                pair.prompted(batch.ids)
-                if tick is not None:
-                    tick()
-            for watcher in watchers:
-                watcher.settle()
+    def passes() -> Iterator[tuple[Tensor, Callable[[], object]]]:
+        for batch in batches(texts, pair.place):
+            yield batch.real, partial(pair.prompted, batch.ids)
+            if tick is not None:
+                tick()
+
+    with evaluating(pair.model):
+        pair.model.base_model.fit_passes(passes)
 
 
 def distil(

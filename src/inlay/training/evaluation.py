@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
+from inlay.methods.protocol import hooks_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.generation import generate
@@ -158,7 +159,7 @@ def shifts_labels(model: nn.Module, kind: str) -> bool:
     if kind not in kinds.LANGUAGE_MODELS or getattr(model.config, "is_encoder_decoder", False):
         return False
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
-    return config is None or not config.is_prompt_learning or config.peft_type == "PREFIX_TUNING"
+    return not hooks_of(config).prepends_tokens
 
 
 def _whole(parts: list[list[np.ndarray]], order: Sequence[int]) -> np.ndarray:

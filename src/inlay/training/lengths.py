@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from inlay.errors import InlayError
+from inlay.methods.protocol import hooks_of
 from inlay.tasks import kinds
 from inlay.tasks.encode import DEFAULT_LENGTH, length_limit
 
@@ -22,7 +23,7 @@ OUTLIER = 4  # times as wide as the median batch is worth a word
 def virtual_tokens(model: nn.Module) -> int:
     """How many positions the active prompt, prefix or P-tuning takes."""
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
-    return getattr(config, "num_virtual_tokens", None) or 0
+    return hooks_of(config).num_virtual_tokens
 
 
 def longest(model: nn.Module, task: Any, processor: Any, max_length: int | None) -> int | None:

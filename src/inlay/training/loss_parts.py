@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from inlay.methods.protocol import layers_of
+
 
 class LossParts(TrainerCallback):
     """Logs each part by name, as `task_loss`, `head_loss` and `representation_loss`, beside the loss itself.
@@ -24,7 +26,7 @@ class LossParts(TrainerCallback):
 
     @torch.no_grad()
     def _add(self, model: Any) -> None:
-        found = [parts for module in model.modules() if (parts := getattr(module, "loss_parts", None))]
+        found = [layer.loss_parts for layer in layers_of(model) if layer.loss_parts]
         for parts in found:
             for name, value in parts.items():
                 self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()

@@ -35,6 +35,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_utils import TrainOutput
 
 from inlay.errors import InlayError
+from inlay.methods.protocol import layers_of
 from inlay.portrait.memory import PeakMemory
 from inlay.portrait.speed import Speed
 from inlay.training import checkpoints as files
@@ -125,7 +126,7 @@ class InlayTrainer(Trainer):
         self._in_eval_mode = True
         self._stopping = False
         self._update_loss: Tensor | None = None
-        self._with_parts = [module for module in model.modules() if hasattr(module, "loss_parts")]
+        self._with_parts = [layer for layer in layers_of(model) if layer.loss_parts is not None]
         self._parts: dict[str, Tensor | float] = {}
         self._parts_since = 0
         self._update_examples = 0
@@ -182,8 +183,8 @@ class InlayTrainer(Trainer):
                 share = items / num_items_in_batch * self.plan.world
                 loss = torch.where(items > 0, loss, 0.0) * share
             self.accelerator.backward(loss)
-        for module in self._with_parts:
-            for name, part in module.loss_parts.items():
+        for layer in self._with_parts:
+            for name, part in (layer.loss_parts or {}).items():
                 self._parts[name] = self._parts.get(name, 0.0) + part * share
         detached = loss.detach()
         self._update_loss = detached if self._update_loss is None else self._update_loss + detached

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inlay.methods.protocol import layers_of
 from inlay.training.evaluation import Scored, score
 from inlay.training.place import Place, Stop
 from inlay.training.trunk.cut import NotReached, TrunkCache
@@ -63,12 +64,11 @@ class Validation:
 def timed(model: nn.Module, run: Callable[[], Scored]) -> Scored:
     """Score a split; the seconds are left out where the method remembered more texts than it computed.
 
-    They are asked of the model's modules that have `recalled`, how many texts were remembered and computed so far.
+    The layers that remember anything say how many texts they remembered and computed so far.
     """
-    asked: list[Any] = [module for module in model.modules() if hasattr(module, "recalled")]
-    before = [module.recalled for module in asked]
+    before = {layer: layer.recalled for layer in layers_of(model)}
     scored = run()
-    for module, (recalled, computed) in zip(asked, before, strict=True):
-        if module.recalled[0] - recalled > module.recalled[1] - computed:
+    for layer, counts in before.items():
+        if counts and layer.recalled and layer.recalled[0] - counts[0] > layer.recalled[1] - counts[1]:
             return dataclasses.replace(scored, seconds=None)
     return scored

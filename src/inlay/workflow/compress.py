@@ -24,7 +24,7 @@ from inlay.records.atomic import write_folder, write_json
 from inlay.records.spec import PRECISIONS
 
 if TYPE_CHECKING:
-    from inlay.methods.ntk_attention.prompt import Prompt
+    from inlay.methods.prompts import Prompt
     from inlay.training.distil import Pair, Scores
 
 METHOD = "ntk-attention"
@@ -147,7 +147,7 @@ def compress(
     from inlay import backbones
     from inlay.methods import attach
     from inlay.methods.card import About
-    from inlay.methods.ntk_attention.prompt import check
+    from inlay.methods.prompts import check
     from inlay.records.versions import versions
     from inlay.tasks import kinds
     from inlay.training.distil import Pair
@@ -402,7 +402,7 @@ def _prefix(model: Any, folder: Path) -> Prompt:
     """The prefix that PEFT's prefix tuning left in a folder."""
     from peft import PeftConfig, PeftModel, PeftType
 
-    from inlay.methods.ntk_attention.prompt import trained_prefix
+    from inlay.methods.prompts import trained_prefix
 
     try:
         config = PeftConfig.from_pretrained(str(folder))

@@ -15,4 +15,5 @@ METHOD = Method(
     learning_rate=3e-3,
     rates=MappingProxyType({"convolutional": 1e-3}),
     grid=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    first_layer=0,
 )

@@ -23,6 +23,7 @@ class ActivationPromptConfig(FeaturePromptConfig):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("add", "product", "concat")
+    method: ClassVar[str] = "activation-prompt"
 
     layers: int | str | list[int] | None = field(  # type: ignore[assignment]
         default=AUTO,

@@ -21,6 +21,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], decod
         rates=MappingProxyType({"decoder": decoder_rate}),
         grid=(1e-2, 3e-2, 1e-1, 3e-1, 1.0),
         identity_at_start=False,
+        prompts_in_text=True,
     )
 
 

@@ -12,6 +12,8 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.config import InlayConfig
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from inlay.tasks.schema import TaskSchema
 
 ENCODERS: tuple[str, ...] = ("per-token", "shared-bottleneck", "static")
@@ -49,7 +51,7 @@ class InfoPromptConfig(InlayConfig):
     """
 
     chooses_layers: ClassVar[bool] = False
-    filled_in: ClassVar[dict[str, Any]] = {"mask_token_id": 0, "initial_ids": [0]}
+    stand_ins: ClassVar[Mapping[str, Any]] = {"mask_token_id": 0, "initial_ids": [0]}
 
     num_prompt_tokens: int = field(default=4, metadata={"help": "How many prompt tokens a text gets, n_p."})
     encoder: str = field(default="per-token", metadata={"help": f"Where prompts come from: {', '.join(ENCODERS)}."})
@@ -178,12 +180,13 @@ class InfoPromptConfig(InlayConfig):
 
     @classmethod
     def for_task(
-        cls, settings: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, model: Any
-    ) -> tuple[dict[str, Any], TaskSchema, list[str]]:
-        """The settings with what a task, a tokenizer and a model say, the task with places for prompts, and notes."""
+        cls, settings: Mapping[str, Any], schema: TaskSchema | None, processor: Any, model: nn.Module
+    ) -> tuple[dict[str, Any], TaskSchema | None, list[str]]:
+        """The settings with what a task, a tokenizer and a model say, the task with places for prompts, and notes. A
+        task without a schema says nothing: the method then finds places itself."""
         from inlay.methods.infoprompt.task import for_task
 
-        return for_task(settings, schema, tokenizer, model)
+        return (dict(settings), None, []) if schema is None else for_task(settings, schema, processor, model)
 
 
 def tokens_of(tokenizer: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Multi-LoRA: many tasks on one frozen model, with one random low-rank factor for all of them."""
 
+from types import MappingProxyType
+
 from inlay.methods.registry import Method
 
 METHOD = Method(
@@ -14,4 +16,6 @@ METHOD = Method(
     learning_rate=3e-3,
     grid=(3e-4, 1e-3, 3e-3, 1e-2),
     mergeable=True,
+    mixes_tasks=True,
+    exports=MappingProxyType({"lora": "inlay.methods.multi_lora.exchange:to_lora"}),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from peft.utils.peft_types import PeftType
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ SLICES = ("query", "key", "value")
 class MultiLoraConfig(InlayConfig):
     """One task of Multi-LoRA. What shapes or draws the shared `A` must be the same for every task on a model: `r`,
     `rank_pattern`, `seed`, `init` and `fused`. Without `target_modules`: the projections of queries and values."""
+
+    shared_settings: ClassVar[tuple[str, ...]] = ("r", "rank_pattern", "seed", "init", "fused")
 
     r: int = field(default=8, metadata={"help": "The rank: columns of A, rows of each B."})
     lora_alpha: float = field(default=16, metadata={"help": "The product is scaled by lora_alpha / r."})

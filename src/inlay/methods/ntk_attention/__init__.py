@@ -12,4 +12,5 @@ METHOD = Method(
     parameter_prefix="inlay_ntk_",
     learning_rate=1e-2,
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
+    compresses_prompts=True,
 )

@@ -12,10 +12,12 @@ from inlay.errors import InlayError
 from inlay.methods.attention_interface import on_interface
 from inlay.methods.capabilities import alternatives
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
-from inlay.methods.ntk_attention.layer import NTKAttentionLayer
-from inlay.methods.ntk_attention.prompt import Prompt, read
+from inlay.methods.ntk_attention.fit import Centring, Squares, watching
+from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
 from inlay.methods.ntk_attention.start import Start, start_at
 from inlay.methods.plain import plain_name
+from inlay.methods.prompts import Prompt, read
+from inlay.methods.protocol import Passes
 from inlay.methods.tuner import InlayTuner
 
 SEEDS = 2**31
@@ -68,6 +70,26 @@ class NTKAttentionModel(InlayTuner):
             layer = getattr(block.attention.module if block.attention else None, self.child, None)
             if name in config.target_modules and layer is not None:
                 layer.inlay_ntk_prefix[adapter_name].begin(start_at(config, block, prompt))
+
+    def can_fit(self) -> bool:
+        """Not with features that may be negative, whose kappa is Eq. (4)'s."""
+        prefixes = [module for module in self.model.modules() if isinstance(module, Prefix)]
+        return all(prefix.features.positive for prefix in prefixes)
+
+    @torch.no_grad()
+    def fit_passes(self, passes: Passes) -> None:
+        """Begin at the least squares of the queries that the passes bring (`fit.py`).
+
+        Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.
+        """
+        for kind in (Centring, Squares):
+            with watching(self.model, kind) as watchers:
+                for real, run in passes():
+                    for watcher in watchers:
+                        watcher.real = real
+                    run()
+                for watcher in watchers:
+                    watcher.settle()
 
     def _places(self) -> dict[str, Block]:
         """The blocks whose attention can be adapted, by the plain name of the attention module."""

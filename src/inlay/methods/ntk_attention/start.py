@@ -13,7 +13,7 @@ from inlay.attention import FeatureMap, prefix_to_features
 from inlay.attention.features import Centred
 from inlay.methods.channels import like, width_in, width_out
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
-from inlay.methods.ntk_attention.prompt import Prompt
+from inlay.methods.prompts import Prompt
 
 # They scale the queries themselves, and tell the attention function to scale by 1.
 SCALE_QUERIES = ("opt",)

@@ -20,6 +20,7 @@ class VisualPromptConfig(FeaturePromptConfig):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("add", "pad", "resize-concat")
+    method: ClassVar[str] = "visual-prompt"
     chooses_layers: ClassVar[bool] = False
 
     width: int | None = field(

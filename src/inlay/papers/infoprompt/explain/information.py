@@ -224,7 +224,7 @@ def _states(
     import torch
 
     from inlay.methods import attach
-    from inlay.methods.infoprompt.config import InfoPromptConfig
+    from inlay.methods.infoprompt.task import for_task
     from inlay.tasks import TaskSchema
 
     schema = TaskSchema.from_json((run or first).record["task"]["schema"])
@@ -236,7 +236,7 @@ def _states(
         given: dict[str, Any] = {"encoder": "static", "beta": 0.0, "gamma": 0.0, "template": schema.prompt_template}
         given |= {"num_prompt_tokens": settings.num_prompt_tokens, "state": settings.state, "phi": settings.phi}
         given |= {"initial_words": phrase} if phrase else {}
-        given, schema, _ = InfoPromptConfig.for_task(given, schema, backbone.processor, backbone.model)
+        given, schema, _ = for_task(given, schema, backbone.processor, backbone.model)
         model = attach.attach(
             backbone.model,
             "warp",
