@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
+from inlay.frozen import unchanging
 from inlay.methods.attach import attach, trained_parameters
 from inlay.records.versions import versions
-from inlay.training.modes import Modes, unchanging
+from inlay.training.modes import Modes
 from inlay.training.precision import rounded_once
 
 RESULTS = Path(__file__).parent / "results"

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import inlay
 from inlay.errors import InlayError
+from inlay.frozen import promise_of, unchanging
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.model import usual_state
 from inlay.methods.infoprompt.pieces import Pieces, Trained
 from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
-from inlay.training.modes import promise_of, unchanging
 from zoo import BOS, EOS, PAD, ROW_LENGTHS, VOCABULARY, tiny
 
 ENCODERS = ("bert", "roberta", "distilbert", "electra", "modernbert", "mpnet", "deberta-v2")

@@ -17,6 +17,7 @@ from transformers import TrainerCallback, set_seed
 from inlay.anatomy import anatomy
 from inlay.backbones import image_side
 from inlay.errors import InlayError
+from inlay.frozen import unchanging
 from inlay.methods import attach
 from inlay.methods.card import About
 from inlay.methods.registry import Method
@@ -33,7 +34,7 @@ from inlay.training.display import Display
 from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest, outlier
-from inlay.training.modes import Modes, unchanging
+from inlay.training.modes import Modes
 from inlay.training.place import Place, gather
 from inlay.training.precision import rounded_once
 from inlay.training.progress import Journal

@@ -9,49 +9,19 @@ statistics only inside such a new head. `full` trains everything, statistics inc
 
 Transformers checkpoints activations of a `GradientCheckpointingLayer` only while the layer itself is in train mode,
 and some layers pass that same flag to a functional dropout. So a checkpointed layer is in train mode when it is called
-and, by a pair of hooks, in eval mode while it computes, in the first pass and in the recomputation alike. It is marked,
-for whoever needs to know what it computes: `stands_still`.
+and in eval mode while it computes, in the first pass and in the recomputation alike: see `inlay.frozen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase as BatchNorm
-from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from inlay.errors import InlayError
-
-_IN_EVAL_MODE = "_inlay_computes_in_eval_mode"
-_unchanging: WeakKeyDictionary[nn.Module, object] = WeakKeyDictionary()
-
-
-def stands_still(module: nn.Module) -> bool:
-    """Whether a module, not what is in it, computes in eval mode, whatever mode it seems to be in."""
-    return not module.training or getattr(module, _IN_EVAL_MODE, False)
-
-
-@contextmanager
-def unchanging(model: nn.Module) -> Iterator[None]:
-    """Inside, it is promised that the frozen modules of a model stay as they are: which there are, their weights and
-    their modes. Who depends on that need not look again in every step, which takes time."""
-    promise, modules = object(), list(model.modules())
-    _unchanging.update(dict.fromkeys(modules, promise))
-    try:
-        yield
-    finally:
-        for module in modules:
-            _unchanging.pop(module, None)
-
-
-def promise_of(module: nn.Module) -> object | None:
-    """The promise under which a module stands, a new one each time; None: anything may change."""
-    return _unchanging.get(module)
+from inlay.frozen import compute_in_eval_mode
 
 
 class Modes:
@@ -71,7 +41,7 @@ class Modes:
         self._whole = whole
         self._checkpointed: list[nn.Module] = []
         self._used_cache = getattr(getattr(base, "config", None), "use_cache", None)
-        self._handles: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
         self.model = base
 
     def adapt(self, model: nn.Module) -> None:
@@ -123,8 +93,7 @@ class Modes:
         self._checkpointed = [module for module in self._base.modules() if _checkpoints(module)]
         for module in self._checkpointed:
             if isinstance(module, GradientCheckpointingLayer) and module in self._frozen:
-                self._handles += _compute_in_eval_mode(module)
-                setattr(module, _IN_EVAL_MODE, True)
+                self._undo.append(compute_in_eval_mode(module))
 
     def trained_tensors(self) -> dict[str, Tensor]:
         """All that training changes: the trained parameters, and the statistics of batch norms that move."""
@@ -144,12 +113,9 @@ class Modes:
 
     def close(self) -> None:
         """Remove the hooks and leave the model as it is used after training: in eval mode."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module in self._checkpointed:
-            if hasattr(module, _IN_EVAL_MODE):
-                delattr(module, _IN_EVAL_MODE)
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
         if self._checkpointed:
             self._base.gradient_checkpointing_disable()
             self._checkpointed.clear()
@@ -170,16 +136,3 @@ def _checkpoints(module: nn.Module) -> bool:
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
-
-
-def _compute_in_eval_mode(layer: nn.Module) -> list[RemovableHandle]:
-    modes: list[bool] = []
-
-    def enter(module: nn.Module, args: Any) -> None:
-        modes.append(module.training)
-        module.training = False
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        module.training = modes.pop()
-
-    return [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave, always_call=True)]

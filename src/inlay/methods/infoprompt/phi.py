@@ -25,7 +25,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from inlay.training.modes import promise_of, stands_still
+from inlay.frozen import promise_of, stands_still
 
 MOST_BYTES = 512 * 2**20
 FEWEST_ROWS = 256  # of a table
