@@ -19,7 +19,7 @@ from inlay.report.charts import explanations as charts_explain
 from inlay.workflow.explain import models as explain_models
 from inlay.workflow.explain import norms as explain_norms
 from inlay.workflow.explain import runs as explain_runs
-from inlay.workflow.explain.subject import place_of
+from inlay.workflow.explain.explanation import folder_of
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_minibatches_that_are_too_small_and_models_that_do_not_fit(spec: Spec, r
 
 def test_every_kind_is_drawn_and_kept_whole(spec: Spec, tmp_path: Path) -> None:
     found = explain_models.attention_distance(spec, split="train", examples=4, progress=False)
-    folder = place_of(found.what, spec, tmp_path / "explain")
+    folder = folder_of(found.what, spec, tmp_path / "explain")
     assert folder == tmp_path / "explain" / "attention-distance-photos-my-vit"
     charts_explain.write(found, folder, ["inlay", "explain"])
     assert sorted(path.suffix for path in folder.iterdir()) == [".csv", ".json", ".png", ".svg"]

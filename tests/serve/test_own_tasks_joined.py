@@ -20,7 +20,7 @@ from inlay.serve.running import serving
 from inlay.serve.settings import Settings
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
-from inlay.workflow.telling import silent
+from inlay.workflow.notes import silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 STARS, TOPICS = {"body": "w1 w1 w9"}, {"line": "w2 w8 w8"}

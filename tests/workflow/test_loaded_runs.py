@@ -19,8 +19,8 @@ import zoo
 from checkpoints import write_tokenizer
 from inlay import InlayError, Spec
 from inlay.records.store import Run
+from inlay.workflow.notes import silent
 from inlay.workflow.predict import lines
-from inlay.workflow.telling import silent
 
 Typed = Callable[..., tuple[int, str, str]]
 SPLITS = ["train"] * 8 + ["validation"] * 2 + ["test"] * 2

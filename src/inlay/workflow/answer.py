@@ -18,8 +18,8 @@ from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.tasks import kinds
 from inlay.workflow.answer_files import base_of, facts_of, located
+from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import check_trust, check_writable, joined, lines
-from inlay.workflow.telling import Say, heard
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -204,7 +204,7 @@ def answer(
     asked = {task_of(each, known, number, source) for number, each in given}
     wanted = [name for name in known if name in asked]
     for line in told_of(facts["failed"], wanted):
-        heard(say)(line)
+        or_log(say)(line)
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
     requested = [tasks.request(each, number, source) for number, each in given]
     answers = tasks.answer(requested, probabilities=probabilities)

@@ -10,11 +10,11 @@ from inlay.engines import Engine, Job, Outcome, make
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.records.store import Run, load
-from inlay.workflow.board import Board
 from inlay.workflow.comparison import Comparison, Difference, Measured, Row, against, mean_of, pooled, rows_of, select
+from inlay.workflow.notes import Say, or_log
 from inlay.workflow.planning import DEFAULT, Planned, Rates, plan
+from inlay.workflow.progress import RunsProgress
 from inlay.workflow.statistics import half_width, standard_error
-from inlay.workflow.telling import Say, heard
 from inlay.workflow.tune import DEFAULT_OUT
 
 # What a comparison is made of and read with, for those who start from the verb.
@@ -54,7 +54,7 @@ def compare(
     are. One that fails is noted and does not stop the rest; it is tried again only if `retry_failed`. With several
     learning rates (see `inlay.workflow.planning.plan`) each method's is chosen on the validation split.
     """
-    say = heard(say)
+    say = or_log(say)
     planned = plan(spec, methods, seeds, rates=rates, say=say)
     (found,) = carry_out([planned], out, engine, minutes=minutes, retry_failed=retry_failed, progress=progress, say=say)
     return found
@@ -80,8 +80,8 @@ def carry_out(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     specs = [spec for planned in plans for spec in planned.specs]
     jobs = [job_of(spec, out, retry_failed=retry_failed) for spec in specs]
-    with Board([name_of(spec, specs) for spec in specs], show=progress, say=say) as board:
-        outcomes = (engine or make()).run(jobs, board, deadline)
+    with RunsProgress([name_of(spec, specs) for spec in specs], show=progress, say=say) as followed:
+        outcomes = (engine or make()).run(jobs, followed, deadline)
     if refused := next((each.error for each in outcomes if each.status == "unwritable"), None):
         raise InlayError(refused)
     done = list(zip(specs, outcomes, strict=True))

@@ -11,7 +11,7 @@ from inlay.records.atomic import write_json, write_text
 from inlay.records.tables import csv_text
 from inlay.records.versions import versions
 from inlay.workflow.comparison import COSTS, Comparison, Difference, Measured, against, words
-from inlay.workflow.explain.subject import Value
+from inlay.workflow.explain.explanation import Value
 
 NAME = "comparison"
 COLUMNS = (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.console import Pace, can_redraw, tell
 from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.spec import PRECISIONS
+from inlay.workflow.progress import Stage
 
 if TYPE_CHECKING:
     from inlay.methods.prompts import Prompt
@@ -281,14 +280,15 @@ def _distilled(
     from inlay.training import distil
 
     if distil.can_fit(pair):
-        with _Bar("fitting", "batches", 2 * math.ceil(len(train) / options.batch_size), progress) as tick:
-            distil.fit(pair, train, tick)
+        batches = 2 * math.ceil(len(train) / options.batch_size)
+        with Stage(batches, "fitting", "batches", show=progress) as stage:
+            distil.fit(pair, train, stage.advance)
         scores[FITTED] = distil.scores(pair, held, pair.bare)
     if not options.steps:
         return []
     check = train[CHECKED - 1 :: CHECKED]  # to choose the best state by; the held-out texts choose nothing
     learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
-    with _Bar("distilling", "steps", options.steps, progress) as tick:
+    with Stage(options.steps, "distilling", "steps", show=progress) as stage:
         losses = distil.distil(
             pair,
             learn,
@@ -296,15 +296,16 @@ def _distilled(
             learning_rate=options.learning_rate,
             seed=options.seed,
             check=check,
-            tick=tick,
+            # Of one batch; the divergence in the table is of held-out texts.
+            tick=lambda loss: stage.advance(note=f", training loss {loss:.3f}"),
         )
     scores[DISTILLED] = distil.scores(pair, held, pair.bare)
     return losses
 
 
 def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
-    with _Bar("sampling", "tokens", options.texts * options.length, progress) as tick:
-        return pair.sample(options.texts, options.length, options.seed, lambda drawn: tick(count=drawn))
+    with Stage(options.texts * options.length, "sampling", "tokens", show=progress) as stage:
+        return pair.sample(options.texts, options.length, options.seed, stage.advance)
 
 
 def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room: int) -> list[Generation]:
@@ -330,42 +331,6 @@ def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room
             )
         )
     return shown
-
-
-class _Bar:
-    """One stage of the work on stderr: a progress bar on a terminal, elsewhere lines at its start and its end and now
-    and then in between. Called with a loss, it shows it."""
-
-    def __init__(self, name: str, units: str, total: int, show: bool) -> None:
-        from tqdm import tqdm
-
-        self.name, self.units, self.total, self.done = name, units, total, 0
-        drawn = show and can_redraw(sys.stderr)
-        self.lines, self.loss = show and not drawn, ""
-        self.bar = tqdm(total=total, desc=name, unit=f" {units}", leave=False, disable=not drawn)
-
-    def __enter__(self) -> Callable[..., None]:
-        self.began, self.pace = time.monotonic(), Pace(self.total, self.units)
-        self._say(f"{self.total:,} {self.units}")
-        return self._tick
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.bar.close()
-        if kind is None:
-            self._say(f"done in {time.monotonic() - self.began:.1f} s{self.loss}")
-
-    def _tick(self, loss: float | None = None, count: int = 1) -> None:
-        self.done += count
-        if loss is not None:
-            self.loss = f", training loss {loss:.3f}"  # of one batch; the divergence in the table is of held-out texts
-            self.bar.set_postfix_str(self.loss.lstrip(", "), refresh=False)
-        self.bar.update(count)
-        if line := self.pace.line(self.done):
-            self._say(f"{line}{self.loss}")
-
-    def _say(self, line: str) -> None:
-        if self.lines:
-            tell(f"{self.name}: {line}")
 
 
 def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:

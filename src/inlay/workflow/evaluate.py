@@ -8,8 +8,8 @@ from typing import Any
 from inlay.records.atomic import write_json
 from inlay.records.store import Run
 from inlay.workflow.loaded import Evaluation, opened
+from inlay.workflow.notes import Say
 from inlay.workflow.predict import check_writable
-from inlay.workflow.telling import Say
 from inlay.workflow.tune import DEFAULT_OUT
 
 

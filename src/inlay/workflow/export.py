@@ -18,7 +18,7 @@ from inlay.records.atomic import write_folder, write_json
 from inlay.records.store import checksum, read_json
 from inlay.workflow.answer import told_of
 from inlay.workflow.answer_files import MIXES, TASKS, facts_of, located, place_of, verify_run
-from inlay.workflow.telling import Say, heard
+from inlay.workflow.notes import Say, or_log
 
 FORMS = ("lora", "tasks")
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
@@ -65,12 +65,12 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InlayError(f"{target} is there already: give the name of a new folder.")
     if to == "tasks":
-        return _as_tasks(folders, names, target, heard(say))
+        return _as_tasks(folders, names, target, or_log(say))
     if len(folders) > 1:
         raise InlayError(
             f"A LoRA adapter holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
         )
-    return _as_lora(folders[0], names[0] if names else None, target, heard(say))
+    return _as_lora(folders[0], names[0] if names else None, target, or_log(say))
 
 
 def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], None]) -> Path:

@@ -10,8 +10,8 @@ from inlay.errors import InlayError
 from inlay.records.store import Run, Store
 from inlay.tasks import TaskSchema, kinds
 from inlay.tasks.inputs import is_path, read
+from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import joined, restored
-from inlay.workflow.telling import Say, heard
 from inlay.workflow.tune import DEFAULT_OUT
 
 
@@ -49,7 +49,7 @@ class LoadedRun:
             )
         self.run, self.spec = run, run.spec
         self.schema = TaskSchema.from_json(run.record["task"]["schema"])
-        self._say = heard(say)
+        self._say = or_log(say)
         self._base, self._trust = model, trust_remote_code
         self._parts: tuple[Any, Any] | None = None
 

@@ -15,7 +15,7 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.atomic import write_text, writing
 from inlay.records.store import Run
-from inlay.workflow.telling import Say
+from inlay.workflow.notes import Say
 from inlay.workflow.tune import DEFAULT_OUT
 
 

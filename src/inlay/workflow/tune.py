@@ -17,7 +17,7 @@ from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spe
 from inlay.records.store import Run, Store, model_slug, read_json
 from inlay.records.versions import versions
 from inlay.workflow import chance
-from inlay.workflow.telling import Say, heard
+from inlay.workflow.notes import Say, or_log
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -43,7 +43,7 @@ def tune(
     """Adapt the model to the task and record it under `out`; the run that comes back is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
-    dropped, cut or assumed; without it, the logger `inlay.notes` does (see telling.py). A run that is on record as
+    dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
     failed is tried again unless `retry_failed` is False.
     The rest is for whoever looks after several runs: `opened` is told the run's name as soon as it has one; of
     `watchers` and `stop` see `inlay.training.fit`.
@@ -51,7 +51,7 @@ def tune(
     from inlay import backbones, tasks
     from inlay.tasks.chance import majority
 
-    say = heard(say)
+    say = or_log(say)
     if spec.tasks:
         from inlay.workflow.tune_joint import tune_joint
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from inlay.records.spec import Spec
+    from inlay.workflow.explain.explanation import Explanation
     from inlay.workflow.explain.runs import Point, Sweep
-    from inlay.workflow.explain.subject import Explanation
 
 SOME_FAILED = 1
 app = typer.Typer(
@@ -218,7 +218,7 @@ def cka(
     inlay explain cka --model embedded:vit --other-adapter runs/<id> --task digits     # what adapting changed
     """
     from inlay.workflow.explain import models as explain_models
-    from inlay.workflow.explain.subject import model_name
+    from inlay.workflow.explain.explanation import model_name
 
     spec = spec_of(model, explain_models.NO_METHOD, fields, seed)
     work = partial(
@@ -292,9 +292,9 @@ def carry_out(
     """
     from inlay.report.charts import drawing as charts
     from inlay.report.charts import explanations as charts_explain
-    from inlay.workflow.explain.subject import place_of
+    from inlay.workflow.explain.explanation import folder_of
 
-    folder = place_of(what, spec, out, *names)
+    folder = folder_of(what, spec, out, *names)
     charts.check_folder(folder, what)
     found = work(spec, progress=not quiet, say=None if quiet else show.say)
     charts_explain.write(found, folder, ["inlay", *sys.argv[1:]], picture)

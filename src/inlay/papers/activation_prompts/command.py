@@ -49,7 +49,7 @@ def command(
     from inlay.papers.activation_prompts import charts as charts_theory
     from inlay.papers.activation_prompts.theory import Setting, lab
     from inlay.report.charts import drawing as charts
-    from inlay.workflow.explain.subject import Bar
+    from inlay.workflow.progress import Bar
 
     if beta_squared <= 0:
         raise InlayError(f"--beta-squared {beta_squared}: give a number above 0.")
@@ -65,7 +65,7 @@ def command(
     for name in names:
         charts.check_folder(out / name, name)
     steps = {"theorem-1": lab.trainings(setting, sizes)}
-    with Bar(sum(steps.get(name, 1) for name in names), "lab", "step", show=not quiet, lines=True) as bar:
+    with Bar(sum(steps.get(name, 1) for name in names), "lab", "steps", show=not quiet, lines=True) as bar:
 
         def tick(what: str) -> None:
             bar.begin(what)

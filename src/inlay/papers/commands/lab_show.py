@@ -59,11 +59,11 @@ def perform(
     """Run the experiments one after the other; draw, keep and tell each. `beginnings`: the ticks of each."""
     from inlay.papers.activation_prompts import charts as charts_theory
     from inlay.report.charts import drawing as charts
-    from inlay.workflow.explain.subject import Bar
+    from inlay.workflow.progress import Bar
 
     for name in names:
         charts.check_folder(out / name, name)
-    with Bar(sum(map(beginnings, names)), "lab", "step", show=not quiet, lines=True) as bar:
+    with Bar(sum(map(beginnings, names)), "lab", "steps", show=not quiet, lines=True) as bar:
 
         def tick(what: str) -> None:
             bar.begin(what)

@@ -145,7 +145,7 @@ def command(
     from inlay.papers.icl.theory import lab, language
     from inlay.papers.redraw import again, read
     from inlay.report.charts import drawing as charts
-    from inlay.workflow.explain.subject import Bar
+    from inlay.workflow.progress import Bar
 
     sources = {name.replace("_", "-"): given.get_parameter_source(name) for name in SETTINGS}
     options = [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
@@ -175,7 +175,7 @@ def command(
     for part in [{name: folder} for name, folder in folders.items()] if watch else [folders]:
         total = sum(lab.beginnings(name, setting) for name in part)
         live = LiveCurves("") if watch and not quiet and {*part} <= {*lab.WATCHED} else None
-        with Bar(total, "lab", "step", show=not quiet and live is None, lines=True) as bar, live or nullcontext():
+        with Bar(total, "lab", "steps", show=not quiet and live is None, lines=True) as bar, live or nullcontext():
 
             def tick(what: str, bar: Bar = bar) -> None:
                 bar.begin(what)

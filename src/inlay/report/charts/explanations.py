@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.report.charts import drawing as charts
-from inlay.workflow.explain.subject import Explanation, facts, model_name, subject_name
+from inlay.workflow.explain.explanation import Explanation, facts, model_name, subject_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

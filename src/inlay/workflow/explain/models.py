@@ -16,7 +16,8 @@ import numpy as np
 
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.workflow.explain.subject import Bar, Value, model_name
+from inlay.workflow.explain.explanation import Value, model_name
+from inlay.workflow.progress import Bar
 from inlay.workflow.tune import DEFAULT_OUT, Say
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def cka(
     for one in (first, second):
         check_reduction(how, one.parts, one.model)
     table = MinibatchCKA()
-    with Bar(parts, "cka", "batch", show=progress) as bar:
+    with Bar(parts, "cka", "batches", show=progress) as bar:
         streams = [grams(one, task, split, spec, how, watching) for one in ((first,) if alone else (first, second))]
         for found in zip(*streams, strict=True):
             table.update(found[0], found[-1].to(found[0].device))
@@ -267,7 +268,7 @@ def attention_distance(
             total = values.sum(0).cpu()
             kept[name] = kept[name] + total if name in kept else total
 
-    with Bar(minibatches(spec, size), "attention distance", "batch", show=progress) as bar:
+    with Bar(minibatches(spec, size), "attention distance", "batches", show=progress) as bar:
         for each in batched(one, task, split, spec, place):
             batch = each
             with attention.reading(one.model, take), torch.no_grad(), place.autocast():

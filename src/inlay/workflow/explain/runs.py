@@ -19,10 +19,11 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.workflow.comparison import upwards
+from inlay.workflow.explain.explanation import Value
 from inlay.workflow.explain.found import of_its_own_accord
 from inlay.workflow.explain.norms import norm_of, prompt_in
-from inlay.workflow.explain.subject import Bar, Value, bars_aside
 from inlay.workflow.planning import seed_numbers
+from inlay.workflow.progress import Bar, bars_aside
 from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, check_settings, tune
 
@@ -336,7 +337,7 @@ def sweep(
     say_once = once(say)
     failures: dict[str, str] = {}
     done: list[tuple[Cell, list[Run]]] = []
-    with Bar(len(cells) * len(numbers), what, "run", show=progress, lines=True) as bar:
+    with Bar(len(cells) * len(numbers), what, "runs", show=progress, lines=True) as bar:
         for cell in cells:
             runs = []
             for seed in numbers:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.report.charts import drawing as charts
-from inlay.workflow.explain.subject import model_name, subject_name
+from inlay.workflow.explain.explanation import model_name, subject_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,7 +18,8 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 from inlay.tasks.prompts import ends_in_a_place
-from inlay.workflow.explain.subject import Bar, Value
+from inlay.workflow.explain.explanation import Value
+from inlay.workflow.progress import Bar
 from inlay.workflow.tune import DEFAULT_OUT, Say
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def information(
     jobs += [(f"'{phrase}'", None, phrase) for phrase in words] + [(RANDOM, None, None)]
     backbone = backbones.load_for(found[0].spec.with_(trust_remote_code=False), task)
     kept: dict[tuple[str, str], PhiCache] = {}
-    with Bar(len(jobs), "information", "source", show=progress, lines=True) as bar:
+    with Bar(len(jobs), "information", "sources", show=progress, lines=True) as bar:
         for name, run, phrase in jobs:
             bar.begin(name)
             layer, splits = _states(backbone, found[0], settings[0], task, run, phrase, examples, kept)

@@ -17,7 +17,8 @@ from inlay.methods import registry
 from inlay.papers.infoprompt.explain.information import layer_of
 from inlay.records.spec import Spec
 from inlay.records.store import Run
-from inlay.workflow.explain.subject import Bar, Value
+from inlay.workflow.explain.explanation import Value
+from inlay.workflow.progress import Bar
 from inlay.workflow.tune import Say
 
 
@@ -102,7 +103,7 @@ def landscape(
     """
     variants = {f"gamma = {gamma(spec):g}": {}, "gamma = 0": {"gamma": 0.0}}
     walks: dict[str, _Walk] = {}
-    with Bar(len(variants) + grid, "landscape", "piece", show=progress) as bar:
+    with Bar(len(variants) + grid, "landscape", "pieces", show=progress) as bar:
         for name, changed in variants.items():
             bar.begin(name)
             walks[name] = _Walk(

@@ -7,15 +7,10 @@ distance: they only look).
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
-from inlay.console import Pace, can_redraw, tell, visible
 from inlay.records.spec import Spec
 from inlay.records.versions import versions
 
@@ -61,7 +56,7 @@ def facts(found: Explanation, command: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def place_of(what: str, spec: Spec, out: Path | str, *others: str) -> Path:
+def folder_of(what: str, spec: Spec, out: Path | str, *others: str) -> Path:
     """The folder of an explanation: `<out>/<what>-<task>-<model>`; `others` are further names that tell it apart."""
     names = (what, subject_name(spec), model_name(spec.model), *others)
     return Path(out) / "-".join(name for name in names if name)
@@ -80,38 +75,3 @@ def model_name(model: str) -> str:
 def slug(text: str) -> str:
     """A name as part of a folder's name."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
-
-
-def bars_aside() -> AbstractContextManager[None]:
-    """While this is open, lines can be printed without writing over a progress bar."""
-    return tqdm.external_write_mode(file=sys.stderr)
-
-
-class Bar(AbstractContextManager["Bar"]):
-    """A progress bar on a terminal; elsewhere one line a step, where steps are long enough to deserve it (`lines`), and
-    otherwise one now and then."""
-
-    def __init__(self, total: int, what: str, unit: str, *, show: bool, lines: bool = False) -> None:
-        self.total, self.lines, self.done = total, lines and show, 0
-        drawn = show and can_redraw(sys.stderr)
-        self._bar = tqdm(total=total, desc=what, unit=unit, leave=False) if drawn else None
-        self._what, self._pace = what, Pace(total, f"{unit}s") if show and not drawn else None
-
-    def begin(self, what: str) -> None:
-        """Say what is coming."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(visible(what))
-        elif self.lines and self._pace is not None:
-            tell(f"[{self.done + 1}/{self.total}] {what}{self._pace.left(self.done)}")
-
-    def advance(self) -> None:
-        """One step is done."""
-        self.done += 1
-        if self._bar is not None:
-            self._bar.update()
-        elif self._pace is not None and not self.lines and (line := self._pace.line(self.done)):
-            tell(f"{self._what}: {line}")
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
