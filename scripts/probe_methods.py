@@ -2,7 +2,7 @@
 
     python scripts/probe_methods.py      # some minutes; then brings the generated documentation up to date
 
-The architectures are the tiny models of tests/zoo.py; what it means to work is in `inlay.methods.probe`.
+The architectures are the tiny models of tests/zoo.py; what it means to work is in tests/probing.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from inlay.anatomy import anatomy  # noqa: E402
 from inlay.methods import document  # noqa: E402
 from inlay.methods.capabilities import FILE, capabilities  # noqa: E402
-from inlay.methods.probe import cost, probe  # noqa: E402
 from inlay.methods.registry import Method, all_methods  # noqa: E402
+from probing import cost, probe  # noqa: E402
 from zoo import FAMILIES, tiny  # noqa: E402
 
 

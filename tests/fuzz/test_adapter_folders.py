@@ -20,9 +20,9 @@ from torch import Tensor
 from fuzz.mutations import cases, damage_file
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
-from inlay.methods.probe import logits
 from inlay.methods.registry import get
 from inlay.methods.saving import NOTE, digest
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -31,9 +31,9 @@ from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.capabilities import capabilities
 from inlay.methods.heads import newly_initialised
 from inlay.methods.plain import plain_parameters
-from inlay.methods.probe import logits, probe
 from inlay.methods.registry import Method
 from inlay.methods.tuner import InlayTuner
+from probing import logits, probe
 from zoo import tiny
 
 BATCH_NORM = nn.modules.batchnorm._NormBase

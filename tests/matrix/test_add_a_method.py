@@ -16,9 +16,9 @@ import inlay
 import inlay.methods
 from inlay.methods import document, registry
 from inlay.methods.capabilities import capabilities
-from inlay.methods.probe import probe
 from inlay.methods.register import register
 from inlay.methods.registry import Method
+from probing import probe
 from zoo import tiny
 
 ROOT = Path(__file__).resolve().parents[2]

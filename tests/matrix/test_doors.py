@@ -30,8 +30,8 @@ import inlay
 from checkpoints import write_tokenizer
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save
-from inlay.methods.probe import logits
 from inlay.methods.registry import all_methods
+from probing import logits
 from zoo import IMAGE_SIZE, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -17,8 +17,8 @@ import torch
 from properties import Case
 
 from inlay.anatomy import anatomy
-from inlay.methods.probe import probe
 from inlay.methods.registry import all_methods
+from probing import probe
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

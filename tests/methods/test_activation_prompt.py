@@ -23,8 +23,8 @@ from inlay.methods.activation_prompt.layer import ActivationPromptLayer
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.feature_prompts import FeaturePlace, Template
 from inlay.methods.plain import plain_parameters
-from inlay.methods.probe import logits
 from inlay.methods.visual_prompt.layer import VisualPromptLayer
+from probing import logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TEMPLATES = {**ActivationPromptLayer.templates, **VisualPromptLayer.templates}

@@ -18,7 +18,7 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.adaptformer.layer import AdaptFormerLayer, BranchPlace
 from inlay.methods.bottleneck import feed_forward_ends
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import ENCODER, VISION, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

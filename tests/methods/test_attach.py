@@ -14,8 +14,8 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach, task_type, trained_parameters
 from inlay.methods.capabilities import alternatives, capabilities, fitting
 from inlay.methods.plain import base_of, plain_modules, plain_name, plain_parameters
-from inlay.methods.probe import logits, probe
 from inlay.methods.registry import all_methods, get
+from probing import logits, probe
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -26,7 +26,7 @@ from inlay.methods.attention_interface import (
     with_child,
     without_child,
 )
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

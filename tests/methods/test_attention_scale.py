@@ -17,7 +17,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 import inlay
 from inlay.errors import InlayError
 from inlay.methods.attention_scale.layer import AttentionScaleLayer, ScaledChannels
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import GROUPED, SPECIAL, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -18,7 +18,7 @@ import inlay
 from inlay.errors import InlayError
 from inlay.methods.bias.layer import BiasLayer
 from inlay.methods.plain import plain_modules
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -19,7 +19,7 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach
 from inlay.methods.bottleneck import ACTIVATIONS, Bottleneck
 from inlay.methods.bottleneck_adapter.layer import AdapterLayer
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -23,7 +23,7 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.e2vpt.layer import AttentionPlace, E2VPTPromptLayer, KeyValueLayer
 from inlay.methods.e2vpt.pruning import Importance, importance, prune, rewind
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -17,7 +17,7 @@ import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.heads import newly_initialised
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -166,7 +166,7 @@ from pathlib import Path
 sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
 import torch
 from peft import PeftModel
-from inlay.methods.probe import logits
+from probing import logits
 from test_heads import load
 from zoo import tiny
 torch.manual_seed(1)

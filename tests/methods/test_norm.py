@@ -20,7 +20,7 @@ import inlay
 from inlay.errors import InlayError
 from inlay.methods.norm.layer import NormLayer
 from inlay.methods.norm.model import NormTuningModel
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -36,7 +36,7 @@ from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.attention_interface import children
 from inlay.methods.ntk_attention.layer import Kappa, NTKAttentionLayer
 from inlay.methods.ntk_attention.start import Start, low_rank, scale_of
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import FAMILIES, PAD, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,8 +15,8 @@ from transformers import BertConfig, BertForMaskedLM, T5ForConditionalGeneration
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.probe import logits
 from inlay.methods.registry import all_methods
+from probing import logits
 from zoo import ENCODER, t5_config, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -19,9 +19,9 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.probe import logits
 from inlay.methods.register import _register, register
 from inlay.methods.registry import Method, all_methods
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -126,12 +126,12 @@ from transformers import AutoModelForSequenceClassification
 first = Path({str(saved / "BiasTuningConfig")!r})
 assert "peft" not in sys.modules  # Transformers brings it in while it loads the adapter
 model = AutoModelForSequenceClassification.from_pretrained(first, num_labels=3)
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import tiny
 assert torch.equal(logits(model, tiny("bert")[1]), torch.load(first.with_suffix(".pt")))
 from peft import AutoPeftModel, AutoPeftModelForSequenceClassification, PeftConfig, PeftModel
 from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
-from inlay.methods.probe import logits
+from probing import logits
 from zoo import tiny
 folder = Path({str(saved)!r})
 for name, family in {[(c.__name__, family(c)) for c in CONFIGS]!r}:

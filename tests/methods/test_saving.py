@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from inlay.backbones.identity import fingerprint
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
-from inlay.methods.probe import logits
 from inlay.methods.registry import get
 from inlay.methods.saving import CONFIG, NOTE, WEIGHTS, digest
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -19,9 +19,9 @@ from transformers.pytorch_utils import Conv1D
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.probe import logits
 from inlay.methods.ssf.layer import SSFLayer
 from inlay.methods.ssf.model import SSFModel
+from probing import logits
 from zoo import FAMILIES, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

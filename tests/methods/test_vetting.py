@@ -23,10 +23,10 @@ from inlay.methods import vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.patterns import MOST, Count, check_patterns
-from inlay.methods.probe import logits
 from inlay.methods.registry import Method, get
 from inlay.methods.saving import CONFIG, NOTE, WEIGHTS
 from inlay.methods.settings import check
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

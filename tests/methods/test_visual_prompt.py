@@ -17,8 +17,8 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.feature_prompts import FeaturePlace
-from inlay.methods.probe import logits
 from inlay.methods.visual_prompt.layer import Pad, ResizeConcat
+from probing import logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 IMAGES = [family for family, description in zoo.FAMILIES.items() if description.modality == "image"]

@@ -17,9 +17,9 @@ import inlay
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
-from inlay.methods.probe import logits
 from inlay.methods.token_prompts import TokenPromptLayer
 from inlay.methods.vpt.layer import TemperatureLayer, VPTPromptLayer
+from probing import logits
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

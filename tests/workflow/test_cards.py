@@ -29,13 +29,13 @@ from inlay.backbones.pooling import written
 from inlay.cli.app import app
 from inlay.errors import InlayError
 from inlay.methods.card import About, card
-from inlay.methods.probe import logits
 from inlay.methods.registry import get
 from inlay.records.store import Run, read_json
 from inlay.tasks import TaskSchema
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
 from inlay.workflow.predict import restored
+from probing import logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WORDS = ["good", "bad", "odd"]
