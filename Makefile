@@ -36,15 +36,15 @@ types: env  ## mypy over src
 	$(BIN)/mypy
 
 docs: env  ## Regenerate what is generated: the method tables, the method pages' headers
-	$(BIN)/python -m inlay.methods.document --write
-	$(BIN)/python -m inlay.papers.reproduce.document --write
+	$(BIN)/python scripts/document_methods.py --write
+	$(BIN)/python scripts/document_fidelity.py --write
 
 probe: env  ## Try every method on every architecture and record what works
 	$(BIN)/python scripts/probe_methods.py
 
 docs-check: env
-	$(BIN)/python -m inlay.methods.document --check
-	$(BIN)/python -m inlay.papers.reproduce.document --check
+	$(BIN)/python scripts/document_methods.py --check
+	$(BIN)/python scripts/document_fidelity.py --check
 
 test: lint types docs-check  ## Lint, types, docs, and the whole test suite
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) -m 'not slow'

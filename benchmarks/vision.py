@@ -8,8 +8,11 @@ Methods take turns, several rounds; a method's figure is the median of its round
 
 The trunk cache is measured by the same steps over pictures whose rows are cached: an epoch after the first.
 
-    python benchmarks/vision.py            # prints the ratios and their goals, writes benchmarks/results/vision-*.json
+    python benchmarks/vision.py            # prints the ratios and their goals, writes vision-*.json
     python benchmarks/vision.py --small    # the CPU's models also on a GPU, every method: the portraits in docs/
+
+vision-cuda.json lies where recipes read it, in src/inlay/papers/activation_prompts/kept, the others in
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ from torch.nn.functional import cross_entropy
 
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.registry import all_methods
+from inlay.papers.reproduce import kept
 from inlay.records.versions import versions
 from inlay.training.modes import Modes
 from inlay.training.precision import rounded_once
 
 RESULTS = Path(__file__).parent / "results"
+WITH_THE_PAPER = kept.path("activation_prompts", "")  # recipes read vision-cuda.json
 CLASSES, SIDE = 100, 224
 PEER = "peft-lora"
 NOT_ON_CNN = ("vpt-deep", "adaptformer")
@@ -266,7 +271,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, help="steps a round")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, help="another folder for the results")
     args = parser.parse_args()
     device = torch.device(args.device)
     on_gpu = device.type == "cuda"
@@ -302,8 +307,9 @@ def main() -> None:
         checked = goals(found, on_gpu)
         print(*checked, sep="\n")
         found["goals"] = [{"name": g.name, "value": g.value, "bound": g.bound} for g in checked]
-    args.results.mkdir(parents=True, exist_ok=True)
-    target = args.results / f"vision-{'small-' if on_gpu and args.small else ''}{device.type}.json"
+    folder = args.results or (WITH_THE_PAPER if large else RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"vision-{'small-' if on_gpu and args.small else ''}{device.type}.json"
     target.write_text(json.dumps({**about, **found}, indent=1) + "\n")
     print(f"written to {target.name}")
 

@@ -16,8 +16,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+import document_methods  # noqa: E402
+
 from inlay.anatomy import anatomy  # noqa: E402
-from inlay.methods import document  # noqa: E402
 from inlay.methods.capabilities import FILE, capabilities  # noqa: E402
 from inlay.methods.registry import Method, all_methods  # noqa: E402
 from probing import cost, probe  # noqa: E402
@@ -29,7 +30,7 @@ def main() -> int:
     text = compact(probe_all(all_methods().values(), FAMILIES))
     (ROOT / "src/inlay/methods" / FILE).write_text(text, encoding="utf-8")
     capabilities.cache_clear()
-    return document.main(["--write"])
+    return document_methods.main(["--write"])
 
 
 def probe_all(methods: Iterable[Method], families: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -112,5 +112,5 @@ def test_mistakes_are_told_in_a_line(typed) -> None:
 def test_what_was_read_and_not_run_is_told(typed, tmp_path: Path) -> None:
     status, _, errors = typed("reproduce", "activation-prompts/table-3", "--out", str(tmp_path))
     assert status == 0
-    assert "Read, not run (--fresh runs it): benchmarks/results/vision_table.json" in errors
+    assert "Read, not run (--fresh runs it): inlay/papers/activation_prompts/kept/table.json" in errors
     assert "here: resnet50_v1, vit_tiny_patch16_224)" in errors

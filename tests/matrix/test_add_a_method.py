@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import properties
 import pytest
@@ -14,7 +15,7 @@ from properties import Case
 
 import inlay
 import inlay.methods
-from inlay.methods import document, registry
+from inlay.methods import registry
 from inlay.methods.capabilities import capabilities
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -24,6 +25,15 @@ from zoo import tiny
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FAMILIES = ("bert", "llama", "swin")
+
+
+@pytest.fixture
+def document(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The generator of the methods' pages."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import document_methods
+
+    return document_methods
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,7 @@ def test_it_is_tried_where_no_file_knows_it(scale: Method) -> None:
     assert not Case(scale, "resnet").works()
 
 
-def test_the_matrix_runs_it_and_the_documentation_asks_for_a_probe(scale: Method, capsys) -> None:
+def test_the_matrix_runs_it_and_the_documentation_asks_for_a_probe(scale: Method, document: Any, capsys) -> None:
     folder = Path(inlay.methods.__path__[-1])
     code = (
         f"import sys, inlay.methods; inlay.methods.__path__.append({str(folder)!r}); import pytest; "
@@ -100,7 +110,7 @@ def test_it_refuses_what_it_cannot_adapt(scale: Method) -> None:
     properties.is_refused_clearly(Case(scale, "resnet"))
 
 
-def test_its_page_begins_by_itself(scale: Method) -> None:
+def test_its_page_begins_by_itself(scale: Method, document: Any) -> None:
     pages = document.pages()
     page = pages[ROOT / "docs/methods/scale.md"]
     assert scale.summary in page

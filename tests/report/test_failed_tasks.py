@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay import Spec
-from inlay.papers.multi_lora.recipes.tables import measured
+from inlay.papers.multi_lora.recipes.tables import measure
 from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.results import Key
 from inlay.records.store import Run
@@ -48,6 +48,6 @@ def test_its_cell_is_left_out_of_a_table(tmp_path: Path) -> None:
             return {key: made for key, spec in specs.items() if spec.tasks}, {}
 
     settings = {"model": "m", "tasks": {"RTE": "rte", "CB": "cb"}, "seeds": 2, "each": 1, "rows": (), "training": {}}
-    found = measured(Known(tmp_path), {**settings, "lora": {}, "size": 100.0})
+    found = measure(Known(tmp_path), {**settings, "lora": {}, "size": 100.0})
     assert {key: cell.values for key, cell in found.cells.items()} == {("", "Multi-LoRA", "RTE"): (50.0, 50.0)}
     assert found.failures == {"Multi-LoRA, CB, seed 1": WHY}

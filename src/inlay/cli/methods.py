@@ -11,7 +11,7 @@ from inlay.cli import show
 
 def command(papers: Annotated[bool, typer.Option("--papers", help="Show where each comes from.")] = False) -> None:
     """List the methods: what each does, where it works, what it trains."""
-    from inlay.methods import document
+    from inlay.methods.capabilities import share, trained_count
     from inlay.methods.registry import all_methods
 
     methods = all_methods().values()
@@ -22,9 +22,9 @@ def command(papers: Annotated[bool, typer.Option("--papers", help="Show where ea
     rows = [
         (
             method.name,
-            document.share(method, "text"),
-            document.share(method, "image"),
-            "-" if document.share(method, "text") == "-" else document.trained_count(method),
+            share(method, "text"),
+            share(method, "image"),
+            "-" if share(method, "text") == "-" else trained_count(method),
             f"{method.learning_rate:g}",
             method.summary,
         )

@@ -10,9 +10,12 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
+
+if TYPE_CHECKING:
+    from inlay.methods.registry import Method
 
 FILE = "capabilities.json"
 
@@ -34,6 +37,26 @@ def fitting(model_type: str, task: str | None = None) -> list[str]:
         for method, by_family in known["methods"].items()
         if any(task in by_family.get(family, ()) if task else by_family.get(family) for family in families)
     ]
+
+
+def share(method: Method, modality: str) -> str:
+    """How many of the probed architectures of a modality a method works on."""
+    known = capabilities()
+    families = [family for family, kind in known["modalities"].items() if kind == modality]
+    works = [family for family in families if known["methods"].get(method.name, {}).get(family)]
+    if not works:
+        return "-"
+    return "all" if len(works) == len(families) else f"{len(works)} of {len(families)}"
+
+
+def trained_count(method: Method) -> str:
+    """What a method trains of BERT-base, in words."""
+    count = capabilities()["trained"].get(method.name)
+    if count is None:
+        return "does not apply"
+    if method.form == "head":
+        return "the head"
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 
 def refuse_unfit(method: str, model: Any, task: str | None) -> None:

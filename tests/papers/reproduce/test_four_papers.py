@@ -1,5 +1,5 @@
 """The recipes of InfoPrompt, Multi-LoRA, NTK-Attention and in-context learning: what is printed, what it says of its
-own claims, and what is read of runs that a checkout keeps. That they run at `smoke` is tested with all others."""
+own claims, and what is read of kept runs. That they run at `smoke` is tested with all others."""
 
 from __future__ import annotations
 
@@ -121,13 +121,12 @@ def test_some_printed_numbers() -> None:
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, runs: list[dict[str, Any]]) -> None:
-    """A checkout that keeps these runs of a table's script."""
-    if not kept.SCRIPTS.is_dir():
-        pytest.skip("no checkout: the scripts of the tables are not installed")
+    """Papers of which one keeps these runs of its tables."""
     monkeypatch.setattr(kept, "ROOT", folder)
-    monkeypatch.setattr(kept, "RESULTS", folder)
     versions = {"gpu": "a card", "commit": "0123456789"}
-    (folder / f"{name}.json").write_text(json.dumps({"versions": versions, "runs": runs}))
+    file = kept.path(name, "table.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"versions": versions, "runs": runs}))
 
 
 def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
             ]
         runs.append(entry("initialisation", "warp, uniform", "mrpc", 0.1, seed, 0.5))
     named = {name: runs[-1][name] for name in ("group", "line", "task", "rate")}
-    keep(monkeypatch, tmp_path, "infoprompt_table", [*runs, {**named, "seed": 9, "error": "cut off"}])
+    keep(monkeypatch, tmp_path, "infoprompt", [*runs, {**named, "seed": 9, "error": "cut off"}])
 
     found = tables.kept_few_shot(p.SENTENCES, p.ROWS)
     cell = found.get("InfoPrompt", "SST2, N = 64")
@@ -173,8 +172,9 @@ def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert cell.values == pytest.approx((0.8, 0.81, 0.82))
     assert found.get("InfoPrompt", "SST2, N = 256") is None  # one set of four
     assert found.get("Finetuning", "SST2, N = 64") is None
+    where, command = "inlay/papers/infoprompt/kept/table.json", "python -m inlay.papers.infoprompt.table run"
     assert found.notes[:2] == (
-        "Read from infoprompt_table.json: `python scripts/infoprompt_table.py run` on a card, commit 0123456.",
+        f"Read from {where}: `{command}` on a card, commit 0123456.",
         "Kept runs: 3 seeds a cell, 240 steps.",
     )
     assert found.notes[2].startswith("Incomplete: Finetuning; Adapter; IDPG; gamma = 0")
@@ -189,7 +189,7 @@ def test_runs_of_infoprompt_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     with kept.ignored(True):
         assert not section_6.kept_section().cells
     without = [run for run in runs if run["line"] != "infoprompt"]
-    keep(monkeypatch, tmp_path, "infoprompt_table", without)
+    keep(monkeypatch, tmp_path, "infoprompt", without)
     assert not tables.kept_few_shot(p.SENTENCES, p.ROWS).cells  # no table of InfoPrompt without InfoPrompt
     assert not (recipe.kept and recipe.kept())
 
@@ -212,7 +212,7 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
             runs += [entry(group, "multi-lora", rate, seed, value, "all") for rate, value in together.items()]
             for rate in (3e-4, 1e-3, 3e-3):
                 runs += [entry(group, "lora", rate, seed, 0.7, name) for name in names]
-    keep(monkeypatch, tmp_path, "multi_lora_table", runs)
+    keep(monkeypatch, tmp_path, "multi_lora", runs)
     found = tables.kept_scores("encoder", tables.AT_HAND)
     cell = found.get("Multi-LoRA", "STS-B")
     assert cell is not None
@@ -223,7 +223,7 @@ def test_runs_of_multi_lora_that_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert tables.kept_scores("decoder", tables.TEXTS).get("LoRA", "DART").mean == pytest.approx(35.0)  # type: ignore[union-attr]
     # Without one run of LoRA on one task its line is not whole, and Multi-LoRA has nothing beside it.
     gone = [run for run in runs if (run["line"], run["task"], run["seed"]) != ("lora", "stsb", 2)]
-    keep(monkeypatch, tmp_path, "multi_lora_table", gone)
+    keep(monkeypatch, tmp_path, "multi_lora", gone)
     assert not tables.kept_scores("encoder", tables.AT_HAND).cells
     assert tables.kept_scores("decoder", tables.TEXTS).cells
 
@@ -256,7 +256,7 @@ def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest
     old += [entry("ntk-attention", task, 3e-2, seed, 0.9) for task in s.GLUE.values() for seed in (0, 1, 2)]
     lora = [entry("lora", "rte", rate, 0, 0.6) for rate in (3e-4, 1e-3)]
     lora += [entry("lora", task, 3e-3, seed, 0.6) for task in s.GLUE.values() for seed in (0, 1, 2)]
-    keep(monkeypatch, tmp_path, "ntk_table", [*old, *lora])
+    keep(monkeypatch, tmp_path, "ntk_attention", [*old, *lora])
 
     def read() -> Results:
         return s.p.kept_cells("encoder", s.LINES_1, s.GLUE, 100)
@@ -265,10 +265,10 @@ def test_runs_of_ntk_attention_that_are_kept(tmp_path: Path, monkeypatch: pytest
     assert "NTK-Attention" in read().notes[0]
     assert not (s.TABLE_1.kept and s.TABLE_1.kept())
     new = [{**run, "test": run["test"] - 0.2, "start": "1/sqrt(r)"} for run in old]
-    keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora])
+    keep(monkeypatch, tmp_path, "ntk_attention", [*old, *new, *lora])
     assert read().get("NTK-Attention", "CB").values == pytest.approx((70.0,) * 3)  # type: ignore[union-attr]
     assert read().get("LoRA, r' = 8", "CB").values == (60.0,) * 3  # type: ignore[union-attr]
-    keep(monkeypatch, tmp_path, "ntk_table", [*old, *new, *lora[1:]])  # 0.0003 is untried
+    keep(monkeypatch, tmp_path, "ntk_attention", [*old, *new, *lora[1:]])  # 0.0003 is untried
     assert not read().cells
 
 

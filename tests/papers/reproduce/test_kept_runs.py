@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from inlay import backbones
+from inlay.papers import tables
+from inlay.papers.infoprompt import table as infoprompt
+from inlay.papers.infoprompt.table import NAMES, Work
+from inlay.papers.multi_lora import table as multi_lora
+from inlay.papers.ntk_attention import table as ntk_attention
 from inlay.papers.reproduce import kept
+from inlay.records import versions
 
 NAMED = {"group": "mlm-64", "line": "warp", "task": "sst2", "rate": 0.1}
 
 
-def test_each_run_names_its_commit_and_known_ones_keep_theirs(
-    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import tables
-    from infoprompt_table import NAMES, Work
-
-    from inlay.records import versions
-
+def test_each_run_names_its_commit_and_known_ones_keep_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "_commit", lambda: "new")
     known = [NAMED | {"seed": 0}, NAMED | {"seed": 1, "commit": "older"}]
     (tmp_path / "known.json").write_text(json.dumps({"versions": {"commit": "old"}, "runs": known}))
@@ -40,16 +39,14 @@ def test_each_run_names_its_commit_and_known_ones_keep_theirs(
 
 
 def test_a_note_names_the_commits_of_runs_with_their_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kept.has_table("ntk_table"):
-        pytest.skip("no checkout")
     monkeypatch.setattr(kept, "ROOT", tmp_path)
-    monkeypatch.setattr(kept, "RESULTS", tmp_path)
+    kept.path("ntk_attention", "").mkdir(parents=True)
 
     def note(*commits: tuple[str, str | None]) -> str:
         runs = [{"group": group} | ({"commit": commit} if commit else {}) for group, commit in commits]
         made = {"versions": {"gpu": "a card", "commit": "f" * 40}, "runs": runs}
-        (tmp_path / "ntk_table.json").write_text(json.dumps(made))
-        table = kept.table("ntk_table")
+        kept.path("ntk_attention", "table.json").write_text(json.dumps(made))
+        table = kept.table("ntk_attention")
         assert table is not None
         return table.note
 
@@ -65,19 +62,17 @@ def pooled(script: Any, group: str, line: str) -> str:
     return backbones.settle_pooling("embedded:minilm", "classification", work.spec().pooling)
 
 
-def test_heads_of_minilm_read_the_mean_in_kept_runs_and_in_new_ones(scripts: Path) -> None:
-    import infoprompt_table
-    import multi_lora_table
-    import ntk_table
-
-    assert {pooled(multi_lora_table, group, "lora") for group in ("encoder", "larger")} == {"own"}, "as their kept runs"
+def test_heads_of_minilm_read_the_mean_in_kept_runs_and_in_new_ones() -> None:
+    assert {pooled(multi_lora, group, "lora") for group in ("encoder", "larger")} == {"own"}, "as their kept runs"
     backbone = backbones.load("embedded:minilm", kind="classification", num_labels=2)
     assert backbone.pooling == "mean"
     whole = sum(p.numel() for p in backbone.model.parameters())
-    for script, groups in ((infoprompt_table, ("minilm-64", "minilm-256")), (ntk_table, ("encoder", "sentences"))):
-        table = kept.table(script.__name__)
-        if table is None:
-            pytest.skip("no checkout")
+    for paper, script, groups in (
+        ("infoprompt", infoprompt, ("minilm-64", "minilm-256")),
+        ("ntk_attention", ntk_attention, ("encoder", "sentences")),
+    ):
+        table = kept.table(paper)
+        assert table is not None
         for group in groups:
             assert pooled(script, group, "full") == "mean"
             runs = [run for run in table.runs if (run["group"], run["line"]) == (group, "full") and run["task"] != "cb"]

@@ -10,15 +10,27 @@ from typing import Any
 import pytest
 
 from inlay.errors import InlayError
-from inlay.papers.reproduce import catalogue, document
+from inlay.papers.reproduce import catalogue, kept
 from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.drawing import style
+from inlay.papers.reproduce.latest import count_verdicts, last_verdicts, path_of
 from inlay.papers.reproduce.perform import Outcome, reproduce, with_own_means
 from inlay.papers.reproduce.predicates import above
 from inlay.papers.reproduce.recipe import SCALES, UNTESTED, Claim, Scale
 from inlay.papers.reproduce.results import Results
 from inlay.records.spec import Spec
 from inlay.workflow.tune import tune
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+@pytest.fixture
+def document(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The generator of docs/fidelity.md."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    import document_fidelity
+
+    return document_fidelity
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +45,9 @@ def test_smoke(name: str, out: Path) -> None:
     assert not outcome.ours.failures
     assert outcome.ours.cells or outcome.ours.stated
     item = name.partition("/")[2]
-    kept = {path.name for path in outcome.folder.iterdir()}
+    files = {path.name for path in outcome.folder.iterdir()}
     endings = {".csv", ".md", ".json"} | ({".png", ".svg"} if outcome.recipe.draw else set())
-    assert kept == {f"{item}{ending}" for ending in endings}
+    assert files == {f"{item}{ending}" for ending in endings}
     found = json.loads((outcome.folder / f"{item}.json").read_text())
     assert [claim["claim"] for claim in found["claims"]] == [claim.text for claim in outcome.recipe.claims]
     assert found["versions"]["torch"]
@@ -109,11 +121,11 @@ def test_every_item_of_the_paper_has_its_recipe() -> None:
     assert found == tables | figures | {"proposition-1", "lemma-1", "theorem-1"}
 
 
-def test_here_reads_what_the_checkout_keeps_unless_told_not_to(tmp_path: Path) -> None:
+def test_here_reads_what_is_kept_unless_told_not_to(tmp_path: Path) -> None:
     outcome = reproduce("activation-prompts/table-3", "here", tmp_path, progress=False)
-    assert "benchmarks/results/vision_table.json" in outcome.ours.notes[0]
+    assert "inlay/papers/activation_prompts/kept/table.json" in outcome.ours.notes[0]
     (small,) = [ours for claim, _, ours in outcome.verdicts if claim.text.startswith("Small models")]
-    runs = json.loads((document.ROOT / "benchmarks" / "results" / "vision_table.json").read_text())["runs"]
+    runs = json.loads(kept.path("activation_prompts", "table.json").read_text())["runs"]
     norm, prompt = (outcome.ours.get(row, "CIFAR-10", "ViT") for row in ("NORM-TUNE", "AP"))
     assert norm is not None
     assert prompt is not None
@@ -132,7 +144,7 @@ def test_the_paper_scale_has_the_printed_rates_of_the_prompt() -> None:
     assert "learning_rate" not in p.trained("embedded:vit", "activation-prompt", p.DIGITS)
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_page_is_up_to_date(document: Any) -> None:
     assert document.page() == document.PAGE.read_text(encoding="utf-8"), document.__doc__
 
 
@@ -145,15 +157,17 @@ def test_the_models_named_are_those_behind_the_numbers() -> None:
         assert scale.models_of(True) == ("three",)
 
 
-def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result at `here` is taken into the folder of data, without the paths of who made it, and the page tells it."""
+def test_results_become_data_of_the_page(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: Any
+) -> None:
+    """A result at `here` is kept with its paper, without the paths of who made it, and the page tells it."""
     outcome = reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", progress=False, command=["secret"])
     as_here = Outcome(outcome.recipe, "here", None, outcome.ours, 1.0, outcome.folder.parent / "here", ("secret",))
     from inlay.papers.reproduce.perform import keep
 
     keep(as_here)
-    monkeypatch.setattr(document, "DATA", tmp_path / "data")
-    assert document.last_verdicts(outcome.recipe) is None
+    monkeypatch.setattr(kept, "ROOT", tmp_path / "data")
+    assert last_verdicts(outcome.recipe) is None
     assert document.here(outcome.recipe) == "Not run yet."
     source = as_here.folder / "lemma-1.json"
     made = json.loads(source.read_text())
@@ -162,12 +176,12 @@ def test_results_become_data_of_the_page(out: Path, tmp_path: Path, monkeypatch:
         document.take(tmp_path / "out")
     source.write_text(json.dumps(made | {"versions": made["versions"] | {"commit": "0123abc"}}))
     assert document.take(tmp_path / "out") == ["activation-prompts/lemma-1"]
-    assert list(document.counted(document.last_verdicts(outcome.recipe) or ()).values()) == [2, 2, 0, 0]
-    kept = json.loads(document.path_of("activation-prompts/lemma-1").read_text())
-    assert kept["settings"]["summary"] == outcome.recipe.scales["here"].summary
-    assert kept["notes"] == list(outcome.recipe.notes)
-    assert kept["settings"]["summary"] in document.here(outcome.recipe)
-    assert "secret" not in document.path_of("activation-prompts/lemma-1").read_text()
+    assert list(count_verdicts(last_verdicts(outcome.recipe) or ()).values()) == [2, 2, 0, 0]
+    taken = json.loads(path_of("activation-prompts/lemma-1").read_text())
+    assert taken["settings"]["summary"] == outcome.recipe.scales["here"].summary
+    assert taken["notes"] == list(outcome.recipe.notes)
+    assert taken["settings"]["summary"] in document.here(outcome.recipe)
+    assert "secret" not in path_of("activation-prompts/lemma-1").read_text()
     rows = document.rows_of(outcome.recipe)
     assert [row[2] for row in rows] == ["yes", "yes", "no", "no"]
 

@@ -29,7 +29,7 @@ def command(
         str,
         typer.Option(
             help="paper (the paper's settings, as far as it prints them), here (minutes on two cores, as stated; some "
-            "read what a checkout keeps of larger runs) or smoke (seconds)."
+            "read kept results of larger runs) or smoke (seconds)."
         ),
     ] = "here",
     models_dir: Annotated[
@@ -39,9 +39,7 @@ def command(
     data_dir: o.DataDir = None,
     fresh: Annotated[
         bool,
-        typer.Option(
-            "--fresh", help="At scale here run everything; read nothing that a checkout keeps of larger runs."
-        ),
+        typer.Option("--fresh", help="At scale here run everything; read no kept results of larger runs."),
     ] = False,
     workers: Annotated[
         int, typer.Option(help="Runs at a time on this machine; each has its part of the cores and of the GPUs.")
@@ -54,7 +52,7 @@ def command(
     """Make a paper's table, figure or theorem again, and say of each claim whether it holds: there, and here.
 
     Each claim is a predicate, put to the paper's own printed numbers and to ours. Runs that were made before are found
-    again, and at scale here some recipes read what a checkout keeps of larger ones: that is said, and --fresh runs
+    again, and at scale here some recipes read kept results of larger ones: that is said, and --fresh runs
     them. A run that fails leaves its cell empty; a recipe that cannot run does not stop the others. The exit status is
     1 if something failed.
 
@@ -111,12 +109,12 @@ def command(
 
 def listed() -> None:
     """Every recipe on a line, with the latest verdicts at scale here."""
-    from inlay.papers.reproduce import catalogue, document
+    from inlay.papers.reproduce import catalogue, latest
 
     rows = []
     for each in catalogue.recipes().values():
-        verdicts = document.last_verdicts(each)
-        counts = ["-"] * 4 if verdicts is None else [str(number) for number in document.counted(verdicts).values()]
+        verdicts = latest.last_verdicts(each)
+        counts = ["-"] * 4 if verdicts is None else [str(number) for number in latest.count_verdicts(verdicts).values()]
         rows.append((each.name, *counts, each.title, each.scales["here"].time))
     head = ("recipe", "holds", "fails", "not told apart", "not tested", "what it is", "time here")
     show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))

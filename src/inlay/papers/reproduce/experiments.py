@@ -91,7 +91,7 @@ def performed(
     return bench.once(f"{room}/{name}", key, work)
 
 
-def from_lab(name: str, shapes: Sequence[Shape]) -> Results | None:
-    """The same from what the documentation keeps of an experiment; None where there is none."""
-    found = kept.experiment(name)
+def from_lab(paper: str, name: str, shapes: Sequence[Shape]) -> Results | None:
+    """The same from what a paper keeps of an experiment; None where there is nothing."""
+    found = kept.experiment(paper, name)
     return None if found is None else shown(found[0], shapes, (found[1],))

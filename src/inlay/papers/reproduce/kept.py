@@ -1,17 +1,15 @@
-"""What was measured before and is kept in a checkout: runs that a table's script made, experiments of the lab.
+"""What was measured before and ships with a paper, in its folder `kept`: runs behind tables, what its lab found.
 
-Where a checkout has them, a recipe at `here` reads them and does not make them again: they are larger than what a
-recipe would run on two cores. What was read, the command that made it, the machine, and how many seeds and steps were
-found there are told in the results' notes: no constant says so. Only whole lines of a table are read (`whole`).
+A recipe at `here` reads it and does not make it again: it is larger than what a recipe would run on two cores. What was
+read, the command that made it, the machine, and how many seeds and steps were found there are told in the results'
+notes: no constant says so. Only whole lines of a table are read (`whole`).
 """
 
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,10 +23,7 @@ from inlay.papers.reproduce.results import Cell, Key, Results
 if TYPE_CHECKING:
     from inlay.papers.findings import Finding
 
-ROOT = Path(__file__).parents[4]
-RESULTS = ROOT / "benchmarks" / "results"
-SCRIPTS = ROOT / "scripts"
-LAB = ROOT / "docs" / "images" / "lab"
+ROOT = Path(__file__).parents[1]  # the papers
 READ = "Read from"  # how a note about kept results begins
 NOT_WHOLE = "Kept runs are not whole and are not read"
 LEAST = 3  # seeds without which a line of a kept table is not read
@@ -45,44 +40,43 @@ def ignored(wanted: bool = True) -> Iterator[None]:
         _IGNORED.reset(token)
 
 
-def _there(path: Path) -> bool:
-    return not _IGNORED.get() and path.is_file()
+def path(paper: str, name: str) -> Path:
+    """Where a paper, by its folder's name, keeps something."""
+    return ROOT / paper / "kept" / name
+
+
+def _there(file: Path) -> bool:
+    return not _IGNORED.get() and file.is_file()
 
 
 @dataclass(frozen=True)
 class Table:
-    """The runs behind a table. `script` is the module that made them: it knows which learning rate counts."""
+    """The runs behind a paper's tables. The paper's `table` module made them and knows which learning rate counts."""
 
-    script: Any
     runs: list[dict[str, Any]]
     note: str
     where: str
 
 
-def has_table(name: str) -> bool:
-    """Whether the runs of scripts/<name>.py are there."""
-    return _there(RESULTS / f"{name}.json") and (SCRIPTS / f"{name}.py").is_file()
+def has_table(paper: str) -> bool:
+    """Whether the runs of a paper's `table` module are there."""
+    return _there(path(paper, "table.json"))
 
 
-def table(name: str, more: str = "") -> Table | None:
-    """The runs of scripts/<name>.py; None where there is no checkout, or it has none.
+def table(paper: str, more: str = "") -> Table | None:
+    """The runs of a paper's `table` module; None where there are none. `more`: options of the command that made them.
 
     Those that failed too: a learning rate that failed has been tried.
     """
-    if not has_table(name):
+    if not has_table(paper):
         return None
-    path = RESULTS / f"{name}.json"
+    file, command = path(paper, "table.json"), f"python -m inlay.papers.{paper}.table run"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
         runs = list(found["runs"])
-        note = _note(path, f"python scripts/{name}.py run{more}", found["versions"], _commits(runs))
+        return Table(runs, _note(file, command + more, found["versions"], _commits(runs)), _named(file))
     except (ValueError, KeyError, TypeError) as error:
-        raise InlayError(f"{path} cannot be read: {error!r}. Make it again: python scripts/{name}.py run.") from error
-    sys.path.insert(0, str(SCRIPTS))  # scripts import what they share by its plain name
-    try:
-        return Table(importlib.import_module(name), runs, note, str(path.relative_to(ROOT)))
-    finally:
-        sys.path.remove(str(SCRIPTS))
+        raise InlayError(f"{file} cannot be read: {error!r}. Make it again: {command}.") from error
 
 
 @dataclass(frozen=True)
@@ -132,33 +126,34 @@ def span(numbers: Iterable[int]) -> str:
     return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
 
 
-def benchmark(name: str, command: str) -> tuple[dict[str, Any], str] | None:
-    """What a benchmark kept, and the note about it; None where there is none."""
-    path = RESULTS / f"{name}.json"
-    if not _there(path):
+def benchmark(paper: str, name: str, command: str) -> tuple[dict[str, Any], str] | None:
+    """What a benchmark measured for a paper, and the note about it; None where there is nothing."""
+    file = path(paper, f"{name}.json")
+    if not _there(file):
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(file.read_text(encoding="utf-8"))
     own = {"cpu": found.get("processor"), "threads": found.get("threads")}
-    return found, _note(path, command, found.get("versions", own))
+    return found, _note(file, command, found.get("versions", own))
 
 
-def rows(name: str, command: str) -> tuple[list[dict[str, str]], str] | None:
-    """The rows of a CSV among the results, and the note about it; None where there is none."""
-    path = RESULTS / f"{name}.csv"
-    if not _there(path):
+def rows(paper: str, name: str, command: str) -> tuple[list[dict[str, str]], str] | None:
+    """The rows of a CSV that a paper keeps, and the note about it; None where there is none."""
+    file = path(paper, f"{name}.csv")
+    if not _there(file):
         return None
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file)), f"{READ} {path.relative_to(ROOT)}: `{command}`."
+    with open(file, encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines)), f"{READ} {_named(file)}: `{command}`."
 
 
-def experiment(name: str) -> tuple[Finding, str] | None:
-    """An experiment of the lab that the documentation shows, and the note about it; None where there is none."""
+def experiment(paper: str, name: str) -> tuple[Finding, str] | None:
+    """An experiment of a paper's lab that the documentation shows, and the note about it; None where there is none."""
     from inlay.papers import redraw
 
-    if not _there(LAB / name / f"{name}.json"):
+    folder = path(paper, f"lab/{name}")
+    if not _there(folder / f"{name}.json"):
         return None
-    found, facts = redraw.read(LAB / name)
-    return found, _note(LAB / name, " ".join(facts["command"]), facts["versions"])
+    found, facts = redraw.read(folder)
+    return found, _note(folder, " ".join(facts["command"]), facts["versions"])
 
 
 def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
@@ -172,8 +167,13 @@ def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in groups.items())
 
 
-def _note(path: Path, command: str, versions: Mapping[str, Any], commits: str = "") -> str:
+def _note(file: Path, command: str, versions: Mapping[str, Any], commits: str = "") -> str:
     machine = versions.get("gpu") or f"{versions.get('cpu') or 'a CPU'}, {versions.get('threads')} threads"
     hashes = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", commits or versions.get("commit") or "")
     commit = f", commit {hashes}" if hashes else ""
-    return f"{READ} {path.relative_to(ROOT)}: `{command}` on {machine}{commit}."
+    return f"{READ} {_named(file)}: `{command}` on {machine}{commit}."
+
+
+def _named(file: Path) -> str:
+    """A file of a paper by its place in the package, wherever that is installed."""
+    return f"inlay/papers/{file.relative_to(ROOT).as_posix()}"

@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def read(self) -> list[str]:
-        """What was read of results that a checkout keeps, in place of being run."""
+        """What was read of kept results, in place of being run."""
         return _read(self.ours)
 
     @property
@@ -175,7 +175,7 @@ def reproduce(
 ) -> Outcome:
     """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>.
 
-    Some recipes at `here` read what a checkout keeps of larger measurements (kept.py); `fresh` makes all anew.
+    Some recipes at `here` read kept results of larger measurements (kept.py); `fresh` makes all anew.
     `workers` runs are made at a time, each with its part of the cores.
     """
     scale = known_scale(scale)

@@ -114,7 +114,7 @@ class Scale:
 
     `models` and `data` are looked for before anything starts: hub ids, `embedded:NAME`, or names of folders in
     --models-dir; and names of tasks. `behind` are the models behind numbers that are not made but read, where they
-    are others: behind the printed ones, at `paper`; behind those that a checkout keeps, at `here`.
+    are others: behind the printed ones, at `paper`; behind kept ones, at `here`.
     """
 
     summary: str
@@ -146,7 +146,7 @@ class Recipe:
     `printed` is the CSV of the paper's numbers, None where it prints none; `printed_intervals` says that its ± are
     halves of 95 % intervals, which is not assumed of a paper that does not say so. `draw` makes the picture of a figure
     from the printed results (None where there are none) and ours. `kept` says whether all that `here` needs is among
-    what the checkout keeps, so that no model or data need be looked for.
+    what is kept, so that no model or data need be looked for.
     """
 
     name: str

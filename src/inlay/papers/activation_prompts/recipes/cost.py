@@ -1,5 +1,5 @@
 """Table 2: what the methods cost. Parameters are counted on models of the paper's own shapes, without weights; memory,
-time and throughput are measured: of the same models on a GPU where a checkout keeps that, else of small ones."""
+time and throughput are measured: of the same models on a GPU, as kept; with --fresh of small ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def kept_costs(models: Mapping[str, str], rows: Iterable[str]) -> Results | None
     """What benchmarks/vision.py measured on a GPU at the paper's own sizes, three rounds each; None without it."""
     from inlay.papers.reproduce import kept
 
-    found = kept.benchmark("vision-cuda", "python benchmarks/vision.py --rounds 3 --repeats 10")
+    found = kept.benchmark("activation_prompts", "vision-cuda", "python benchmarks/vision.py --rounds 3 --repeats 10")
     if found is None:
         return None
     steps, note = found[0]["steps"], found[1]
@@ -78,9 +78,9 @@ TABLE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "Parameters of ResNet-101 and ViT-L/16, exactly. In a checkout the rest is benchmarks/vision.py's of the "
-            "same models on an H200; else runs of the small embedded ResNet and ViT on 200 digits, 3 seeds.",
-            "seconds in a checkout; else 8 min on two cores",
+            "Parameters of ResNet-101 and ViT-L/16, exactly. The rest is what benchmarks/vision.py measured of the "
+            "same models on an H200; with --fresh runs of the small embedded ResNet and ViT on 200 digits, 3 seeds.",
+            "seconds; with --fresh 8 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),
             {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
     from inlay.workflow.explain.runs import Point
 
+LAYERS_COMMAND = "python -m inlay.papers.activation_prompts.table layers, then inlay explain layers"
 ROWS = {
     "activation-prompt": "AP",
     "vpt-deep": "VPT",
@@ -70,7 +71,7 @@ def kept_curves(models: Mapping[str, str]) -> Results | None:
     cells: dict[Key, Cell] = {}
     notes = []
     for panel, model in models.items():
-        found = kept.rows(f"layers-{model}", "python scripts/vision_table.py layers, then inlay explain layers")
+        found = kept.rows("activation_prompts", f"layers-{model}", LAYERS_COMMAND)
         if found is None:
             return None
         for line in found[0]:
@@ -210,10 +211,10 @@ FIGURE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 "
-            "epochs. Else the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all "
+            "The kept curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 epochs. "
+            "With --fresh the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all "
             "layers. Parameters of ResNet-101, exactly.",
-            "seconds in a checkout; else 9 min on two cores",
+            "seconds; with --fresh 9 min on two cores",
             ("embedded:resnet",),
             ("digits",),
             {
@@ -284,10 +285,10 @@ FIGURE_4 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures "
-            "of OxfordPets, 20 epochs. Else the small embedded ResNet and ViT on 200 digits, 5 epochs, 3 "
+            "The kept curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures of "
+            "OxfordPets, 20 epochs. With --fresh the small embedded ResNet and ViT on 200 digits, 5 epochs, 3 "
             "seeds. One rate for all layers.",
-            "seconds in a checkout; else 15 min on two cores",
+            "seconds; with --fresh 15 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),
             {

@@ -55,7 +55,7 @@ HEAD_NOTE = (
     "and what A5 changes is not shown."
 )
 MIXED_NOTE = (
-    "In a checkout a row at `here` has three origins: parameters are counted on ViT-L/16 at the paper's settings (LoRA "
+    "A row at `here` has three origins: parameters are counted on ViT-L/16 at the paper's settings (LoRA "
     "of rank 10, VPT with as many tokens as the table says); accuracy is a ViT-tiny's and cost a ViT-L/16's with "
     "random weights, both at our default settings (LoRA of rank 8, VPT with 10 tokens)."
 )
@@ -77,15 +77,16 @@ def recipe(
 ) -> Recipe:
     """A table of this shape: the same three scales for all. `rows` are those that its claims are about.
 
-    At `paper` full fine-tuning and the linear probe are run too. `kept`: at `here` what a checkout keeps is read.
+    At `paper` full fine-tuning and the linear probe are run too. `kept`: at `here` kept results are read.
     """
     runs = (
         "Parameters of ViT-L/16, exactly; the rest by runs of the small embedded ViT on 200 digits, 5 epochs, each "
         "method's own rate, 3 seeds."
     )
     read = (
-        "Parameters of ViT-L/16, exactly. In a checkout accuracy is that of the ViT-tiny of docs/visual-methods.md and "
-        "cost that of ViT-L/16 on an H200, of the methods that were measured; else all by runs of the small embedded "
+        "Parameters of ViT-L/16, exactly. Accuracy is that of the ViT-tiny of docs/visual-methods.md and "
+        "cost that of ViT-L/16 on an H200, of the methods that were measured; with --fresh all by runs of the small "
+        "embedded "
         "ViT on 200 digits, 3 seeds."
     )
     return Recipe(
@@ -109,7 +110,7 @@ def recipe(
             ),
             "here": Scale(
                 read if kept else runs,
-                f"seconds in a checkout; else {minutes} min on two cores" if kept else f"{minutes} min on two cores",
+                f"seconds; with --fresh {minutes} min on two cores" if kept else f"{minutes} min on two cores",
                 ("embedded:vit",),
                 ("digits",),
                 {

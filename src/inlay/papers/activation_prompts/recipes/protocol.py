@@ -198,16 +198,17 @@ def specs(
 
 def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results | None:
     """The runs behind docs/visual-methods.md: ViT-tiny, ResNet-50, 1,000 pictures of four sets; None without them."""
+    from inlay.papers.activation_prompts.table import chosen
     from inlay.papers.reproduce import kept
 
-    table = kept.table("vision_table", " --models-dir <folder> --data-dir <folder>")
+    table = kept.table("activation_prompts", " --models-dir <folder> --data-dir <folder>")
     if table is None:
         return None
     named, cells = list(rows), {}
     for panel, model in models.items():
         for row in (each for each in named if fits(each, panel)):
             for column, task in SMALL_SETS.items():
-                runs = table.script.chosen(table.runs, model, WAYS[row].method, task) if row in KEPT_ROWS else []
+                runs = chosen(table.runs, model, WAYS[row].method, task) if row in KEPT_ROWS else []
                 cells[panel, row, column] = {
                     run["seed"]: kept.Measured(100 * run["test"], run.get("steps")) for run in runs
                 }

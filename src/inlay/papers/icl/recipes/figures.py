@@ -1,7 +1,7 @@
 """Figures 2 to 5: trainings at the printed sizes, by the functions of `inlay lab icl`.
 
 The paper prints curves and no numbers. Figures 2, 4 and 5 take from minutes to a quarter of an hour: at `here` what the
-documentation keeps of them is read where a checkout has it.
+documentation shows of them is kept, and read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def nobody(name: str, trace: Any) -> None:
 
 def found(bench: Bench, settings: Mapping[str, Any], part: str, *shapes: Shape) -> Results:
     """One experiment: read where the scale says so and the documentation has it, otherwise made."""
-    known = from_lab(f"icl-figure-{part}", shapes) if settings.get("kept") else None
+    known = from_lab("icl", f"icl-figure-{part}", shapes) if settings.get("kept") else None
     return performed(bench, "icl", part, settings[part], shapes, nobody) if known is None else known
 
 
@@ -83,9 +83,9 @@ RECIPES = (
                 settings={"2a": {"heads": (64,)}, "2b": {"heads": (8,), "device": "cuda"}},
             ),
             "here": Scale(
-                f"{PRINTED_SIZES}, H = 64 and 8, in a checkout as docs/icl.md shows it. Else one layer for 200 epochs, "
+                f"{PRINTED_SIZES}, H = 64 and 8, as docs/icl.md shows it. With --fresh one layer for 200 epochs, "
                 "four layers for 4 minutes with batches of 16.",
-                "1 s in a checkout, else 8 min on one core",
+                "1 s; with --fresh 8 min on one core",
                 settings={"kept": True, "2a": {"heads": (64,)}, "2b": {"heads": (8,)}},
             ),
             "smoke": Scale("N = 3, two steps.", "1 s", settings={"2a": TINY, "2b": {**TINY, "heads": (2,)}}),
@@ -147,7 +147,7 @@ RECIPES = (
             ),
             "here": Scale(
                 f"{PRINTED_SIZES}, H = 1 to 400, as docs/icl.md shows it: 200 epochs on a CPU, 600 on a GPU.",
-                "1 s in a checkout, else 15 min on two cores",
+                "1 s; with --fresh 15 min on two cores",
                 settings={"kept": True, "4": {}},
             ),
             "smoke": Scale("N = 3, H = 1 and 5, two steps.", "1 s", settings={"4": {**TINY, "heads": (1, 5)}}),
@@ -186,8 +186,8 @@ RECIPES = (
                 settings={"5": {"device": "cuda"}},
             ),
             "here": Scale(
-                f"{PRINTED_SIZES} (on a CPU 16), H = 1 to 64, 100 s each; in a checkout the 60 s of docs/icl.md.",
-                "1 s in a checkout, else 12 min on two cores",
+                f"{PRINTED_SIZES} (on a CPU 16), H = 1 to 64, 100 s each with --fresh; else the 60 s of docs/icl.md.",
+                "1 s; with --fresh 12 min on two cores",
                 settings={"kept": True, "5": {}},
             ),
             "smoke": Scale(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from inlay.papers.infoprompt import table
 from inlay.papers.infoprompt.recipes import protocol as p
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.certainty import Part, every
@@ -143,15 +144,15 @@ CURVES = ("Finetuning", "WARP", "InfoPrompt")
 
 
 def kept_curves() -> Results:
-    """Those of the table's script with 64 examples; without cells where a checkout has not got them."""
-    found = kept.table(p.TABLE)
+    """Those of the kept runs with 64 examples; no cells where there are none."""
+    found = kept.table("infoprompt")
     if found is None:
         return Results()
     cells: dict[Key, dict[int, kept.Measured]] = {}
     for panel, task in {"NER": "wnut17-spans", "SST2": "sst2"}.items():
         for row in CURVES:
-            line = found.script.GROUPS["mlm-64"].line(p.LINES[row])
-            made = found.script.cell(found.runs, "mlm-64", line, task)
+            line = table.GROUPS["mlm-64"].line(p.LINES[row])
+            made = table.cell(found.runs, "mlm-64", line, task)
             for seed, entry in made.items():
                 for step, value in entry["curve"]:
                     own = cells.setdefault((panel, row, str(step)), {})
@@ -352,9 +353,9 @@ FIGURE_3 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the runs of scripts/infoprompt_table.py are read where they are whole: a masked MiniLM, 64 "
+            "The kept runs are read where they are whole: a masked MiniLM, 64 "
             "examples, 30 epochs. Else MiniLM, 64 examples, 8 epochs, 4 evaluations, 2 seeds.",
-            "seconds in a checkout that has them; else 10 min on two cores",
+            "seconds; with --fresh 10 min on two cores",
             (p.HOUSE,),
             ("wnut17-spans", "sst2-sentences"),
             {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.papers.infoprompt import table
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.predicates import above, above_on_average, best_in, mean_of_columns
 from inlay.papers.reproduce.recipe import READING, Claim
@@ -21,7 +22,6 @@ FOLDER = Path(__file__).parent
 ROBERTA = "FacebookAI/roberta-large"
 # At `here`: anybody can have the first; the second reads masks as RoBERTa does, and is taken where --models-dir has it.
 HOUSE, BETTER = "embedded:minilm", "minilm_l6_mlm"
-TABLE = "infoprompt_table"  # the script whose runs a checkout may keep
 WITHOUT_HEAD, WITHOUT_STATE, WITHOUT_BOTH = "gamma = 0", "beta = 0", "gamma = 0, beta = 0"
 # The adapter stands after the feed-forward alone (section 4.3).
 WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -121,19 +121,18 @@ PROMPT_METHODS = ("warp", "idpg", "infoprompt")
 
 
 def kept_runs(found: kept.Table, group: str, row: str, task: str) -> dict[int, kept.Measured]:
-    """What the table's script measured of one cell, by seed."""
-    line = next((one for one in found.script.GROUPS[group].lines if one.name == LINES[row]), None)
-    entries = {} if line is None else found.script.cell(found.runs, group, line, task)
+    """The kept runs of one cell, by seed."""
+    line = next((one for one in table.GROUPS[group].lines if one.name == LINES[row]), None)
+    entries = {} if line is None else table.cell(found.runs, group, line, task)
     return {seed: kept.Measured(entry["test"][entry["metric"]], entry.get("steps")) for seed, entry in entries.items()}
 
 
 def kept_cells(panel: str, columns: Mapping[str, tuple[str, str]], rows: Iterable[str]) -> Results:
-    """What the table's script measured with its masked language model: whole lines, nothing without InfoPrompt's.
+    """The kept runs of the masked language model: whole lines, nothing without InfoPrompt's.
 
-    `columns` have the script's group and task; each group is read or not by itself. Without cells where a checkout has
-    not got it.
+    `columns` have the table's group and task; each group is read or not by itself. No cells where nothing is kept.
     """
-    found = kept.table(TABLE)
+    found = kept.table("infoprompt")
     if found is None:
         return Results()
     parts = []

@@ -52,7 +52,7 @@ def few_shot(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
 
 def kept_few_shot(tasks: Mapping[str, str], rows: Iterable[str]) -> Results:
-    """What a checkout keeps of tables 3 and 4."""
+    """The kept runs of tables 3 and 4."""
     columns = {f"{name}, N = {count}": (f"mlm-{count}", task) for count in SHOTS for name, task in tasks.items()}
     return p.kept_cells("", columns, rows) if tasks else Results()
 
@@ -161,7 +161,7 @@ def scales(
 MODEL_HERE = "MiniLM (minilm_l6_mlm of --models-dir, a masked language model, where it is there)"
 OWN_FULL = f"{MODEL_HERE} on 500 examples of each, 2 epochs of batches of 16, each method's own rate, n_p = 4, 2 seeds."
 KEPT = (
-    "In a checkout the runs of scripts/infoprompt_table.py are read where they are whole: a masked MiniLM, 30 epochs, "
+    "The kept runs are read where they are whole: a masked MiniLM, 30 epochs, "
     f"rates chosen on held-out data. Else {MODEL_HERE}, N = 64, 8 epochs, each method's own rate, 2 seeds."
 )
 
@@ -200,7 +200,7 @@ def few_table(number: int, title: str, tasks: Mapping[str, str], here: Mapping[s
             {"shots": (64,), "training": FEW_HERE, "seeds": 2, "kept": read},
             {"shots": (6,)},
             ("64 and 256 examples, n_p = 4", KEPT, "One step of WARP and InfoPrompt on 6 examples."),
-            ("a day on one GPU", "seconds in a checkout that has them; else 15 min on two cores"),
+            ("a day on one GPU", "seconds; with --fresh 15 min on two cores"),
         ),
         run=few_shot,
         claims=p.claims(list(by_shots(tasks, SHOTS)), "section 5.2"),

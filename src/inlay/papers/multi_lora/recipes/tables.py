@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.papers.multi_lora.table import GROUPS, measured, seeds_of
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.counting import NO_GPU, PARAMETERS, gpu, in_millions, scores, shared_and_own, trained
 from inlay.papers.reproduce.predicates import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from inlay.records.store import Run
 
 FOLDER = Path(__file__).parent
-TABLE = "multi_lora_table"
 AVERAGE = "Avg."
 PRINTED_GAP = 2.15  # 87.2 - 85.1 is 2.1; the means of the printed cells differ by 2.11, which is that to a tenth
 LARGER = "all-mpnet-base-v2"  # of RoBERTa-base's shape
@@ -75,7 +75,7 @@ def counted(shape: str, tasks: int, settings: Mapping[str, Any]) -> Results:
 
 
 def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
-    """The counts on the paper's own model; the scores read where a checkout keeps them, otherwise measured.
+    """The counts on the paper's own model; the scores read where they are kept, otherwise measured.
 
     `gpu`: only where there is one.
     """
@@ -89,31 +89,31 @@ def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
             if not gpu():
                 return counts.with_([found, Results(notes=(NO_GPU,))])
             bench.check("This", Scale("", "", (settings["model"],), tuple(settings["tasks"].values())))
-        found = found.with_([measured(bench, settings)])
+        found = found.with_([measure(bench, settings)])
     # The printed average is over the printed tasks: a mean over others is another number.
     return counts.with_([found.with_average(AVERAGE, list(GLUE if settings["group"] == "encoder" else TEXTS))])
 
 
 def kept_scores(group: str, tasks: Mapping[str, str], panel: str = "") -> Results:
-    """What the table's script measured: whole lines, nothing without Multi-LoRA's; no cells where there is none."""
-    found = kept.table(TABLE)
+    """The kept runs: whole lines, nothing without Multi-LoRA's; no cells where there is none."""
+    found = kept.table("multi_lora")
     if found is None:
         return Results()
     what, size = ("bleu", 1.0) if group == "decoder" else ("test", 100.0)
     cells = {
         (panel, row, column): {
             seed: kept.Measured(size * value, steps)
-            for seed, (value, steps) in found.script.measured(found.runs, group, line, task, what).items()
+            for seed, (value, steps) in measured(found.runs, group, line, task, what).items()
         }
         for row, line in LINES.items()
         for column, task in tasks.items()
     }
-    lines = {row: found.script.GROUPS[group].line(line) for row, line in LINES.items()}
-    once = {row: 1 for row, line in lines.items() if found.script.seeds_of(group, line) == 1}
+    lines = {row: GROUPS[group].line(line) for row, line in LINES.items()}
+    once = {row: 1 for row, line in lines.items() if seeds_of(group, line) == 1}
     return kept.whole(found, cells, "Multi-LoRA", once)
 
 
-def measured(bench: Bench, settings: Mapping[str, Any]) -> Results:
+def measure(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """One run of all tasks by Multi-LoRA, one a task by the others; `each` rows of a task in a batch.
 
     `alone`: Multi-LoRA too has a run a task, as the paper has it ("only tune LoRA_B layers on each task respectively"):
@@ -245,10 +245,10 @@ TABLE_1 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on RoBERTa-base, exactly. In a checkout the runs of scripts/multi_lora_table.py are read where "
+            "Counts on RoBERTa-base, exactly. The kept runs are read where "
             "they are whole: MiniLM on eight tasks, and all-mpnet-base-v2, which has RoBERTa-base's shape. Else five "
             "tasks, 200 examples of each, 60 steps of 8 a task, 2 seeds.",
-            "seconds in a checkout that has them; else 10 min on two cores",
+            "seconds; with --fresh 10 min on two cores",
             ("embedded:minilm",),
             tuple(SMALL.values()),
             {
@@ -354,10 +354,10 @@ TABLE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on GPT-2 medium, exactly. In a checkout the runs of scripts/multi_lora_table.py are read where "
+            "Counts on GPT-2 medium, exactly. The kept runs are read where "
             "they are whole: SmolLM2-135M, 16 rows a task and step, 200 test inputs. Else, on a GPU, SmolLM2, 100 "
             "steps.",
-            "seconds in a checkout that has them; else 20 min on one GPU",
+            "seconds; with --fresh 20 min on one GPU",
             settings={
                 "shape": "GPT-2 medium",
                 "count": 3,

@@ -30,7 +30,7 @@ def panel_of(length: float) -> str:
 
 def figure_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """The numbers of one layer by its formula (they are the paper's x axis), and the time of a forward pass."""
-    found = kept.benchmark("ntk_figure3", "python benchmarks/ntk.py --cpu --figure3")
+    found = kept.benchmark("ntk_attention", "figure_3", "python benchmarks/ntk.py --cpu --figure3")
     rows = timed(**settings) if found is None else found[0]["rows"]
     cells: dict[Key, Cell] = {}
     for m in dict.fromkeys(row["m"] for row in rows):
@@ -190,9 +190,8 @@ RECIPES = (
             ),
             "here": Scale(
                 "8 heads of 32, L = 32 to 256, m = 1 to 65,536, the fastest pass; keys and values of the prefix are "
-                "given, so that exact attention is spared projecting them. In a checkout what benchmarks/ntk.py "
-                "measured.",
-                "seconds in a checkout; else 1 min on two cores",
+                "given, so that exact attention is spared projecting them. What benchmarks/ntk.py measured is read.",
+                "seconds; with --fresh 1 min on two cores",
                 settings=FULL,
             ),
             "smoke": Scale(

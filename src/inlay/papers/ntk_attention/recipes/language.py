@@ -66,7 +66,7 @@ TABLE_3 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on OPT of five sizes, exactly. In a checkout the runs of scripts/ntk_table.py are read where they "
+            "Counts on OPT of five sizes, exactly. The kept runs are read where they "
             "are whole: SmolLM2-135M on WikiText-2, a prefix of 40. Else, where there is a GPU, SmolLM2, 100 steps.",
             "20 s on two cores; 10 min on one GPU without the kept runs",
             settings={

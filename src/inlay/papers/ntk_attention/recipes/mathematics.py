@@ -87,7 +87,7 @@ FIGURE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "In a checkout the runs of scripts/ntk_table.py are read where they are whole: SmolLM2-135M trained on "
+            "The kept runs are read where they are whole: SmolLM2-135M trained on "
             "GSM8K and asked 200 of its questions. Else, where there is a GPU, the same with 100 steps and all.",
             "seconds; 15 min on one GPU without the kept runs",
             settings={

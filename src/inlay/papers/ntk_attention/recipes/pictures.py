@@ -53,10 +53,10 @@ TABLE_2 = Recipe(
             },
         ),
         "here": Scale(
-            "Counts on ViT-B/16, exactly. In a checkout the runs of scripts/ntk_table.py and vision_table.py are read "
+            "Counts on ViT-B/16, exactly. The kept runs, and those of activation prompts, are read "
             "where they are whole: a ViT-tiny on 1,000 pictures of three other sets, LoRA of rank 8. Else the small "
             "embedded ViT on 200 digits, 5 epochs, 3 seeds.",
-            "seconds in a checkout that has them; else 4 min on two cores",
+            "seconds; with --fresh 4 min on two cores",
             ("embedded:vit",),
             ("digits",),
             {

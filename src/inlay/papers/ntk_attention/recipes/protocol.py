@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.papers.ntk_attention import table
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.counting import in_millions, scores, trained
 from inlay.papers.reproduce.predicates import Test, mean_of_columns
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from inlay.records.store import Run
 
 FOLDER = Path(__file__).parent
-TABLE = "ntk_table"
 NTK, LORA, PREFIX = "NTK-Attention", "LoRA", "P-Tuning V2"
 LORA_8 = "LoRA, r' = 8"
 SMOL = "SmolLM2-135M"
@@ -122,27 +122,27 @@ def kept_cells(
     panel: str = "",
     what: str = "test",
 ) -> Results:
-    """What the table's script measured: `lines` are its lines by our rows, `tasks` its tasks by our columns.
+    """The kept runs: `lines` are its lines by our rows, `tasks` its tasks by our columns.
 
-    Whole lines only, and nothing without NTK-Attention's; without cells where a checkout has not got it.
+    Whole lines only, and nothing without NTK-Attention's; no cells where nothing is kept.
     """
-    found = kept.table(TABLE)
+    found = kept.table("ntk_attention")
     if found is None:
         return Results()
     runs, notes = found.runs, []
-    if group == "vision" and (others := kept.table("vision_table")) is not None:
-        runs = [*runs, *found.script.beside(kept.RESULTS / "vision_table.json")]
+    if group == "vision" and (others := kept.table("activation_prompts")) is not None:
+        runs = [*runs, *table.beside(others.runs)]
         notes.append(others.note)
     cells = {
         (panel, row, column): {
             run["seed"]: kept.Measured(size * run[what], run.get("steps"))
-            for run in found.script.cell(runs, group, line, task)
+            for run in table.cell(runs, group, line, task)
             if what in run
         }
         for row, line in lines.items()
         for column, task in tasks.items()
     }
-    read = kept.whole(found, cells, NTK, {row: 1 for row, line in lines.items() if line == found.script.UNTRAINED})
+    read = kept.whole(found, cells, NTK, {row: 1 for row, line in lines.items() if line == table.UNTRAINED})
     return replace(read, notes=(*read.notes, *(notes if read.cells else ())))
 
 

@@ -32,7 +32,7 @@ LINES_1 = {
     p.NTK: "ntk-attention",
     "full fine-tuning": "full",
 }
-# The commoner class of the test parts that the script has, in per cent.
+# The commoner class of the test parts of the kept runs, in per cent.
 CHANCE = {"BoolQ": 100 * 2033 / 3270, "CB": 50.0, "Copa": 55.0, "MultiRC": 100 * 2773 / 4848, "RTE": 100 * 146 / 277}
 PREFIXES = ("P-Tuning V2, m = 1", "P-Tuning V2, m = 10", "P-Tuning V2, m = 16", "P-Tuning V2, m = 100")
 
@@ -105,9 +105,9 @@ TABLE_1 = Recipe(
             behind=("ChatGLM3-6B",),
         ),
         "here": Scale(
-            "Counts at ChatGLM3-6B's size, exactly. In a checkout the runs of scripts/ntk_table.py are read where they "
+            "Counts at ChatGLM3-6B's size, exactly. The kept runs are read where they "
             "are whole: MiniLM, rates chosen on held-out data. Else MiniLM, 40 steps of 16, own rates, 2 seeds.",
-            "seconds in a checkout that has them; else 10 min on two cores",
+            "seconds; with --fresh 10 min on two cores",
             ("embedded:minilm",),
             tuple(GLUE.values()),
             {

@@ -1,0 +1,179 @@
+"""The generated part of docs/fidelity.md, from the latest `here` results, which are kept with their papers.
+
+python scripts/document_fidelity.py --take reproduce     # copy results into src/inlay/papers/<paper>/kept/reproduce
+python scripts/document_fidelity.py --write              # write the page's generated part from them
+python scripts/document_fidelity.py --check              # fail where it is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from generated import ROOT, replaced
+
+from inlay.errors import InlayError
+from inlay.papers.reproduce import catalogue, kept
+from inlay.papers.reproduce.latest import count_verdicts, last_verdicts, latest, path_of
+from inlay.papers.reproduce.perform import grid
+from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, PRINTED, READING, UNTESTED, Recipe, Verdict
+from inlay.papers.reproduce.results import Results
+from inlay.records.atomic import write_json, write_text
+
+PAGE = ROOT / "docs" / "fidelity.md"
+BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
+SHORT = {HOLDS: "yes", FAILS: "no", OPEN: OPEN, UNTESTED: UNTESTED}
+KEPT = ("recipe", "scale", "settings", "models", "data", "notes", "seconds", "ours", "versions")
+DIRTY = "+"  # how the commit of a tree with changes ends
+
+
+def dirty(found: Mapping[str, Any] | None) -> bool:
+    """Whether a result was made from a tree with changes: nobody can make it again."""
+    return found is not None and str(found["versions"]["commit"]).endswith(DIRTY)
+
+
+def take(out: Path) -> list[str]:
+    """Copy what is needed of the `here` results under `out` into the checkout; the names taken.
+
+    One that was made from a tree with changes is refused: nobody could make it again.
+    """
+    taken = []
+    for name in catalogue.recipes():
+        paper, _, item = name.partition("/")
+        source = out / paper / item / "here" / f"{item}.json"
+        if source.is_file():
+            found = json.loads(source.read_text(encoding="utf-8"))
+            if dirty(found):
+                raise InlayError(
+                    f"{source} was made from a tree with changes (commit {found['versions']['commit']}): make it "
+                    "again from a clean clone. Nothing of what comes after it was taken."
+                )
+            target = path_of(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Where models and data lay concerns nobody else.
+            command = {"command": ["inlay", "reproduce", name, "--scale", "here"]}
+            write_json(target, {key: found[key] for key in KEPT} | command)
+            taken.append(name)
+    return taken
+
+
+def section() -> str:
+    """The generated part: all papers in a table, then of every recipe its circumstances, and each claim on both."""
+    by_paper: dict[str, list[Recipe]] = {}
+    for recipe in catalogue.recipes().values():
+        by_paper.setdefault(recipe.paper, []).append(recipe)
+    parts = [grid(SUMMARY, [summary(paper, recipes) for paper, recipes in by_paper.items()])]
+    for paper, recipes in by_paper.items():
+        parts.append(f"### {catalogue.title(paper)}")
+        for recipe in recipes:
+            parts += [f"#### `{recipe.item}`: {recipe.title}", here(recipe), grid(CLAIMS, rows_of(recipe))]
+    return "\n\n".join(parts)
+
+
+SUMMARY = (
+    *("paper", "recipes", "claims", "hold in print", "do not in print", "hold here", "do not here"),
+    *("not told apart here", "not tested here", "not run yet"),
+)
+CLAIMS = ("claim", "holds in the paper's numbers?", "holds here?", "measured here")
+
+
+def summary(paper: str, recipes: Sequence[Recipe]) -> list[str]:
+    """A paper's claims, counted: in its own numbers, and here."""
+    print_ = count_verdicts(verdict for recipe in recipes for verdict in recipe.judged_as_printed())
+    known = [(recipe, last_verdicts(recipe)) for recipe in recipes]
+    ours = count_verdicts(verdict for _, verdicts in known for verdict in verdicts or ())
+    claims = sum(len(recipe.claims) for recipe in recipes)
+    waiting = sum(len(recipe.claims) for recipe, verdicts in known if verdicts is None)
+    numbers = (len(recipes), claims, print_[HOLDS], print_[FAILS], *ours.values(), waiting)
+    return [catalogue.title(paper), *map(str, numbers)]
+
+
+def here(recipe: Recipe) -> str:
+    """What the committed result was made with, from the result itself, and what a reader must know of it."""
+    found = latest(recipe.name)
+    if found is None:
+        return "Not run yet."
+    results = Results.from_json(found["ours"])
+    said = [f"Here{circumstances(found)}: {found.get('settings', {}).get('summary', UNKNOWN)}"]
+    theirs = recipe.scales["paper"].models_of(True)
+    if theirs and found.get("models"):
+        said.append(f"Models: {', '.join(theirs)} in the paper; {', '.join(found['models'])} here.")
+    if results.seeds:
+        numbers = dict.fromkeys((results.seeds[0], results.seeds[-1]))
+        said.append(f"Values a cell: {' to '.join(map(str, numbers))}.")
+    said += [*found.get("notes", ()), *(note for note in results.notes if not note.startswith(kept.READ))]
+    said += [f"Failed: {which}: {why}." for which, why in results.failures.items()]
+    if dirty(found):
+        said.append("It was made from a tree with changes, and is to be made again.")
+    return " ".join(said)
+
+
+UNKNOWN = "with what it was made is not on record."
+
+
+def rows_of(recipe: Recipe) -> list[list[str]]:
+    """A row a claim: what the printed numbers say of it, and ours."""
+    known = last_verdicts(recipe)
+    ours: list[Verdict | None] = [None] * len(recipe.claims) if known is None else [*known]
+    rows = []
+    for claim, printed, measured in zip(recipe.claims, recipe.judged_as_printed(), ours, strict=True):
+        paper = SHORT[printed.kind] + (f": {printed.measured}" if printed.judgement == FAILS else "")
+        paper = "printed so" if claim.where == PRINTED else paper if claim.printed else "not printed"
+        text = f"{claim.text} (our reading)" if claim.where == READING else claim.text
+        rows.append([text, paper, *_ours(measured)])
+    return rows
+
+
+def _ours(verdict: Verdict | None) -> tuple[str, str]:
+    if verdict is None:
+        return "not run yet", ""
+    told = SHORT[verdict.kind] + (f" (by the means {SHORT[verdict.judgement]})" if verdict.kind == OPEN else "")
+    span = "" if verdict.interval is None else f" [{verdict.interval[0]:.3g}, {verdict.interval[1]:.3g}]"
+    return told, verdict.measured + span
+
+
+def circumstances(found: Mapping[str, Any]) -> str:
+    """What was read, or how long it took on what."""
+    read = [match[1] for note in found["ours"]["notes"] if (match := re.match(rf"{kept.READ} (\S+):", note))]
+    if read:
+        return f" (read from {', '.join(f'`{path}`' for path in dict.fromkeys(read))})"
+    machine = found["versions"]
+    where = machine.get("gpu") or f"{machine['threads'] or 1} of {machine['cores']} CPU cores"
+    return f" ({max(1, round(found['seconds']))} s on {where})"
+
+
+def page() -> str:
+    """docs/fidelity.md as it should be."""
+    text = PAGE.read_text(encoding="utf-8")
+    return replaced(text, (BEGIN, END), f"\n{section()}\n", PAGE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", type=Path, help="a folder of `inlay reproduce` whose `here` results to commit")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    if args.take:
+        try:
+            print("\n".join(take(args.take)) or f"no `here` results under {args.take}")
+        except InlayError as error:
+            print(error, file=sys.stderr)
+            return 2
+    if args.write:
+        write_text(PAGE, page())
+    if args.check and (names := [name for name in catalogue.recipes() if dirty(latest(name))]):
+        print(f"made from a tree with changes, to be made again: {', '.join(names)}", file=sys.stderr)
+    if args.check and page() != PAGE.read_text(encoding="utf-8"):
+        print("docs/fidelity.md is not up to date: python scripts/document_fidelity.py --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""The numbers in docs/icl.md, from what the paper keeps of `inlay lab icl`.
+
+    python scripts/document_icl.py
+
+Beside each picture: the command, the machine and the claims; above all, which of them hold. The words around are
+people's. `inlay lab icl --figure all --redraw --out src/inlay/papers/icl/kept/lab` reads the claims and draws the
+pictures again first, where the code has changed since; `python scripts/take_lab.py` then brings the pictures home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from generated import ROOT
+
+from inlay.papers.findings import Finding
+from inlay.papers.redraw import read
+from inlay.papers.reproduce import kept
+from inlay.papers.tables import fill
+
+PAGE, LAB = ROOT / "docs" / "icl.md", kept.path("icl", "lab")
+FOUND = (
+    "icl-theorem-1",
+    "icl-theorem-2",
+    "icl-proposition-1",
+    "icl-figure-2a",
+    "icl-figure-2b",
+    "icl-figure-3",
+    "icl-figure-4",
+    "icl-figure-5",
+    "icl-run",
+    "icl-language",
+)
+# What the paper says, the experiment that tests it, how its claims begin, and a remark that no number changes.
+SAID = (
+    ("Theorem 1: the gap is below (18) at every step", "icl-theorem-1", "(18): the gap", "at N = 2, 3, 4"),
+    ("(18) says something at the printed sizes", "icl-theorem-1", "(18) says something", ""),
+    ("a larger H makes the guaranteed rate slower", "icl-theorem-1", "a larger H", "`zeta_0` grows with H too"),
+    ("Theorem 2: after T steps the outputs are y* to within epsilon", "icl-theorem-2", "after T", ""),
+    ("Proposition 1: full rank with H >= N heads", "icl-proposition-1", "H >= N", "tokens of norm 1"),
+    ("the same with Gaussian tokens", "icl-proposition-1", "so too", "in floating point"),
+    ("never with fewer heads", "icl-proposition-1", "H < N", ""),
+    ("never with a token twice", "icl-proposition-1", "a token twice", ""),
+    ("Figure 2(a): three losses descend together", "icl-figure-2a", "the three curves", ""),
+    ("the out-of-domain loss is above the in-domain one", "icl-figure-2a", "the out-of-domain", ""),
+    ("the output converges to y*", "icl-figure-2a", "the output", ""),
+    ("Figure 2(b): so too with four layers: together", "icl-figure-2b", "the three curves", ""),
+    ("out-of-domain above in-domain", "icl-figure-2b", "the out-of-domain", ""),
+    ("the output converges to y*", "icl-figure-2b", "the output", ""),
+    ("Figure 3: the gap between y* and y_best is smallest at N = m", "icl-figure-3", "the gap", "by construction"),
+    ("the closer N is to m, the better the prediction", "icl-figure-3", "the closer", "the error falls with N"),
+    ("y_best is the best prediction one could hope for", "icl-figure-3", "y_best", "y* is better unless N = m"),
+    ("Figure 4: with H < N the loss stops far from its minimum", "icl-figure-4", "H < N", ""),
+    ("with H >= N it keeps descending", "icl-figure-4", "H >= N", ""),
+    ("H = 400 is unstable and diverges", "icl-figure-4", "H = 400", ""),
+    ("a large H is the least stable, at 100 times the rate", "icl-figure-4", "the largest H", ""),
+    ("the loss falls to 0.001", "icl-figure-4", "the population loss", "its infimum is above that"),
+    ("Figure 5: four layers need no large H", "icl-figure-5", "four layers", ""),
+    ("in a fixed time a small H ends lowest", "icl-figure-5", "in ", ""),
+    ("a larger H completes fewer steps", "icl-figure-5", "a larger H", ""),
+    ("a large H is slower by the step too", "icl-figure-5", "a large H", ""),
+)
+
+
+def written(text: str) -> str:
+    """For a cell of a table: bars would end it, stars would slant what follows."""
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+def holds(found: Finding, begins: str) -> str:
+    """The verdicts on the claims that begin so: one word, or each with what tells the claims apart."""
+    claims = [claim for claim in found.claims if claim.claim.startswith(begins)]
+    if not claims:
+        raise SystemExit(f"{found.name} has no claim that begins with {begins!r}: run it again")
+    if len({claim.holds for claim in claims}) == 1:
+        return claims[0].holds
+    return "; ".join(f"{claim.claim.rpartition('; ')[2].rpartition(': ')[2]}: {claim.holds}" for claim in claims)
+
+
+def verdicts(kept: dict[str, Finding]) -> list[str]:
+    """The table above all."""
+    lines = ["| the paper | holds here? |", "| --- | --- |"]
+    for sentence, name, begins, remark in SAID:
+        cell = holds(kept[name], begins) if name in kept else "not measured"
+        lines.append(f"| {written(sentence)} | {cell}{f' ({written(remark)})' if remark and name in kept else ''} |")
+    return lines
+
+
+def block(found: Finding, facts: dict[str, Any]) -> list[str]:
+    """A picture, how it was made, and its claims."""
+    versions, settings = facts["versions"], found.facts
+    threads = versions["threads"]
+    machine = "one core of a CPU" if threads == 1 else f"{threads} cores of a CPU"
+    if str(settings.get("device")).startswith("cuda"):
+        machine = f"{versions['gpu']}, {settings['training seconds']:.0f} s of training"
+    lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]
+    lines += [f"`{' '.join(facts['command'])}` (on {machine})", ""]
+    lines += ["| claim | measured | holds? |", "| --- | --- | --- |"]
+    return lines + [f"| {written(claim.claim)} | {written(claim.measured)} | {claim.holds} |" for claim in found.claims]
+
+
+def left(found: Finding) -> list[str]:
+    """Figure 4: what is left of the gap, by tokens and H."""
+    heads = sorted({row[2] for row in found.rows if isinstance(row[2], int)})
+    lines = [
+        "| gap left of its start | " + " | ".join(f"H = {H}" for H in heads) + " |",
+        "| --- |" + " ---: |" * len(heads),
+    ]
+    for tokens, words in (("Gaussian", "Gaussian tokens, as printed"), ("norm 1", "tokens of norm 1")):
+        cells = []
+        for H in heads:
+            gaps = [row[6] for row in found.rows if row[:3] == (tokens, found.facts["rate"], H)]
+            cells.append(f"{gaps[-1] / gaps[0]:.2g}")  # type: ignore[operator]
+        lines.append(f"| {words} | " + " | ".join(cells) + " |")
+    return [
+        *lines,
+        "",
+        f"After {found.facts['steps'] / found.facts['steps in an epoch']:.0f} epochs; one start each (seed 0).",
+    ]
+
+
+LANGUAGE = {
+    "tasks": "tasks",
+    "N": "N",
+    "error, model": "error of the model",
+    "error, ridge m tau": "of ridge, `m tau`",
+    "matched strength": "matching strength",
+    "model from matched ridge": "model from that ridge",
+    "model from matched kernel average": "from a matched kernel average",
+    "model from the mean of the labels": "from the labels' mean",
+    "model from the nearest label": "from the nearest label",
+}
+
+
+def language(found: Finding, sizes: Sequence[int] = (2, 8, 32)) -> list[str]:
+    """The answers of a language model beside the rules that could explain them."""
+    lines = ["| " + " | ".join(LANGUAGE.values()) + " |", "| --- |" + " ---: |" * (len(LANGUAGE) - 1)]
+    for row in found.rows:
+        of = dict(zip(found.columns, row, strict=True))
+        if of["N"] in sizes:
+            cells = [of[name] for name in LANGUAGE]
+            lines.append(
+                "| " + " | ".join(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
+            )
+    return lines
+
+
+def main() -> None:
+    folders = [LAB / name for name in FOUND if (LAB / name).is_dir()]
+    read_back = {folder.name: read(folder) for folder in folders}
+    kept = {name: found for name, (found, _) in read_back.items()}
+    absent = ["Not measured yet."]
+    parts = {name: block(*read_back[name]) if name in read_back else absent for name in FOUND}
+    parts["icl verdicts"] = verdicts(kept)
+    parts["icl-figure-4 gaps"] = left(kept["icl-figure-4"])
+    parts["icl-language table"] = language(kept["icl-language"])
+    fill(PAGE, parts)
+
+
+if __name__ == "__main__":
+    main()

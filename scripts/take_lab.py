@@ -1,0 +1,49 @@
+"""Bring what `inlay lab` made into the checkout: numbers to their paper's `kept/lab`, pictures to docs/images/lab.
+
+    inlay lab prefix --out lab && python scripts/take_lab.py lab
+
+An experiment that no paper keeps yet is refused: make its folder `src/inlay/papers/<paper>/kept/lab/<name>` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+from generated import ROOT
+
+from inlay.papers.reproduce import kept
+
+PICTURES = ROOT / "docs" / "images" / "lab"
+
+
+def take(folder: Path) -> None:
+    """Take one experiment. From the folder where its numbers are kept, where it was drawn again, the pictures move."""
+    homes = list(kept.ROOT.glob(f"*/kept/lab/{folder.name}"))
+    if len(homes) != 1:
+        raise SystemExit(f"{len(homes)} papers keep an experiment {folder.name!r}: make its folder kept/lab/<name>.")
+    at_home = homes[0].resolve() == folder.resolve()
+    for ending in (".json", ".csv"):
+        if not at_home:
+            shutil.copy(folder / f"{folder.name}{ending}", homes[0])
+    for ending in (".png", ".svg"):
+        picture = folder / f"{folder.name}{ending}"
+        target = PICTURES / folder.name / picture.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, target)
+        if at_home:
+            picture.unlink()
+    print(folder.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="what --out of `inlay lab` was")
+    args = parser.parse_args()
+    for folder in sorted(path for path in args.folder.iterdir() if (path / f"{path.name}.png").is_file()):
+        take(folder)
+
+
+if __name__ == "__main__":
+    main()

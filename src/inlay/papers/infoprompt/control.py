@@ -1,0 +1,148 @@
+"""A control for the decoder's tables of docs/infoprompt-measured.md: what its states know without any prompt.
+
+Logistic regression on the last state of the frozen SmolLM2, read where the tables' methods read it: at the end of the
+bare text, as adapters, LoRA and full training have it, and at the end of the text with its cue, as the methods with
+prompts do, but without prompts. The same 64 training examples, seeds and test rows; C is chosen by five-fold
+cross-validation on those 64 (three-fold where a class has fewer).
+
+    python -m inlay.papers.infoprompt.control run --data-dir <folder> [--model embedded:smollm2]
+    python -m inlay.papers.infoprompt.control write    # its table, from kept/control.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from inlay.papers.infoprompt.table import (
+    FILE,
+    GROUPS,
+    MOST_LENGTH,
+    SCORED_BATCH,
+    TASKS,
+    TEST_ROWS,
+    cell,
+    rows,
+    some,
+    value,
+    whole,
+    with_error,
+)
+from inlay.papers.reproduce import kept
+from inlay.papers.tables import Entry, fill, head, row, write_options
+
+CONTROL = kept.path("infoprompt", "control.json")
+SEEDS = tuple(range(5))
+GROUP = "smollm2-64"
+SHOTS = GROUPS[GROUP].shots
+CS = np.logspace(-4, 1, 6)  # of features that have mean 0 and deviation 1
+
+
+def readings(schema: Any) -> dict[str, Any]:
+    """The task's schema with the bare text, and with its cue and no prompts."""
+    from inlay.tasks.prompts import left_to_right
+
+    with_cue = left_to_right(schema.prompt_template, schema.cue).removeprefix("{soft_prompt} ")
+    return {"bare text": schema, "text and cue": dataclasses.replace(schema, template=with_cue)}
+
+
+@torch.no_grad()
+def states(backbone: Any, schema: Any, data: Any) -> np.ndarray:
+    """The last token's last state of each row."""
+    encoded = schema.encode_inputs(data.to_list(), backbone.processor, MOST_LENGTH)
+    collate, body = schema.collator(backbone.processor), backbone.model.base_model
+    found = []
+    for start in range(0, len(encoded), SCORED_BATCH):
+        batch = collate([encoded[i] for i in range(start, min(start + SCORED_BATCH, len(encoded)))])
+        seen = body(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False)[0]
+        found.append(seen[torch.arange(len(seen)), batch["attention_mask"].sum(1) - 1])
+    return torch.cat(found).float().numpy()
+
+
+def fitted(features: np.ndarray, labels: np.ndarray) -> Any:
+    """Logistic regression, its C by cross-validation on the same rows."""
+    from sklearn.linear_model import LogisticRegressionCV
+    from sklearn.model_selection import StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    folds = StratifiedKFold(5 if np.bincount(labels).min() >= 5 else 3, shuffle=True, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of SemEval's classes some have three examples
+        return make_pipeline(StandardScaler(), LogisticRegressionCV(Cs=CS, cv=folds, max_iter=2000)).fit(
+            features, labels
+        )
+
+
+def run(args: argparse.Namespace) -> None:
+    from inlay import backbones
+    from inlay.records.versions import versions
+
+    found: dict[str, Any] = {"versions": versions(), "model": args.model, "shots": SHOTS, "seeds": SEEDS, "tasks": {}}
+    for name in TASKS:
+        drawn = [rows(name, args.data_dir, SHOTS, seed) for seed in SEEDS]
+        task = drawn[0]
+        test = some(task.test, TEST_ROWS)
+        backbone = backbones.load(
+            args.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=0
+        )
+        backbone.model.eval()
+        for reading, schema in readings(task.schema).items():
+            seen, truth = states(backbone, schema, test), np.asarray(test["label"])
+            scores = []
+            for one in drawn:
+                model = fitted(states(backbone, schema, one.train), np.asarray(one.train["label"]))
+                logits = model.decision_function(seen)
+                logits = np.stack([-logits, logits], axis=1) if logits.ndim == 1 else logits
+                scores.append(100 * task.schema.compute_metrics(logits, truth)[task.metrics[0]])
+            found["tasks"].setdefault(name, {})[reading] = [round(each, 2) for each in scores]
+            print(f"{name:<14} {reading:<13} {with_error(scores)}", flush=True)
+            Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def table(control: dict[str, Any], runs: list[Entry]) -> list[str]:
+    """The control beside the lines of the decoder's table, of the same seeds."""
+    lines = head("", *TASKS, "mean")
+    scored = {
+        f"logistic regression, {reading}": [control["tasks"][task][reading] for task in TASKS]
+        for reading in control["tasks"][TASKS[0]]
+    }
+    for line in GROUPS[GROUP].lines:
+        cells = [cell(runs, GROUP, line, task) for task in TASKS]
+        scored[line.name] = [[value(each[seed]) for seed in control["seeds"]] for each in cells]
+    for name, by_task in scored.items():
+        means = [fmean(each) for each in zip(*by_task, strict=True)]
+        lines.append(row(name, *(with_error(each) for each in (*by_task, means))))
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    runs = whole(json.loads(FILE.read_text())["runs"])
+    fill(Path(args.page), {"control": table(json.loads(Path(args.results).read_text()), runs)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="fit the regressions")
+    doing.add_argument("--data-dir", required=True)
+    doing.add_argument("--model", default="embedded:smollm2")
+    doing.add_argument("--results", default=str(CONTROL))
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the table into the page")
+    write_options(writing, CONTROL, "infoprompt-measured.md")
+    writing.set_defaults(do=write)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,682 @@
+"""InfoPrompt beside WARP, IDPG, its own ablations, adapters, LoRA and full training: docs/infoprompt-measured.md.
+
+Few-shot runs of three real models on six tasks, N = 64 and 256, five seeds; and section 6.2's sensitivity to the start,
+ten seeds after one epoch. For each model and line of the tables the learning rate is chosen from five, a factor of
+about three apart: by the mean accuracy on what is held out of the training data of two tasks, N = 64, with two seeds
+that no table uses. Every task, N and seed uses it. Test data choose nothing.
+
+    python -m inlay.papers.infoprompt.table run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 540
+    python -m inlay.papers.infoprompt.table write    # its tables, from kept/table.json, in the root of a checkout
+    python -m inlay.papers.infoprompt.table draw     # figure 3, docs/images/infoprompt/figure-3
+
+Runs come in the order of the groups, within one seed by seed: what the clock cuts off are the last groups' last seeds.
+`--known` has results of an earlier call, which are not made again. The workers share the machine, so that times of
+these runs are not to be compared: benchmarks/infoprompt.py measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from inlay.papers.reproduce import kept
+from inlay.papers.tables import (
+    Entry,
+    Key,
+    difference,
+    fill,
+    head,
+    row,
+    run_all,
+    run_options,
+    where,
+    write_options,
+)
+
+NAMES = ("group", "line", "task", "rate", "seed")
+FILE = kept.path("infoprompt", "table.json")
+TASKS = ("sst2", "rte", "mrpc", "cola", "semeval2010", "wnut17-spans")
+CHOOSING = ("sst2", "semeval2010")  # where learning rates are chosen
+CHOOSING_SEEDS = (100, 101)
+EPOCHS = (1, 2, 5, 10, 20, 30)  # after which the validation part is scored
+HELD_OUT, CURVE_ROWS, TEST_ROWS = 500, 256, 1000  # rows that are scored at most: for a choice, on the way, at the end
+TRIAL_ROWS = 16  # where it is only tried out
+SCORED_BATCH = 64
+MOST_LENGTH = 128
+MOST_EXAMPLES = {"wnut17-spans": 1975}  # there are no more to train on
+PROMPTS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+RATES: Mapping[str, tuple[float, ...]] = {
+    "infoprompt": PROMPTS,
+    "warp": PROMPTS,
+    "idpg": PROMPTS,
+    "adapter-pfeiffer": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "lora": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "full": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with settings."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+LINES = (
+    Line("infoprompt", "infoprompt"),
+    Line("warp", "warp"),
+    Line("idpg", "idpg"),
+    Line("without head loss", "infoprompt", {"gamma": 0.0}),
+    Line("without representation loss", "infoprompt", {"beta": 0.0}),
+    Line("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
+    Line("adapter", "adapter-pfeiffer"),
+    Line("lora", "lora"),
+    Line("full", "full"),
+)
+UNIFORM = Line("warp, uniform", "warp", {"initial": "uniform"})
+
+
+@dataclass(frozen=True)
+class Group:
+    """A model, its lines and seeds, and how they are trained; `name` of the group where its rates are chosen."""
+
+    model: str
+    shots: int
+    batch_size: int
+    rates_of: str
+    tasks: tuple[str, ...] = TASKS
+    lines: tuple[Line, ...] = LINES
+    seeds: int = 5
+    epochs: int = 30
+    schedule: str = "linear"
+
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+
+# 240 updates at either N: 30 epochs of batches of 8 (as in the paper) and of 32.
+GROUPS = {
+    "mlm-64": Group("minilm_l6_mlm", 64, 8, "mlm-64"),
+    "mlm-256": Group("minilm_l6_mlm", 256, 32, "mlm-64"),
+    "sensitivity": Group(
+        "minilm_l6_mlm",
+        2000,
+        8,
+        "mlm-64",
+        tasks=("sst2", "wnut17-spans"),
+        lines=(*LINES[:3], UNIFORM),
+        seeds=10,
+        epochs=1,
+        schedule="constant",
+    ),
+    "initialisation": Group("minilm_l6_mlm", 64, 8, "mlm-64", tasks=("mrpc",), lines=(UNIFORM,)),
+    "minilm-64": Group("minilm", 64, 8, "minilm-64"),
+    "minilm-256": Group("minilm", 256, 32, "minilm-64"),
+    "smollm2-64": Group("smollm2", 64, 8, "smollm2-64"),
+    "smollm2-256": Group("smollm2", 256, 32, "smollm2-64"),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- the runs
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run, and where its model and data lie."""
+
+    group: str
+    line: str
+    task: str
+    rate: float
+    seed: int
+    models_dir: str
+    data_dir: str
+    steps: int | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def shots(self) -> int:
+        return min(GROUPS[self.group].shots, MOST_EXAMPLES.get(self.task, GROUPS[self.group].shots))
+
+    @property
+    def chooses(self) -> bool:
+        return self.seed in CHOOSING_SEEDS
+
+    def spec(self) -> Any:
+        from inlay import Spec
+
+        group = GROUPS[self.group]
+        line = group.line(self.line)
+        return Spec(
+            model=where(group.model, self.models_dir),
+            task=self.task,
+            data_dir=self.data_dir,
+            method=line.method,
+            settings=line.settings,
+            learning_rate=self.rate,
+            seed=self.seed,
+            shots=self.shots,
+            batch_size=group.batch_size,
+            epochs=group.epochs,
+            max_steps=self.steps,
+            schedule=group.schedule,
+            max_length=MOST_LENGTH,
+            evaluations=1,
+        )
+
+
+@functools.cache
+def rows(task: str, data_dir: str, shots: int, seed: int) -> Any:
+    """A task with its rows: read once by each worker, for all methods."""
+    from inlay import Spec, tasks
+
+    return tasks.load(Spec(model="", method="full", task=task, data_dir=data_dir, shots=shots, seed=seed))
+
+
+def some(data: Any, most: int) -> Any:
+    """At most so many rows, the same ones for everybody."""
+    import numpy as np
+
+    if len(data) <= most:
+        return data
+    return data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:most]))
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """Train, score the held-out part on the way, and in the end the test part, unless the run is to choose a rate."""
+    import dataclasses
+
+    from inlay import backbones
+    from inlay.methods.registry import get
+    from inlay.training import fit
+    from inlay.training.evaluation import evaluate
+    from inlay.training.fitting import adapt_task
+
+    spec, group = work.spec(), GROUPS[work.group]
+    whole = rows(work.task, work.data_dir, work.shots, work.seed)
+    none = whole.test.select([])
+    # Without them `fit` scores nothing: that is done here, in larger batches.
+    task = dataclasses.replace(whole, validation=none, test=none, notes=())
+    backbone = backbones.load_for(spec, task)
+    # With its prompts, as `fit` trains on it.
+    _, prompted, _ = adapt_task(spec.settings, get(spec.method), task, backbone)
+    score = spec.with_(batch_size=SCORED_BATCH)
+    most = TRIAL_ROWS if work.steps else HELD_OUT if work.chooses else CURVE_ROWS
+
+    def held_out(model: Any) -> dict[str, float]:
+        held = dataclasses.replace(prompted, validation=some(whole.validation, most))
+        return rounded(evaluate(model, held, "validation", backbone.processor, score)[0])
+
+    a_step = -(-work.shots // group.batch_size)
+    curve = Curve(() if work.chooses else {epoch * a_step for epoch in EPOCHS if epoch < group.epochs}, held_out)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=[curve.watcher()])
+    metric = task.metrics[0]
+    curve.scored.append((outcome.steps, held_out(outcome.model)))
+    found: dict[str, Any] = {
+        "metric": metric,
+        "validation": curve.scored[-1][1],
+        "trained": outcome.portrait["parameters"]["trained"],
+        "steps": outcome.steps,
+    }
+    if work.chooses:
+        return found
+    task = dataclasses.replace(prompted, test=some(whole.test, TRIAL_ROWS if work.steps else TEST_ROWS))
+    found["test"] = rounded(evaluate(outcome.model, task, "test", backbone.processor, score)[0])
+    found["curve"] = [[step, scored[metric]] for step, scored in curve.scored]
+    return found | {"losses": losses(outcome.history, [step for step, _ in curve.scored])}
+
+
+def rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in metrics.items()}
+
+
+class Curve:
+    """Scores the model after these updates, and leaves it as it was."""
+
+    def __init__(self, steps: Iterable[int], score: Callable[[Any], dict[str, float]]) -> None:
+        self.steps, self.score = set(steps), score
+        self.scored: list[tuple[int, dict[str, float]]] = []
+
+    def watcher(self) -> Any:
+        from transformers import TrainerCallback
+
+        curve = self
+
+        class Watcher(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+                if state.global_step in curve.steps:
+                    modes = [(module, module.training) for module in model.modules()]
+                    curve.scored.append((state.global_step, curve.score(model)))
+                    for module, mode in modes:
+                        module.training = mode
+
+        return Watcher()
+
+
+def losses(history: Iterable[Mapping[str, Any]], steps: Iterable[int]) -> list[dict[str, float]]:
+    """The mean of each part of the loss up to each of these updates, since the one before."""
+    entries = [entry for entry in history if "loss" in entry]
+    names = sorted({name for entry in entries for name in entry if name.endswith("loss")})
+    found = []
+    for before, step in itertools.pairwise((0, *steps)):
+        since = [entry for entry in entries if before < entry["step"] <= step]
+        found.append({name: round(fmean(entry[name] for entry in since), 4) for name in names if since})
+    return found
+
+
+def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Work]:
+    """All that is to be run, the most telling first: rates to choose, then seed by seed what they were chosen for."""
+
+    def work(group: str, line: Line, task: str, rate: float, seed: int) -> Work:
+        return Work(group, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
+
+    entries = list(known.values())
+    for name in args.groups:
+        group = GROUPS[name]
+        if name == group.rates_of:
+            for seed, task, line in itertools.product(CHOOSING_SEEDS[: args.choosing_seeds], CHOOSING, group.lines):
+                for rate in RATES[line.method]:
+                    yield work(name, line, task, rate, seed)
+        chosen = {line.name: best_rate(entries, name, line, args.choosing_seeds) for line in group.lines}
+        for seed, task, line in itertools.product(range(min(group.seeds, args.seeds)), group.tasks, group.lines):
+            if (best := chosen[line.name]) is not None:
+                yield work(name, line, task, best, seed)
+
+
+def best_rate(entries: Iterable[Entry], group: str, line: Line, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
+    """The rate with the best mean accuracy on what was held out; of equals the smallest. None: not all are known.
+
+    Tasks differ by far more than rates do: means are of the same tasks and seeds at every rate, or there is no choice.
+    A line that starts in another way than WARP has WARP's rate. A run that came to no end counts as none right.
+    """
+    scored = held_out_scores(entries, group, line, seeds)
+    if any(None in scores for scores in scored.values()):
+        return None
+    return min(scored, key=lambda rate: (-fmean(score or 0.0 for score in scored[rate]), rate))
+
+
+def held_out_scores(entries: Iterable[Entry], group: str, line: Line, seeds: int) -> dict[float, list[float | None]]:
+    """By rate the accuracy of each task and seed that choose, in one order; None: not run."""
+    home = GROUPS[group].rates_of
+    name = line.name if line in GROUPS[home].lines else line.method
+    found = {
+        (entry["rate"], entry["task"], entry["seed"]): entry.get("validation", {}).get("accuracy", 0.0)
+        for entry in entries
+        if (entry["group"], entry["line"]) == (home, name)
+    }
+    pairs = list(itertools.product(CHOOSING, CHOOSING_SEEDS[:seeds]))
+    return {rate: [found.get((rate, *pair)) for pair in pairs] for rate in RATES[line.method]}
+
+
+def choice(runs: Iterable[Entry], group: str, line: Line) -> tuple[float, int] | None:
+    """The rate that `run` chooses, and by how many seeds: by all of those that choose, or else by the first alone."""
+    runs = list(runs)
+    for seeds in range(len(CHOOSING_SEEDS), 0, -1):
+        if (rate := best_rate(runs, group, line, seeds)) is not None:
+            return rate, seeds
+    return None
+
+
+def run(args: argparse.Namespace) -> None:
+    """A window of what is wanted is given out: what is known later may be more telling."""
+    window = args.workers + 4
+
+    def next_ones(known: Mapping[Key, Entry]) -> Iterator[Work]:
+        missing = (work for work in wanted(known, args) if tuple(work.named.values()) not in known)
+        return itertools.islice(missing, window)
+
+    run_all(measure, next_ones, NAMES, args)
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def whole(runs: Iterable[Entry]) -> list[Entry]:
+    """Without the runs of a task and seed that other lines of the same table lack: the clock cut these off."""
+    runs = list(runs)
+    lines: dict[Key, set[str]] = {}  # by group and task, and by seed as well
+    for entry in runs:
+        if "test" in entry:
+            for key in ((entry["group"], entry["task"]), (entry["group"], entry["task"], entry["seed"])):
+                lines.setdefault(key, set()).add(entry["line"])
+    return [
+        r for r in runs if "test" not in r or lines[r["group"], r["task"], r["seed"]] == lines[r["group"], r["task"]]
+    ]
+
+
+def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
+    """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
+    chosen = choice(runs, group, line)
+    rate = None if chosen is None else chosen[0]
+    return {
+        r["seed"]: r
+        for r in sorted(runs, key=lambda r: r["seed"])
+        if (r["group"], r["line"], r["task"], r["rate"]) == (group, line.name, task, rate) and "test" in r
+    }
+
+
+def value(entry: Entry) -> float:
+    """The task's metric, times 100: Matthews for CoLA, accuracy for the others."""
+    return 100 * entry["test"][entry["metric"]]
+
+
+def with_error(values: Sequence[float], digits: int = 1) -> str:
+    """Mean and standard error."""
+    from inlay.workflow.compare import standard_error
+
+    error = standard_error(values)
+    return f"{fmean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def by_seed(runs: Sequence[Entry], group: str, line: Line) -> dict[int, float]:
+    """The mean over all tasks of each seed that has all of them."""
+    cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+    seeds = set.intersection(*(set(found) for found in cells))
+    return {seed: fmean(value(found[seed]) for found in cells) for seed in sorted(seeds)}
+
+
+def results_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """Every line's test metric on every task, mean and standard error; the mean over the tasks."""
+    from inlay.cli.show import count
+
+    lines = head("method", "trained", "rate", *GROUPS[group].tasks, "mean", "seeds")
+    for line in GROUPS[group].lines:
+        cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
+        if not all(cells):
+            continue
+        first = next(iter(cells[0].values()))
+        mean = by_seed(runs, group, line)
+        lines.append(
+            row(
+                line.name,
+                count(first["trained"]),
+                f"{first['rate']:g}",
+                *(with_error([value(entry) for entry in found.values()]) for found in cells),
+                with_error(list(mean.values())) if mean else "-",
+                str(min(map(len, cells))),
+            )
+        )
+    return lines
+
+
+def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """InfoPrompt less each other line, seed by seed; the mean over tasks with the p of a paired t-test over seeds."""
+    from scipy.stats import ttest_rel
+
+    tasks = GROUPS[group].tasks
+    lines = head("infoprompt less", *tasks, "mean", "p")
+    mine = {task: cell(runs, group, LINES[0], task) for task in tasks}
+    for line in LINES[1:]:
+        cells = []
+        for task in tasks:
+            theirs = cell(runs, group, line, task)
+            seeds = sorted(set(mine[task]) & set(theirs))
+            if seeds:
+                pair = [[value(one[seed]) for seed in seeds] for one in (mine[task], theirs)]
+                cells.append(difference(pair[0], pair[1], size=1))
+        a, b = mean_pair(runs, group, LINES[0], line)
+        if len(cells) < len(tasks) or not a:
+            continue
+        p = f"{ttest_rel(a, b).pvalue:.3f}" if len(a) > 1 and stdev(x - y for x, y in zip(a, b, strict=True)) else "-"
+        lines.append(row(line.name, *cells, difference(a, b, size=1), p))
+    return lines
+
+
+def mean_pair(runs: Sequence[Entry], group: str, one: Line, other: Line) -> tuple[list[float], list[float]]:
+    """The means over tasks of two lines, of the seeds that both have."""
+    mine, theirs = by_seed(runs, group, one), by_seed(runs, group, other)
+    seeds = sorted(set(mine) & set(theirs))
+    return [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+
+
+def summary_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """InfoPrompt less each other line, and each prompt method less LoRA: the mean over tasks, for all models and N."""
+    lora = next(line for line in LINES if line.name == "lora")
+    pairs = [(LINES[0], line) for line in LINES[1:]] + [
+        (line, lora) for line in LINES if line.method in ("warp", "idpg")
+    ]
+    lines = head("", *map(titled, groups))
+    for one, other in pairs:
+        found = [mean_pair(runs, group, one, other) for group in groups]
+        cells = (difference(*each, size=1) if each[0] else "-" for each in found)
+        lines.append(row(f"{one.name} less {other.name}", *cells))
+    return lines
+
+
+def titled(group: str) -> str:
+    return f"{GROUPS[group].model}, N = {GROUPS[group].shots}"
+
+
+def early_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """The first epochs on what is held out, the mean over tasks: what InfoPrompt is ahead by, how much seeds differ."""
+    epochs, others = EPOCHS[:3], [line for line in LINES if line.name in ("warp", "without both")]
+    ahead = [f"less {line.name}, after {epoch}" for line in others for epoch in epochs]
+    spread = LINES[:3]
+    lines = head("model and N", *ahead, *(f"deviation after 1, {line.name}" for line in spread))
+    for group in groups:
+        curves = {line.name: curve_of(runs, group, line) for line in (*spread, *others)}
+        mine = curves[LINES[0].name]
+        cells = []
+        for line, epoch in itertools.product(others, epochs):
+            theirs = curves[line.name]
+            seeds = sorted(set(mine.get(epoch, ())) & set(theirs.get(epoch, ())))
+            pair = [[found[epoch][seed] for seed in seeds] for found in (mine, theirs)]
+            cells.append(difference(pair[0], pair[1], size=1) if seeds else "-")
+        first = [list(curves[line.name].get(1, {}).values()) for line in spread]
+        lines.append(row(titled(group), *cells, *(f"{stdev(each):.1f}" if len(each) > 1 else "-" for each in first)))
+    return lines
+
+
+def curve_of(
+    runs: Sequence[Entry], group: str, line: Line, tasks: Sequence[str] = TASKS
+) -> dict[int, dict[int, float]]:
+    """The mean over tasks of the validation metric, by epoch and seed."""
+    a_step = -(-GROUPS[group].shots // GROUPS[group].batch_size)
+    cells = [cell(runs, group, line, task) for task in tasks]
+    found: dict[int, dict[int, float]] = {}
+    for seed in sorted(set.intersection(*(set(each) for each in cells))):
+        for points in zip(*(each[seed]["curve"] for each in cells), strict=True):
+            found.setdefault(points[0][0] // a_step, {})[seed] = 100 * fmean(each for _, each in points)
+    return found
+
+
+def curve_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """How far each line has come after so many epochs, on what is held out, and how much seeds differ at first."""
+    lines = head("after epochs", *map(str, EPOCHS), "deviation over seeds after 1")
+    for line in GROUPS[group].lines:
+        found = curve_of(runs, group, line)
+        if not found:
+            continue
+        first = list(found[1].values()) if 1 in found else []
+        spread = f"{stdev(first):.1f}" if len(first) > 1 else "-"
+        shown = [with_error(list(found[epoch].values())) if epoch in found else "-" for epoch in EPOCHS]
+        lines.append(row(line.name, *shown, spread))
+    return lines
+
+
+def loss_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """The parts of InfoPrompt's loss in the first and the last stretch of training, by task."""
+    names = ("task_loss", "head_loss", "representation_loss")
+    lines = head("task", *(f"{name.replace('_', ' ')}, {when}" for name in names for when in ("first epoch", "end")))
+    for task in GROUPS[group].tasks:
+        found = [entry["losses"] for entry in cell(runs, group, LINES[0], task).values() if entry["losses"]]
+        if found:
+            cells = (f"{fmean(each[i][name] for each in found):.2f}" for name in names for i in (0, -1))
+            lines.append(row(task, *cells))
+    return lines
+
+
+def losses_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """InfoPrompt's information losses in each stretch of training, the mean over seeds and tasks; the worst task."""
+    spans = [f"{before + 1} to {epoch}" if epoch > before + 1 else str(epoch) for before, epoch in stretches()]
+    lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "the most of a task at the end")
+    for group, name in itertools.product(groups, ("head_loss", "representation_loss")):
+        by_task: dict[str, list[float]] = {}
+        for task in GROUPS[group].tasks:
+            found = [entry["losses"] for entry in cell(runs, group, LINES[0], task).values() if entry["losses"]]
+            if found:
+                by_task[task] = [fmean(stretch[name] for stretch in each) for each in zip(*found, strict=True)]
+        if by_task:
+            means = (fmean(each) for each in zip(*by_task.values(), strict=True))
+            worst = max(by_task, key=lambda task: by_task[task][-1])
+            end = f"{by_task[worst][-1]:.2f} ({worst})"
+            lines.append(row(f"{titled(group)}, {name.split('_')[0]}", *(f"{mean:.2f}" for mean in means), end))
+    return lines
+
+
+def stretches() -> Iterator[tuple[int, int]]:
+    return itertools.pairwise((0, *EPOCHS))
+
+
+def official_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
+    """SemEval's official macro-F1, mean and standard error."""
+    lines = head("method", *map(titled, groups))
+    for line in LINES:
+        cells = [cell(runs, group, line, "semeval2010").values() for group in groups]
+        scored = [[100 * entry["test"]["semeval-f1"] for entry in each] for each in cells]
+        lines.append(row(line.name, *(with_error(each) if each else "-" for each in scored)))
+    return lines
+
+
+def sensitivity_table(runs: Sequence[Entry]) -> list[str]:
+    """Test accuracy after one epoch, mean and standard error over ten seeds, as section 6.2 has it."""
+    group = GROUPS["sensitivity"]
+    lines = head("method", *(f"{task}{what}" for task in group.tasks for what in ("", ", deviation")), "seeds")
+    for line in group.lines:
+        cells = [[value(e) for e in cell(runs, "sensitivity", line, task).values()] for task in group.tasks]
+        if all(len(found) > 1 for found in cells):
+            shown = itertools.chain(*((with_error(found), f"{stdev(found):.1f}") for found in cells))
+            lines.append(row(line.name, *shown, str(min(map(len, cells)))))
+    return lines
+
+
+def initialisation_table(runs: Sequence[Entry]) -> list[str]:
+    """Section 6.1: how prompts start, on MRPC."""
+    lines = head("start", "mrpc, N = 64")
+    for name, group, line in (
+        ("warp, random uniform", "initialisation", UNIFORM),
+        ("warp, sampled vocabulary", "mlm-64", LINES[1]),
+        ("infoprompt", "mlm-64", LINES[0]),
+    ):
+        if found := cell(runs, group, line, "mrpc"):
+            lines.append(row(name, with_error([value(entry) for entry in found.values()])))
+    return lines
+
+
+def rates_table(runs: Sequence[Entry]) -> list[str]:
+    """What was held out, by rate: the mean over the two tasks and the seeds that choose; the choice is bold.
+
+    A line of which runs are missing has made no choice, and shows no means: they would be of unlike runs.
+    """
+    homes = [name for name, group in GROUPS.items() if group.rates_of == name]
+    lines = head("model and line", *(f"rate {i + 1}" for i in range(len(PROMPTS))), "seeds")
+    for home in homes:
+        for line in GROUPS[home].lines:
+            if not any((entry["group"], entry["line"]) == (home, line.name) for entry in runs):
+                continue
+            best, seeds = choice(runs, home, line) or (None, 0)
+            cells = []
+            for rate, scores in held_out_scores(runs, home, line, seeds).items():
+                mean = f"{100 * fmean(score or 0.0 for score in scores):.1f}" if scores else "-"
+                cells.append(f"**{rate:g}: {mean}**" if rate == best else f"{rate:g}: {mean}")
+            lines.append(row(f"{GROUPS[home].model}, {line.name}", *cells, str(seeds or "-")))
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    """Put the tables into the page, between its marks; the words around them are people's, and so is which of the
+    groups have a place there."""
+    runs = whole(json.loads(Path(args.results).read_text())["runs"])
+    page = Path(args.page).read_text()
+    tables = [name for name, group in GROUPS.items() if group.tasks == TASKS and f"<!-- {name} -->" in page]
+    parts = {name: results_table(runs, name) for name in tables}
+    parts |= {f"{name} differences": difference_table(runs, name) for name in tables}
+    parts |= {f"{name} curves": curve_table(runs, name) for name in tables}
+    parts |= {f"{name} losses": loss_table(runs, name) for name in tables}
+    parts |= {
+        "summary": summary_table(runs, tables),
+        "early": early_table(runs, tables),
+        "official": official_table(runs, tables),
+        "losses": losses_table(runs, tables),
+        "sensitivity": sensitivity_table(runs),
+        "initialisation": initialisation_table(runs),
+        "rates": rates_table(runs),
+    }
+    fill(Path(args.page), parts)
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Figure 3: learning curves of one group, for the two tasks of the paper's and the mean over all."""
+    from inlay.papers.infoprompt.explain.charts import learning_curves
+    from inlay.report.charts import drawing as charts
+
+    found = json.loads(Path(args.results).read_text())
+    runs = whole(found["runs"])
+    subjects = {"sst2": ("sst2",), "wnut17-spans": ("wnut17-spans",), "mean of six tasks": TASKS}
+    panels = {
+        title: {
+            line.name: {epoch: list(seeds.values()) for epoch, seeds in found.items()}
+            for line in LINES
+            if line.name not in ("without head loss", "without representation loss")
+            and (found := curve_of(runs, args.group, line, tasks))
+        }
+        for title, tasks in subjects.items()
+    }
+    rows = [
+        (title, name, epoch, seed, round(each, 3))
+        for title, lines in panels.items()
+        for name, points in lines.items()
+        for epoch, values in points.items()
+        for seed, each in enumerate(values)
+    ]
+    group = GROUPS[args.group]
+    titled = {f"{title}, {group.model}, N = {group.shots}": lines for title, lines in panels.items()}
+    figure = learning_curves(titled, "held-out metric x 100")
+    facts = {
+        "command": "python -m inlay.papers.infoprompt.table draw",
+        "group": args.group,
+        "versions": found["versions"],
+    }
+    charts.keep(Path(args.folder), "figure-3", figure, ("subject", "method", "epoch", "seed", "value"), rows, facts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="make the runs of the tables")
+    run_options(doing, FILE)
+    doing.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    doing.add_argument("--seeds", type=int, default=100, help="fewer seeds than the tables have")
+    doing.add_argument("--choosing-seeds", type=int, default=len(CHOOSING_SEEDS), choices=(1, 2))
+    doing.add_argument("--steps", type=int, help="fewer updates and rows than the protocol's: to try it out")
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the tables into the page")
+    write_options(writing, FILE, "infoprompt-measured.md")
+    writing.set_defaults(do=write)
+    drawing = commands.add_parser("draw", help="draw figure 3")
+    drawing.add_argument("--results", default=str(FILE))
+    drawing.add_argument(
+        "--group", choices=[name for name, group in GROUPS.items() if group.tasks == TASKS], default="mlm-256"
+    )
+    drawing.add_argument("--folder", default="docs/images/infoprompt/figure-3")
+    drawing.set_defaults(do=draw)
+    args = parser.parse_args()
+    args.do(args)
+
+
+if __name__ == "__main__":
+    main()

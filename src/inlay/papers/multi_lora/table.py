@@ -1,0 +1,556 @@
+"""Multi-LoRA beside LoRA, VeRA and full fine-tuning: the runs behind docs/multi-lora-measured.md, and its tables.
+
+- encoder: MiniLM on eight tasks, five seeds. Multi-LoRA trains all eight in one run, 32 rows of each a step on average;
+  the others have a run a task with 32 rows a step. So every task sees as many rows by every method.
+- larger: all-mpnet-base-v2, a sentence encoder of 12 layers of 768, in the same way, three seeds.
+- decoder: SmolLM2-135M on E2E, WebNLG and DART; corpus BLEU of texts that it writes for some of the test inputs.
+- questions: what the paper leaves open, on the encoder. Are tasks hurt by being trained together; is a shared `A` that
+  is trained better than a frozen one; does it matter which `A` was drawn.
+
+The learning rate of a line is chosen from three, a factor of about three apart, and one above them where the largest of
+the three was the best, by the mean over its group's tasks of the score on what is held out of training, with seed 0;
+every task and seed uses it. A table says which of them have not been tried yet. Test rows choose nothing. The state
+after the last step counts. Lines come in the order of their weight: what the clock cuts off are whole lines.
+
+    python -m inlay.papers.multi_lora.table run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 480
+    python -m inlay.papers.multi_lora.table write     # docs/multi-lora-measured.md from its results
+
+A model is looked for in --models-dir under its name, or its name and a version (`smollm2-...`, as the cache of `inlay`
+has it); otherwise the embedded one is taken, where there is one. `--known` has results of an earlier call, which are
+not made again. The workers share the machine, so that times of these runs are not to be compared:
+benchmarks/multi_lora.py measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from inlay.papers.reproduce import kept
+from inlay.papers.tables import (
+    BENCHMARKS,
+    Entry,
+    Key,
+    difference,
+    fill,
+    head,
+    row,
+    run_all,
+    run_options,
+    shown,
+    where,
+    write_options,
+)
+
+FILE = kept.path("multi_lora", "table.json")
+
+NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
+ALL = "all"  # the task of a run that has all of its group
+RATES: Mapping[str | None, tuple[float, ...]] = {
+    None: (0.0,),  # nothing is trained
+    "multi-lora": (1e-3, 3e-3, 1e-2),
+    "lora": (3e-4, 1e-3, 3e-3),
+    "vera": (3e-3, 1e-2, 3e-2),
+    "full": (3e-5, 1e-4, 3e-4),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a method with settings; without a method the model as it comes.
+
+    `joint`: one run for all tasks. `trained_a`: the shared factor is trained too. `like` names the line of another
+    group whose rate is used. `seeds`, where they are not the group's. `above`: a rate beyond those of the method.
+    """
+
+    name: str
+    method: str | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    joint: bool = False
+    trained_a: bool = False
+    like: tuple[str, str] | None = None
+    seeds: int | None = None
+    above: float | None = None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The rates to choose from."""
+        return RATES[self.method] + (() if self.above is None else (self.above,))
+
+
+@dataclass(frozen=True)
+class Group:
+    """A model, its tasks and the lines of its table, the most important first.
+
+    `options` are fields of the spec of a run of one task, `rows` how many a task may bring to training, drawn by the
+    seed; texts are written for `written` of the test inputs; `pooling` is what heads read.
+    """
+
+    model: str
+    tasks: tuple[str, ...]
+    seeds: int
+    lines: tuple[Line, ...]
+    options: Mapping[str, Any]
+    rows: int
+    written: int = 0
+    pooling: str = "auto"
+
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+
+TOGETHER = Line("multi-lora", "multi-lora", joint=True, above=3e-2)
+ENCODER = Group(
+    model="minilm",
+    tasks=("sst2", "mrpc", "cola", "rte", "stsb", "mnli-small", "cb", "boolq"),
+    seeds=5,
+    lines=(
+        TOGETHER,
+        Line("lora", "lora"),
+        Line("vera", "vera", above=0.1),
+        Line("untrained", None, joint=True),
+        Line("full", "full"),
+    ),
+    options={"max_steps": 300, "batch_size": 32, "max_length": 128},
+    rows=10_000,
+    pooling="own",  # the kept runs are from before a checkpoint's own pooling was read: lines of a table must be alike
+)
+LARGER = dataclasses.replace(ENCODER, model="all-mpnet-base-v2", seeds=3)
+OTHER_AS = (1, 2, 3, 4)
+QUESTIONS = dataclasses.replace(
+    ENCODER,
+    lines=(
+        Line("trained A", "multi-lora", joint=True, trained_a=True),
+        Line("alone", "multi-lora", like=("encoder", "multi-lora"), seeds=3),
+        *(
+            Line(f"A of seed {seed}", "multi-lora", {"seed": seed}, True, like=("encoder", "multi-lora"), seeds=1)
+            for seed in OTHER_AS
+        ),
+    ),
+)
+DECODER = Group(
+    model="smollm2",
+    tasks=("e2e", "webnlg", "dart"),
+    seeds=3,
+    lines=(
+        Line("multi-lora", "multi-lora", {"r": 4, "lora_alpha": 32}, joint=True, above=3e-2),
+        Line("lora", "lora", {"r": 4, "lora_alpha": 32}, above=1e-2),
+        Line("untrained", None, joint=True, seeds=1),
+        Line("vera", "vera", above=0.1),
+        Line("full", "full", above=1e-3),
+    ),
+    options={"max_steps": 200, "batch_size": 16, "max_length": 256},
+    rows=5_000,
+    written=200,
+)
+GROUPS = {"encoder": ENCODER, "questions": QUESTIONS, "decoder": DECODER, "larger": LARGER}
+
+
+# --------------------------------------------------------------------------------------------------------- the runs
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run, where its model and data lie, and how much less than the protocol asks for is done, to try it out."""
+
+    group: str
+    line: str
+    task: str
+    rate: float
+    seed: int
+    models_dir: str
+    data_dir: str
+    steps: int | None = None
+    limit: int | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return GROUPS[self.group].tasks if self.task == ALL else (self.task,)
+
+    def spec(self, task: str | None = None) -> Any:
+        """Of the run, or of one of its tasks."""
+        from inlay import Spec
+
+        group = GROUPS[self.group]
+        line, options = group.line(self.line), dict(group.options)
+        of_all = task is None and len(self.tasks) > 1
+        if of_all:
+            options |= {"batch_size": options["batch_size"] * len(self.tasks), "sampling": "uniform"}
+        if self.steps:
+            options["max_steps"] = self.steps
+        return Spec(
+            model=where(group.model, self.models_dir),
+            task=None if of_all else task or self.task,
+            tasks=self.tasks if of_all else (),
+            data_dir=self.data_dir,
+            method=line.method or "full",
+            learning_rate=self.rate or None,
+            seed=self.seed,
+            settings=line.settings,
+            evaluations=1,
+            pooling=group.pooling,
+            **options,
+        )
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """The scores of a run: of each task on what is held out and on the test set."""
+    from inlay import backbones
+    from inlay.methods.registry import get
+    from inlay.training import fit
+    from inlay.training.joint_fitting import adapter_names, fit_joint
+
+    line = GROUPS[work.group].line(work.line)
+    names = adapter_names(work.tasks)
+    loaded = {names[task]: load(work, task) for task in work.tasks}
+    tasks = {name: task for name, (task, _) in loaded.items()}
+    if line.method is None:
+        return {"scores": as_it_comes(work, names, loaded), "numbers": 0, "steps": 0}
+    first, spec = next(iter(tasks.values())), work.spec()
+    backbone = backbones.load_for(spec, first)
+    method, heads = get(line.method), {name.rpartition(".")[2] for name in backbone.newly_initialised}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "run"
+        if line.joint:
+            how = {"trainer_class": with_trained_a()} if line.trained_a else {}
+            outcome = fit_joint(backbone, tasks, method, spec, place, progress=False, **how)
+            metrics = outcome.metrics
+        else:
+            outcome = fit(backbone, first, method, spec, place, progress=False)
+            metrics = {
+                split: {f"{next(iter(tasks))}/{metric}": value for metric, value in own.items()}
+                for split, own in outcome.metrics.items()
+            }
+    trained = {name: p.numel() for name, p in outcome.model.named_parameters() if p.requires_grad}
+    shared = outcome.portrait["parameters"].get("shared", 0) * (not line.trained_a)
+    scores: dict[str, dict[str, Any]] = {}
+    for task, name in names.items():
+        metric = tasks[name].selection_metric
+        if f"{name}/{metric}" not in metrics["test"]:
+            continue  # it failed, and says so in the notes
+        scores[task] = {"metric": metric} | {split: metrics[split][f"{name}/{metric}"] for split in metrics}
+        if loaded[name][1] is not None:
+            if line.joint:
+                outcome.model.set_adapter(name, inference_mode=True)  # from here on nothing counts as trained
+            scores[task]["bleu"] = bleu(outcome.model, *loaded[name], backbone.processor, spec)
+    return {
+        "scores": scores,
+        "numbers": shared + sum(n for name, n in trained.items() if not heads.intersection(name.split("."))),
+        "steps": outcome.steps,
+    } | ({"notes": outcome.notes} if outcome.notes else {})
+
+
+def load(work: Work, name: str) -> tuple[Any, Any]:
+    """A task with as many training rows as may be used, and its schema where texts are to be written: training itself
+    writes none."""
+    from inlay import tasks
+    from inlay.tasks.metrics import OF_TEXTS
+
+    group = GROUPS[work.group]
+    task = tasks.load(work.spec(name))
+    most = min(work.limit or group.rows, len(task.train))
+    task = dataclasses.replace(task, train=task.train.shuffle(seed=work.seed).select(range(most)))
+    for split in ("validation", "test") if work.limit else ():
+        fewer = task.split(split).select(range(min(work.limit or 0, len(task.split(split)))))
+        task = dataclasses.replace(task, **{split: fewer})
+    if not task.generates:
+        return task, None
+    # The same test inputs for every method and seed.
+    task = dataclasses.replace(
+        task,
+        test=task.test.shuffle(seed=0).select(range(min(group.written, len(task.test)))),
+        validation=task.validation.select(range(min(group.written, len(task.validation)))),
+    )
+    whole = task.schema
+    known = tuple(each for each in whole.metrics if each not in OF_TEXTS)
+    return task.with_schema(dataclasses.replace(whole, metrics=known)), whole
+
+
+def as_it_comes(work: Work, names: Mapping[str, str], loaded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The scores of the model without training: a head is as its seed drew it."""
+    from inlay import backbones
+    from inlay.training.evaluation import evaluate
+
+    scores: dict[str, dict[str, Any]] = {}
+    for name in work.tasks:
+        task, schema = loaded[names[name]]
+        spec, metric = work.spec(name), task.selection_metric
+        backbone = backbones.load_for(spec, task)
+        found = {
+            split: evaluate(backbone.model, task, split, backbone.processor, spec)[0][metric]
+            for split in ("validation", "test")
+        }
+        scores[name] = {"metric": metric} | found
+        if schema is not None:
+            scores[name]["bleu"] = bleu(backbone.model, task, schema, backbone.processor, spec)
+    return scores
+
+
+def bleu(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> float:
+    """Corpus BLEU of the texts that the model writes for the task's test inputs, in one batch."""
+    from inlay.training.generation import generate
+    from inlay.training.place import Place
+
+    place = dataclasses.replace(Place.of(spec), batch_size=len(task.test))
+    texts = generate(model.to(place.device).eval(), schema, task.test, processor, spec.max_length, place)
+    return schema.score_texts(texts, task.test)["bleu"]
+
+
+def with_trained_a() -> Any:
+    """A trainer of several tasks that trains the shared `A`s too, by the sum of the tasks' gradients and clipped by a
+    norm of their own. No part of the method: it is here to be compared with."""
+    from torch import nn
+
+    from inlay.training.joint import JointTrainer
+
+    class TrainedA(JointTrainer):
+        def __init__(self, *, model: Any, **kwargs: Any) -> None:
+            self._shared: dict[str, nn.Parameter] = {}
+            for layer in model.base_model.routing.layers.values():
+                drawn = layer.inlay_multi_lora_a
+                del layer.inlay_multi_lora_a
+                layer.inlay_multi_lora_a = nn.Parameter(drawn.clone())
+            super().__init__(model=model, **kwargs)
+
+        def owned(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+            self._shared = {name: p for name, p in trained.items() if name.endswith("inlay_multi_lora_a")}
+            return super().owned({name: p for name, p in trained.items() if name not in self._shared})
+
+        def _clip_grad_norm(self, model: nn.Module) -> Any:
+            nn.utils.clip_grad_norm_(list(self._shared.values()), self.args.max_grad_norm)
+            return super()._clip_grad_norm(model)
+
+    return TrainedA
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every line's rates with seed 0; then, as soon as its rate is known, its other seeds."""
+    ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
+    chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
+
+    def works(name: str, line: Line, rate: float, seed: int) -> Iterator[Work]:
+        for task in (ALL,) if line.joint else GROUPS[name].tasks:
+            yield Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps, args.limit)
+
+    def wanted(entries: dict[Key, Entry]) -> Iterator[Work]:
+        own = [(name, line) for name, line in chosen if line.like is None]
+        for name, line in own:
+            for rate in line.rates:
+                yield from works(name, line, rate, 0)
+        for name, line in chosen:
+            best = rate_of(list(entries.values()), name, line, settled=True)
+            if best is not None:
+                for seed in range(seeds_of(name, line, args.seeds)):
+                    yield from works(name, line, best, seed)
+
+    run_all(measure, wanted, NAMES, args)
+
+
+def seeds_of(group: str, line: Line, most: int | None = None) -> int:
+    found = line.seeds or GROUPS[group].seeds
+    return min(found, most or found)
+
+
+# ------------------------------------------------------------------------------------------------------- the tables
+
+
+def best_rate(runs: Sequence[Entry], group: str, line: Line, settled: bool = False) -> float | None:
+    """The rate that did best with seed 0 on what is held out, on average over the tasks; of equals, the smallest.
+
+    None where one of the method's own rates is still to be tried; if it is to be `settled`, the one above them too. A
+    rate that failed on a task is not taken.
+    """
+    due = untried(runs, group, line)
+    if due and (settled or due != [line.above]):
+        return None
+    means = {}
+    for rate in line.rates:
+        found = _tried(runs, group, line, rate)
+        scores = {task: score for r in found for task, score in r.get("scores", {}).items()}
+        if len(scores) == len(GROUPS[group].tasks):
+            means[rate] = fmean(worth(score) for score in scores.values())
+    return min(means, key=lambda rate: (-means[rate], rate), default=None)
+
+
+def _tried(runs: Sequence[Entry], group: str, line: Line, rate: float) -> list[Entry]:
+    """The runs that speak for a rate."""
+    return [r for r in runs if (r["group"], r["line"], r["seed"], r["rate"]) == (group, line.name, 0, rate)]
+
+
+def untried(runs: Sequence[Entry], group: str, line: Line) -> list[float]:
+    """The rates of a line that lack runs."""
+    due = 1 if line.joint else len(GROUPS[group].tasks)
+    return [rate for rate in line.rates if len(_tried(runs, group, line, rate)) < due]
+
+
+def rate_of(runs: Sequence[Entry], group: str, line: Line, settled: bool = False) -> float | None:
+    """The rate of a line: its own, or that of the line which it is to be like."""
+    return best_rate(runs, *((group, line) if line.like is None else _found(*line.like)), settled=settled)
+
+
+def _found(group: str, name: str) -> tuple[str, Line]:
+    return group, GROUPS[group].line(name)
+
+
+def worth(score: Mapping[str, Any]) -> float:
+    """A score on what is held out, such that more is better and means over tasks mean something."""
+    return -math.log(score["validation"]) if score["metric"] == "perplexity" else score["validation"]
+
+
+def cell(runs: Sequence[Entry], group: str, name: str, task: str, what: str) -> dict[int, float]:
+    """What a line reached on a task at the rate that was selected, by seed."""
+    return {seed: value for seed, (value, _) in measured(runs, group, name, task, what).items()}
+
+
+def measured(runs: Sequence[Entry], group: str, name: str, task: str, what: str) -> dict[int, tuple[float, int]]:
+    """The same, and after how many steps."""
+    line = GROUPS[group].line(name)
+    rate = rate_of(runs, group, line)
+    own = [r for r in runs if (r["group"], r["line"], r["rate"]) == (group, name, rate) and task in r.get("scores", {})]
+    return {r["seed"]: (r["scores"][task][what], r["steps"]) for r in own}
+
+
+def rows_of(runs: Sequence[Entry], group: str, name: str, what: str) -> dict[int, list[float]] | None:
+    """A line's results on all tasks, by the seeds that have them all; None where there are none."""
+    cells = [cell(runs, group, name, task, what) for task in GROUPS[group].tasks]
+    seeds = sorted(set.intersection(*(set(each) for each in cells)))
+    return {seed: [each[seed] for each in cells] for seed in seeds} or None
+
+
+def header(first: Sequence[str], tasks: Sequence[str]) -> list[str]:
+    return head(*first, *tasks, "mean")
+
+
+def results_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """Every line's test score on every task, and the mean over the tasks."""
+    from inlay.cli.show import count
+
+    what, size = ("bleu", 1.0) if GROUPS[group].written else ("test", 100.0)
+    lines = header(("method", "numbers", "rate"), GROUPS[group].tasks)
+    for line in GROUPS[group].lines:
+        by_seed = rows_of(runs, group, line.name, what)
+        if by_seed is None:
+            continue
+        rate = best_rate(runs, group, line)
+        own = [r for r in runs if (r["group"], r["line"], r["rate"], r["seed"]) == (group, line.name, rate, 0)]
+        columns = [*zip(*by_seed.values(), strict=True), [fmean(each) for each in by_seed.values()]]
+        due = "".join(f" ({each:g} not tried yet)" for each in untried(runs, group, line))
+        first = line.name, count(sum(r["numbers"] for r in own)) if rate else "0", f"{rate:g}{due}" if rate else "-"
+        lines.append(row(*first, *(shown(values, seeds_of(group, line), size) for values in columns)))
+    return lines
+
+
+def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
+    """Multi-LoRA less each other line, seed by seed."""
+    what, size = ("bleu", 1.0) if GROUPS[group].written else ("test", 100.0)
+    lines = header(("multi-lora less",), GROUPS[group].tasks)
+    mine = rows_of(runs, group, "multi-lora", what) or {}
+    for line in GROUPS[group].lines:
+        theirs = rows_of(runs, group, line.name, what) or {}
+        if line.name != "multi-lora" and set(mine) & set(theirs):
+            lines.append(paired(line.name, mine, theirs, size))
+    return lines
+
+
+def paired(name: str, mine: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]], size: float) -> str:
+    """A row of differences, task by task and of the means."""
+    seeds = sorted(set(mine) & set(theirs))
+    sides = ([[*side[seed], fmean(side[seed])] for seed in seeds] for side in (mine, theirs))
+    columns = zip(*(list(zip(*side, strict=True)) for side in sides), strict=True)
+    return row(name, *(difference(a, b, size) for a, b in columns))
+
+
+def questions_table(runs: Sequence[Entry]) -> list[str]:
+    """Together with a frozen `A` (the method), less each task alone, a trained shared `A`, and a trained `A` each."""
+    lines = header(("together, A frozen, less", "rate"), ENCODER.tasks)
+    mine = rows_of(runs, "encoder", "multi-lora", "test") or {}
+    for text, group, name in (
+        ("alone, A frozen", "questions", "alone"),
+        ("together, A trained", "questions", "trained A"),
+        ("alone, A trained (LoRA)", "encoder", "lora"),
+    ):
+        theirs = rows_of(runs, group, name, "test") or {}
+        if set(mine) & set(theirs):
+            rate = rate_of(runs, group, GROUPS[group].line(name))
+            lines.append(paired(f"{text} | {rate:g}", mine, theirs, 100.0))
+    return lines
+
+
+def draws_table(runs: Sequence[Entry]) -> list[str]:
+    """How far results lie apart over seeds of `A` with all else the same, and over seeds of all else with one `A`."""
+    lines = header(("",), ENCODER.tasks)
+    base = rows_of(runs, "encoder", "multi-lora", "test") or {}
+    others = [rows_of(runs, "questions", f"A of seed {seed}", "test") for seed in OTHER_AS]
+    draws = [base[0], *(each[0] for each in others if each)] if 0 in base else []
+    for text, found in ((f"A of {len(draws)} seeds", draws), (f"{len(base)} seeds of all else", list(base.values()))):
+        if len(found) > 1:
+            columns = [*zip(*found, strict=True), [fmean(each) for each in found]]
+            cells = [f"{100 * fmean(each):.1f}, deviation {100 * stdev(each):.1f}" for each in columns]
+            lines.append(row(text, *cells))
+    return lines
+
+
+def cost_table(places: Mapping[str, Sequence[Path]]) -> list[str]:
+    """What benchmarks/multi_lora.py was to reach and reached, by the last of a machine's files that has it."""
+    lines = ["| | | goal | measured |", "| --- | --- | ---: | ---: |"]
+    for machine, paths in places.items():
+        found = [json.loads(path.read_text())["goals"] for path in paths if path.is_file()]
+        for name, goal in {goal["name"]: goal for goals in found for goal in goals}.items():
+            bound = "-" if goal["bound"] is None else f"{goal['bound']:g}"
+            missed = goal["bound"] is not None and goal["value"] > goal["bound"]
+            lines.append(f"| {machine} | {name} | {bound} | {goal['value']:.2f}{' (missed)' if missed else ''} |")
+    return lines
+
+
+def write(args: argparse.Namespace) -> None:
+    """Put the tables into the page, between its marks."""
+    results = Path(args.results)
+    runs = json.loads(results.read_text())["runs"] if results.is_file() else []
+    machines = {"H200": list(map(Path, args.gpu)), "CPU": [Path(args.cpu)]}
+    parts = {"costs": cost_table(machines)}
+    for group in ("encoder", "larger", "decoder"):
+        parts[group], parts[f"{group} differences"] = results_table(runs, group), difference_table(runs, group)
+    fill(Path(args.page), parts | {"questions": questions_table(runs), "draws": draws_table(runs)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    doing = commands.add_parser("run", help="make the runs of the tables")
+    run_options(doing, FILE)
+    doing.add_argument("--groups", type=_groups, default=list(GROUPS), help=f"some of {','.join(GROUPS)}")
+    doing.add_argument("--seeds", type=int, help="at most so many")
+    doing.add_argument("--steps", type=int, help="another number of steps than the protocol's")
+    doing.add_argument("--limit", type=int, help="no more rows of a split than this: to try it out")
+    doing.set_defaults(do=run)
+    writing = commands.add_parser("write", help="put the tables into the page")
+    write_options(writing, FILE, "multi-lora-measured.md")
+    on_gpu = [str(BENCHMARKS / f"multi-lora-cuda{part}.json") for part in ("", "-training")]
+    writing.add_argument("--gpu", nargs="+", default=on_gpu, help="later ones replace what earlier ones have")
+    writing.add_argument("--cpu", default=str(BENCHMARKS / "multi-lora-cpu.json"))
+    writing.set_defaults(do=write)
+    args = parser.parse_args()
+    args.do(args)
+
+
+def _groups(text: str) -> list[str]:
+    found = text.split(",")
+    if not set(found) <= set(GROUPS):
+        raise argparse.ArgumentTypeError(f"{text}: give some of {','.join(GROUPS)}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

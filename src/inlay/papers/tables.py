@@ -1,0 +1,179 @@
+"""What the papers' tables share: processes that make runs, cells, rows in Markdown, and the page they go into."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+BENCHMARKS = Path("benchmarks") / "results"  # of a checkout, in whose root a page is written
+NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
+
+Key = tuple[Any, ...]
+Entry = dict[str, Any]  # of one run: what names it, and what was found or the error
+
+
+class Work(Protocol):
+    """One run to make. `named` is what tells it from others."""
+
+    @property
+    def named(self) -> dict[str, Any]: ...
+
+
+Measure = Callable[[Any], dict[str, Any]]  # from a work to what was found
+
+
+def where(model: str, models_dir: str) -> str:
+    """The folder of a model, or its embedded name."""
+    found = [Path(models_dir) / model, *sorted(Path(models_dir).glob(f"{model}-*"))]
+    return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
+
+
+def attempt(measure: Measure, work: Work) -> Entry:
+    """One run: what the tables need of it, or why there is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    try:
+        found = measure(work)
+    except Exception as error:  # one run must not stop the others
+        found = {"error": f"{type(error).__name__}: {error}"}
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # the card is shared
+    return work.named | found | {"seconds": round(time.perf_counter() - begin, 1)}
+
+
+def serve(measure: Measure, todo: Any, done: Any) -> None:
+    """What a worker does until it is killed: one run after another."""
+    while True:
+        done.put(attempt(measure, todo.get()))
+
+
+def run_all(
+    measure: Measure,
+    wanted: Callable[[dict[Key, Entry]], Iterable[Any]],
+    names: Sequence[str],
+    args: argparse.Namespace,
+    usable: Callable[[Entry], bool] = lambda entry: "error" not in entry,
+) -> None:
+    """Make runs until none is wanted or the time is over, and keep what they found in a file.
+
+    `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
+    told apart by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
+    Each entry has the commit that it was made at: known ones keep theirs.
+    """
+    import torch  # noqa: F401 (once it is loaded, `versions` knows the GPU)
+
+    from inlay.records.versions import versions
+
+    end = time.monotonic() + args.seconds
+    made_with = versions()
+    known = with_commits(json.loads(Path(args.known).read_text())) if args.known else []
+
+    def key(named: Mapping[str, Any]) -> Key:
+        return tuple(named[name] for name in names)
+
+    entries: dict[Key, Entry] = {key(entry): entry for entry in known if usable(entry)}
+    context = multiprocessing.get_context("spawn")
+    todo, done = context.Queue(), context.Queue()
+    workers = [context.Process(target=serve, args=(measure, todo, done), daemon=True) for _ in range(args.workers)]
+    for worker in workers:
+        worker.start()
+    given: set[Key] = set(entries)
+    pending = 0
+
+    def submit() -> None:
+        nonlocal pending
+        for work in wanted(entries):
+            if key(work.named) not in given:
+                given.add(key(work.named))
+                pending += 1
+                todo.put(work)
+
+    submit()
+    while pending:
+        try:
+            entry = done.get(timeout=max(0.1, end - time.monotonic()))
+        except queue.Empty:
+            break
+        pending -= 1
+        entries[key(entry)] = entry | {"commit": made_with["commit"]}
+        print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
+        found = {"versions": made_with, "runs": list(entries.values())}
+        Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+        submit()
+    for worker in workers:
+        worker.kill()  # a run that is asked to end would finish its step first
+    todo.cancel_join_thread()
+    failed = sum("error" in entry for entry in entries.values())
+    print(f"{len(entries)} runs in {args.results}, {failed} of them failed; {pending} were cut off")
+
+
+def with_commits(found: Mapping[str, Any]) -> list[Entry]:
+    """The runs of a results file, each with its commit: its own or, where it names none, that of the file."""
+    return [{"commit": found["versions"]["commit"]} | entry for entry in found["runs"]]
+
+
+def row(*cells: str) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def head(*cells: str) -> list[str]:
+    """The first two rows of a table in Markdown: names to the left, numbers to the right."""
+    return [row(*cells), "| --- |" + " ---: |" * (len(cells) - 1)]
+
+
+def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int = 1) -> str:
+    """Mean and half of the 95 % interval, times `size`; how many seeds there are where more are wanted."""
+    from inlay.workflow.compare import half_width
+
+    width = half_width(values)
+    fewer = "" if len(values) >= wanted else f" ({len(values)} seed{'s' * (len(values) > 1)})"
+    return f"{size * fmean(values):.{digits}f}" + ("" if width is None else f" ± {size * width:.{digits}f}") + fewer
+
+
+def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100, digits: int = 1) -> str:
+    """The mean of paired differences, times `size`; bold where the 95 % interval leaves 0 out."""
+    from inlay.workflow.compare import half_width
+
+    values = [size * (a - b) for a, b in zip(mine, theirs, strict=True)]
+    width = half_width(values)
+    text = f"{fmean(values):+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
+    return f"**{text}**" if width is not None and abs(fmean(values)) > width else text
+
+
+def fill(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
+    """Put tables into a page, each between its marks; the words around them are people's."""
+    text = page.read_text()
+    for name, lines in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        if begin not in text or end not in text:
+            raise SystemExit(f"{page} has no marks for {name!r}")
+        before, _, rest = text.partition(begin)
+        text = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
+    page.write_text(text)
+
+
+def run_options(parser: argparse.ArgumentParser, results: Path) -> None:
+    """The options that every `run` has."""
+    parser.add_argument("--models-dir", required=True)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--seconds", type=float, default=NO_LIMIT, help="stop waiting for more after this long")
+    parser.add_argument("--known", help="results of an earlier call: what they have is not run again")
+    parser.add_argument("--results", default=str(results), help="where they are kept: with the paper by default")
+
+
+def write_options(parser: argparse.ArgumentParser, results: Path, page: str) -> None:
+    """The options that a `write` has: the runs, and the page of a checkout that their tables go into."""
+    parser.add_argument("--results", default=str(results))
+    parser.add_argument("--page", default=str(Path("docs") / page))
