@@ -54,31 +54,6 @@ class Backbone:
     licence: str | None = None
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """How a kind of task is loaded: its heads in Transformers, and the loss that its labels need."""
-
-    heads: str
-    auto: str
-    problem: str | None = None
-
-
-_SEQUENCE = _Kind("sequence", "AutoModelForSequenceClassification", "single_label_classification")
-_LANGUAGE = _Kind("causal-lm", "AutoModelForCausalLM")
-KINDS: dict[str, _Kind] = {
-    kinds.CLASSIFICATION: _SEQUENCE,
-    kinds.PAIR: _SEQUENCE,
-    kinds.SPANS: _SEQUENCE,
-    kinds.REGRESSION: _Kind("sequence", "AutoModelForSequenceClassification", "regression"),
-    kinds.TOKENS: _Kind("token-classification", "AutoModelForTokenClassification"),
-    kinds.CAUSAL_LM: _LANGUAGE,
-    kinds.DATA_TO_TEXT: _LANGUAGE,
-    kinds.IMAGES: _Kind("image-classification", "AutoModelForImageClassification", "single_label_classification"),
-}
-LABELLED = frozenset(name for name, entry in KINDS.items() if entry is not _LANGUAGE) - {kinds.REGRESSION}
-_SEQ2SEQ = _Kind("sequence-to-sequence", "AutoModelForSeq2SeqLM")
-
-
 def load(
     name: str,
     *,
@@ -99,16 +74,16 @@ def load(
     `pooling` is what the head of a text classifier reads: auto (what the checkpoint was made for, if it says so), own
     (what its architecture has it read, whatever the checkpoint says), mean, first, last or pooler.
     """
-    labels = _labels(kinds.check_kind(kind), num_labels, label_names)
+    labels = _labels(kinds.get(kind), num_labels, label_names)
     place = locate.find(name, revision)
     chosen = poolings.settle(place, kind, pooling)
     notes = [*place.notes, *poolings.doubts(place, kind, pooling)]
     with quiet(), newborn.seeded(seed):
         config = _config(place, trust_remote_code)
-        wanted = _kind(kind, place, config, trust_remote_code)
+        auto_class = _auto_class(kinds.get(kind), place, config, trust_remote_code)
         own_labels = dict(config.id2label or {})
-        _set_labels(config, labels, wanted.problem)
-        model, report = _from_pretrained(place, wanted, config, dtype, trust_remote_code)
+        _set_labels(config, labels, kinds.get(kind).loss)
+        model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code)
         pooled.install(model, chosen)
         new = newborn.new_modules(model, report, name, language=not labels)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
@@ -122,7 +97,7 @@ def load(
     new = [*new, *kept]
     notes += _remarks(place, model, dtype)
     model.config._name_or_path = model.name_or_path = name
-    reads = poolings.reads(place) if kind in poolings.KINDS else None
+    reads = poolings.reads(place) if kinds.get(kind).head is kinds.SEQUENCE else None
     return Backbone(
         name=name,
         model=model,
@@ -156,7 +131,7 @@ def load_backbone(
         if not images:
             built = locate.kind(name, others.get("revision"))
         kind = kinds.IMAGES if images else kinds.CAUSAL_LM if built == "decoder" else kinds.CLASSIFICATION
-    if num_labels is None and others.get("label_names") is None and kinds.check_kind(kind) in LABELLED:
+    if num_labels is None and others.get("label_names") is None and kinds.get(kind).has_classes:
         num_labels = 2
     return load(name, kind=kind, num_labels=num_labels, pooling=pooling, **others)
 
@@ -179,11 +154,11 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
     )
 
 
-def _labels(kind: str, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
+def _labels(kind: kinds.Kind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
     """The names of the outputs of the new head; none for language models."""
-    if KINDS[kind] is _LANGUAGE:
+    if kind.predicts == "text":
         return []
-    if kind == kinds.REGRESSION:
+    if kind.predicts == "value":
         if num_labels not in (None, 1):
             raise InlayError(f"Regression predicts one number; num_labels={num_labels} does not fit. Leave it out.")
         return list(map(str, label_names or ["value"]))[:1]
@@ -194,7 +169,7 @@ def _labels(kind: str, num_labels: int | None, label_names: Sequence[str] | None
             )
         num_labels = len(label_names)
     if num_labels is None or num_labels < 1:
-        raise InlayError(f"{kind} needs num_labels of at least 1, or label_names; got num_labels={num_labels}.")
+        raise InlayError(f"{kind.name} needs num_labels of at least 1, or label_names; got num_labels={num_labels}.")
     return list(map(str, label_names)) if label_names is not None else [f"LABEL_{i}" for i in range(num_labels)]
 
 
@@ -227,43 +202,40 @@ def _config(place: Place, trust_remote_code: bool) -> Any:
     return config
 
 
-def _kind(kind: str, place: Place, config: Any, trust_remote_code: bool) -> _Kind:
-    """How to load this architecture for this kind of task, or an error that names what it can do."""
-    wanted, model_type = KINDS[kind], place.model_type
+def _auto_class(kind: kinds.Kind, place: Place, config: Any, trust_remote_code: bool) -> str:
+    """What loads this architecture for this kind of task, or an error that names what it can do."""
+    model_type, language = place.model_type, kind.head is kinds.LANGUAGE
     two_parts = model_type in heads("sequence-to-sequence") and (
         getattr(config, "is_encoder_decoder", False) or model_type not in heads("causal-lm")
     )
-    if wanted is _LANGUAGE and two_parts:
-        wanted = _SEQ2SEQ
-    if trust_remote_code and wanted.auto in getattr(config, "auto_map", {}):
-        return wanted
+    auto_class = "AutoModelForSeq2SeqLM" if language and two_parts else kind.head.auto_class
+    if trust_remote_code and auto_class in getattr(config, "auto_map", {}):
+        return auto_class
     both_ways = model_type in heads("masked-lm") and not getattr(config, "is_decoder", False)
     can = [
         name
-        for name, entry in KINDS.items()
-        if model_type in heads(entry.heads) and not (entry is _LANGUAGE and both_ways)
+        for name, entry in kinds.TABLE.items()
+        if model_type in heads(entry.head.name) and not (entry.head is kinds.LANGUAGE and both_ways)
     ]
     if two_parts:
-        can += [name for name, entry in KINDS.items() if entry is _LANGUAGE and name not in can]
-    if kind not in can:
-        reason = ""
-        if wanted is _LANGUAGE and both_ways:
-            reason = ", because it reads in both directions"
+        can += [name for name in kinds.KINDS if name in kinds.LANGUAGE_MODELS and name not in can]
+    if kind.name not in can:
+        reason = ", because it reads in both directions" if language and both_ways and not two_parts else ""
         able = f"It can do: {', '.join(can)}." if can else "inlay has no task for this architecture."
         raise InlayError(
-            f"{place.name!r} ({model_type}) cannot do {kind}{reason}. {able} Choose another model or task."
+            f"{place.name!r} ({model_type}) cannot do {kind.name}{reason}. {able} Choose another model or task."
         )
-    return wanted
+    return auto_class
 
 
 def _from_pretrained(
-    place: Place, wanted: _Kind, config: Any, dtype: torch.dtype, trust_remote_code: bool
+    place: Place, auto_class: str, config: Any, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Any, dict[str, Any]]:
     import transformers
 
     try:
         with _read_in_pieces():
-            return getattr(transformers, wanted.auto).from_pretrained(
+            return getattr(transformers, auto_class).from_pretrained(
                 place.path,
                 config=config,
                 dtype=dtype,

@@ -26,8 +26,7 @@ IN_WORDS = {
     "last": "the last token's state",
     POOLER: "the pooler's output",
 }
-# One state a text is read for these; sentence-transformers' names of what is done here, as written before and since 5.
-KINDS = frozenset({kinds.CLASSIFICATION, kinds.PAIR, kinds.REGRESSION, kinds.SPANS})
+# Sentence-transformers' names of what is done here, as written before version 5 and since.
 _SENTENCES = {
     "mean_tokens": "mean",
     "mean": "mean",
@@ -37,9 +36,14 @@ _SENTENCES = {
 }
 
 
+def _pools(kind: str) -> bool:
+    """Whether the head reads one state of a text."""
+    return kinds.get(kind).head is kinds.SEQUENCE
+
+
 def settle_pooling(name: str, kind: str, wanted: str, revision: str | None = None) -> str:
     """What is to be recorded for the backbone called `name`: auto only where the checkpoint says nothing of its own."""
-    if wanted == OWN or (wanted == AUTO and kind not in KINDS):
+    if wanted == OWN or (wanted == AUTO and not _pools(kind)):
         return wanted
     replaced = settle(find(name, revision), kind, wanted)
     return replaced or (AUTO if wanted == AUTO else OWN)
@@ -52,7 +56,7 @@ def settle(place: Place, kind: str, wanted: str) -> str | None:
     """
     if wanted not in POOLINGS:
         raise unknown("pooling", wanted, POOLINGS)
-    if kind not in KINDS or place.modality != "text":
+    if not _pools(kind) or place.modality != "text":
         if wanted in (OWN, AUTO):
             return None
         raise InlayError(
@@ -133,7 +137,7 @@ def doubts(place: Place, kind: str, wanted: str) -> list[str]:
 
     Such a checkpoint is a body without any head.
     """
-    if wanted != AUTO or kind not in KINDS or not place.source.startswith(CACHED) or reads(place) is None:
+    if wanted != AUTO or not _pools(kind) or not place.source.startswith(CACHED) or reads(place) is None:
         return []
     made = place.config.get("architectures")
     body = isinstance(made, list) and any(str(each).endswith("Model") and "LMHead" not in str(each) for each in made)

@@ -36,17 +36,6 @@ from inlay.tasks import kinds
 
 __all__ = ["attach", "check_adapter_name", "restore", "save", "task_type", "trained_parameters"]
 
-# PEFT has no task type for images: its typed forward passes take token ids.
-_BY_KIND = {
-    kinds.CLASSIFICATION: "SEQ_CLS",
-    kinds.PAIR: "SEQ_CLS",
-    kinds.REGRESSION: "SEQ_CLS",
-    kinds.SPANS: "SEQ_CLS",
-    kinds.TOKENS: "TOKEN_CLS",
-    kinds.CAUSAL_LM: "CAUSAL_LM",
-    kinds.DATA_TO_TEXT: "CAUSAL_LM",
-    kinds.IMAGES: None,
-}
 _BY_CLASS = {
     "ForSequenceClassification": "SEQ_CLS",
     "ForTokenClassification": "TOKEN_CLS",
@@ -100,7 +89,7 @@ def task_type(model: nn.Module, task_kind: str | None = None) -> str | None:
     for ending, found in _BY_CLASS.items():
         if name.endswith(ending):
             return found
-    return _BY_KIND[kinds.check_kind(task_kind)] if task_kind is not None else None
+    return kinds.get(task_kind).head.task_type if task_kind is not None else None
 
 
 def _attach_head(model: nn.Module, method: Method, new: list[str]) -> nn.Module:

@@ -1,10 +1,60 @@
-"""The kinds of task there are, as plain strings; importing this file imports nothing heavy."""
+"""The kinds of task there are, in one table; importing this file imports nothing heavy.
+
+A new kind is a row of `TABLE`. Loading, attaching, mixing, splitting, metrics and decoding ask the row.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from inlay.errors import InlayError, unknown
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head of Transformers' models. Tasks that share one share the shape of their labels and may be mixed in a batch.
+
+    `name` is that of its list of architectures (`inlay.backbones.locate.heads`), `auto_class` the class that loads it,
+    `task_type` PEFT's name for it: none for images, as PEFT's typed forward passes take token ids. `probed_as` is the
+    name that methods/capabilities.json has it under.
+    """
+
+    name: str
+    auto_class: str
+    task_type: str | None
+    probed_as: str
+    modality: Literal["text", "image"] = "text"
+
+
+SEQUENCE: Final = Head("sequence", "AutoModelForSequenceClassification", "SEQ_CLS", "classification")
+TOKEN: Final = Head("token-classification", "AutoModelForTokenClassification", "TOKEN_CLS", "token-classification")
+LANGUAGE: Final = Head("causal-lm", "AutoModelForCausalLM", "CAUSAL_LM", "causal-lm")
+IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The facts of a kind of task.
+
+    `predicts` is what an example is given: one class, one value, a tag for each word, or a text. `loss` is
+    Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the
+    model reads; none: they keep the names of the user's columns. `around` are further names that a template may use.
+    """
+
+    name: str
+    head: Head
+    predicts: Literal["class", "value", "tags", "text"]
+    metrics: tuple[str, ...]
+    loss: str | None = None
+    fields: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the outputs of the head have names."""
+        return self.predicts in ("class", "tags")
+
 
 CLASSIFICATION: Final = "classification"
 PAIR: Final = "pair-classification"
@@ -15,31 +65,51 @@ CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
 IMAGES: Final = "image-classification"
 
-KINDS: Final = (CLASSIFICATION, PAIR, REGRESSION, TOKENS, SPANS, CAUSAL_LM, DATA_TO_TEXT, IMAGES)
-
+_CLASS_METRICS = ("accuracy", "macro-f1")
+_ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
+_ONE_OF = "single_label_classification"
+TABLE: Final[dict[str, Kind]] = {
+    kind.name: kind
+    for kind in (
+        Kind(CLASSIFICATION, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
+        Kind(PAIR, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
+        Kind(REGRESSION, SEQUENCE, "value", ("pearson", "spearman", "mse"), "regression"),
+        Kind(TOKENS, TOKEN, "tags", _ENTITY_METRICS, fields=("tokens",)),
+        Kind(SPANS, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF, ("text", "span"), around=("left", "right")),
+        Kind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
+        Kind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
+        Kind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
+    )
+}
+KINDS: Final = tuple(TABLE)
 # One class an example: the metrics, the strata of splits and the decoding are the same for all of these.
-ONE_LABEL: Final = frozenset({CLASSIFICATION, PAIR, SPANS, IMAGES})
+ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "class")
 # The model predicts the next token, so that what is learnt is text.
-LANGUAGE_MODELS: Final = frozenset({CAUSAL_LM, DATA_TO_TEXT})
+LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "text")
 
 
-def check_kind(kind: str) -> str:
-    """`kind`, if it is one; otherwise a clear error."""
-    if kind not in KINDS:
-        raise unknown("kind of task", kind, KINDS)
-    return kind
+def get(name: str) -> Kind:
+    """The kind of this name, or a clear error."""
+    if name not in TABLE:
+        raise unknown("kind of task", name, KINDS)
+    return TABLE[name]
 
 
-def modality(kind: str) -> str:
-    """What a model for this kind of task reads: "text" or "image"."""
-    return "image" if check_kind(kind) == IMAGES else "text"
+def check_kind(name: str) -> str:
+    """The name, if it is that of a kind; otherwise a clear error."""
+    return get(name).name
 
 
-def refuse(kind: str, needs: str) -> InlayError:
+def modality(name: str) -> Literal["text", "image"]:
+    """What a model for this kind of task reads."""
+    return get(name).head.modality
+
+
+def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:
+    """What a template of this kind may name, where a row has these fields."""
+    return (*fields, *get(name).around)
+
+
+def refuse(name: str, needs: str) -> InlayError:
     """The error for data that cannot serve a kind of task."""
-    return InlayError(f"The data cannot be used for kind {kind!r}: {needs}")
-
-
-def fields_of(kind: str, fields: tuple[str, ...]) -> tuple[str, ...]:
-    """What a template may name: the fields, and around a marked span what stands on both sides of it."""
-    return (*fields, "left", "right") if kind == SPANS else fields
+    return InlayError(f"The data cannot be used for kind {name!r}: {needs}")

@@ -57,13 +57,6 @@ from inlay.training.trainer import NotFinite, Pace
 TASKS = "tasks.json"  # beside the adapters: what predicting needs of each task
 FORMAT = 1
 AVERAGE = "average"
-# Kinds whose rows may stand in one batch: they share a model class and the shape of its labels.
-TOGETHER = (
-    frozenset({kinds.CLASSIFICATION, kinds.PAIR, kinds.REGRESSION, kinds.SPANS}),
-    kinds.LANGUAGE_MODELS,
-    frozenset({kinds.TOKENS}),
-    frozenset({kinds.IMAGES}),
-)
 
 
 def adapter_names(names: Sequence[str]) -> dict[str, str]:
@@ -79,7 +72,7 @@ def check_together(tasks: Mapping[str, Any]) -> None:
     if len(tasks) < 2:
         raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
     found = {name: task.kind for name, task in tasks.items()}
-    if not any(group.issuperset(found.values()) for group in TOGETHER):
+    if len({kinds.get(kind).head for kind in found.values()}) > 1:
         listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
         raise InlayError(
             f"These tasks cannot be mixed in one batch: {listed}. Train together what has one class or value a row, "

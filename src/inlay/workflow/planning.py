@@ -154,7 +154,7 @@ def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
     place = find(spec.model, spec.revision)
     families = [family for family, type_ in known["model_types"].items() if type_ == place.model_type]
     families = families or _alike(place.model_type, place.modality)
-    task = _PROBED_AS.get(kind_of(spec), "classification")
+    task = kinds.get(kind_of(spec)).head.probed_as
     probed = [family for family in families if task in known["tasks"].get(family, ())]
     if not probed:
         return {}
@@ -171,9 +171,6 @@ def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
     if spec.pooling != "pooler":
         return {}
     return {name: "has class vectors on the tokens' states and reads no pooler" for name in names if reads_states(name)}
-
-
-_PROBED_AS = {kinds.TOKENS: "token-classification", kinds.CAUSAL_LM: "causal-lm", kinds.DATA_TO_TEXT: "causal-lm"}
 
 
 def _alike(model_type: str, modality: str) -> list[str]:
