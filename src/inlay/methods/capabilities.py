@@ -7,7 +7,7 @@ when it disagrees with what the probes find.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -59,35 +59,46 @@ def trained_count(method: Method) -> str:
     return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 
-def refuse_unfit(method: str, model: Any, task: str | None) -> None:
-    """An error where the probes found that a method does not work on an architecture for a task.
+def misfits(
+    methods: Iterable[str], model_type: str, task: str | None, build: Callable[[], tuple[str | None, str] | None]
+) -> list[str]:
+    """Those of the methods that the probes found not to work on a Transformers model type for a task.
 
-    An architecture that was not probed is refused where none of its kind works: decoders read a padded text's class
-    from its padding behind PEFT's prompts, all of them alike. Another task is let through.
+    A type that was not probed is judged by the probed ones of its `build` (kind and modality), which is asked for then:
+    decoders read a padded text's class from its padding behind PEFT's prompts, all of them alike. A task that was not
+    probed leaves nothing out.
     """
     known = capabilities()
-    model_type = getattr(getattr(model, "config", None), "model_type", "")
     families = [family for family, kind in known["model_types"].items() if kind == model_type]
-    families = families or _of_its_kind(model)
+    if not families:
+        alike = build()
+        families = [f for f, kind in known["kinds"].items() if (kind, known["modalities"][f]) == alike]
     probed = [family for family in families if task in known["tasks"].get(family, ())]
-    if probed and method in known["methods"] and not any(task in known["methods"][method].get(f, ()) for f in probed):
+    works = known["methods"]
+    return [
+        name for name in methods if probed and name in works and not any(task in works[name].get(f, ()) for f in probed)
+    ]
+
+
+def refuse_unfit(method: str, model: Any, task: str | None) -> None:
+    """An error where the probes found that a method does not work on a model for a task; see `misfits`."""
+    model_type = getattr(getattr(model, "config", None), "model_type", "")
+    if misfits([method], model_type, task, lambda: _build(model)):
         raise InlayError(
             f"{method} does not work on {type(model).__name__} ({model_type}, {task}). "
             f"{alternatives(model, method, task)}"
         )
 
 
-def _of_its_kind(model: Any) -> list[str]:
-    """The probed families that are built like a model of a type that was not; none where its anatomy is unknown."""
+def _build(model: Any) -> tuple[str, str] | None:
+    """The kind and modality of a model; None where its anatomy is unknown."""
     from inlay.anatomy import anatomy
 
-    known = capabilities()
     try:
         parts = anatomy(model)
     except InlayError:
-        return []
-    alike = (parts.kind, parts.modality)
-    return [family for family, kind in known["kinds"].items() if (kind, known["modalities"][family]) == alike]
+        return None
+    return parts.kind, parts.modality
 
 
 def alternatives(model: Any, without: str, task: str | None = None) -> str:

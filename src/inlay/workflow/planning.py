@@ -13,7 +13,7 @@ from typing import Any
 
 from inlay.errors import InlayError, did_you_mean, unknown
 from inlay.methods import registry
-from inlay.methods.capabilities import capabilities
+from inlay.methods.capabilities import misfits
 from inlay.records.spec import MOST_SEEDS, Spec
 from inlay.tasks import kinds
 from inlay.workflow.tune import Say, check_modality, check_settings, default_rate, reads_states
@@ -82,7 +82,7 @@ def plan(
         )
     left_out = without_settings(spec, named) | readers_of_states(spec, named)
     if len(left_out) < len(named):
-        left_out |= misfits(spec, [name for name in named if name not in left_out])
+        left_out |= unfit_methods(spec, [name for name in named if name not in left_out])
     made = [
         with_own_layers(spec.with_(method=name, settings={**spec.settings, **(settings or {}).get(name, {})}), say)
         for name in named
@@ -143,27 +143,16 @@ def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
     return sorted({float(rate) for rate in rates})
 
 
-def misfits(spec: Spec, names: Sequence[str]) -> dict[str, str]:
-    """The methods that the probes found not to work on this model for this kind of task, with the reason.
-
-    A model of a type that was not probed is judged by those built like it; where there are none, nothing is left out.
-    """
+def unfit_methods(spec: Spec, names: Sequence[str]) -> dict[str, str]:
+    """The methods that the probes found not to work on this model for this kind of task, with the reason."""
+    from inlay.anatomy import kind_of as built
     from inlay.backbones.locate import find
 
-    known = capabilities()
     place = find(spec.model, spec.revision)
-    families = [family for family, type_ in known["model_types"].items() if type_ == place.model_type]
-    families = families or _alike(place.model_type, place.modality)
     task = kinds.get(kind_of(spec)).head.probed_as
-    probed = [family for family in families if task in known["tasks"].get(family, ())]
-    if not probed:
-        return {}
-    works = {name: any(task in known["methods"].get(name, {}).get(f, ()) for f in probed) for name in names}
-    return {
-        name: f"does not work on {place.model_type} models for {task} of {place.modality}s, as probing found"
-        for name, fits in works.items()
-        if not fits and name in known["methods"]
-    }
+    why = f"does not work on {place.model_type} models for {task} of {place.modality}s, as probing found"
+    unfit = misfits(names, place.model_type, task, lambda: (built(place.model_type), place.modality))
+    return dict.fromkeys(unfit, why)
 
 
 def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
@@ -171,14 +160,6 @@ def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
     if spec.pooling != "pooler":
         return {}
     return {name: "has class vectors on the tokens' states and reads no pooler" for name in names if reads_states(name)}
-
-
-def _alike(model_type: str, modality: str) -> list[str]:
-    from inlay.anatomy import kind_of as built
-
-    known = capabilities()
-    found = (built(model_type), modality)
-    return [family for family, kind in known["kinds"].items() if (kind, known["modalities"][family]) == found]
 
 
 def kind_of(spec: Spec) -> str:
