@@ -30,6 +30,12 @@ def kind(family: str) -> tuple[str, str]:
     return parts.modality, parts.kind
 
 
+@cache
+def can_checkpoint(family: str) -> bool:
+    """Whether Transformers can recompute a family's activations in the backward pass."""
+    return tiny(family, "base")[0].supports_gradient_checkpointing  # type: ignore[return-value]
+
+
 EVERY = [
     Case(method, family, task)
     for method in all_methods().values()
@@ -43,6 +49,12 @@ REFUSED = [case for case in EVERY if case not in WORKS]
 ONCE = list({(case.method.name, case.family): case for case in reversed(WORKS)}.values())[::-1]
 ADAPTERS = [case for case in ONCE if case.method.form == "peft"]
 MERGEABLE = [case for case in ADAPTERS if case.method.mergeable]
+# A property is tested where it says something: what a method promises, texts with padding, pictures without.
+SAME_AT_START = [case for case in ONCE if case.method.identity_at_start]
+ELSEWHERE_AT_START = [case for case in ONCE if not case.method.identity_at_start]
+TEXTS = [case for case in ONCE if FAMILIES[case.family].modality == "text"]
+IMAGES = [case for case in ONCE if FAMILIES[case.family].modality == "image"]
+CHECKPOINTED = [case for case in ONCE if can_checkpoint(case.family)]
 # What the properties do not imply is left to the probes: the other tasks, and what is refused.
 PROBED = [case for case in EVERY if case not in ONCE]
 # T5's classifier runs its decoder, which takes ten times as long to trace as the rest and has nothing of the method's.
@@ -60,9 +72,14 @@ def each(cases: list[Case], fast: list[Case] | None = None) -> pytest.MarkDecora
     return pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks[case]) for case in cases])
 
 
-@each(ONCE)
+@each(SAME_AT_START)
 def test_starts_as_the_base(case: Case) -> None:
     properties.starts_as_the_base(case)
+
+
+@each(ELSEWHERE_AT_START)
+def test_starts_elsewhere(case: Case) -> None:
+    properties.starts_elsewhere(case)
 
 
 @each(ONCE)
@@ -70,9 +87,14 @@ def test_trains_only_its_own(case: Case) -> None:
     properties.trains_only_its_own(case)
 
 
-@each(ONCE)
+@each(TEXTS)
 def test_reads_no_padding(case: Case) -> None:
     properties.reads_no_padding(case)
+
+
+@each(IMAGES)
+def test_reads_no_other_row(case: Case) -> None:
+    properties.reads_no_other_row(case)
 
 
 @each(ONCE, fast=KINDS)
@@ -125,7 +147,7 @@ def test_runs_in_bfloat16(case: Case, tmp_path: Path) -> None:
     properties.runs_in_bfloat16(case, tmp_path)
 
 
-@each(ONCE)
+@each(CHECKPOINTED)
 def test_checkpoints_gradients(case: Case) -> None:
     properties.checkpoints_gradients(case)
 
