@@ -269,7 +269,7 @@ def test_explanations(tmp_path: Path) -> None:
     data = read(write_report(runs, tmp_path / "r.html", [tmp_path / "explain" / "other"]))
     assert [each["subject"] for each in data["explanations"]] == ["rte · embedded:vit · bias"]
     with pytest.raises(InlayError, match="nowhere"):
-        explanations.check(tmp_path / "nowhere")
+        explanations.read([tmp_path / "nowhere"])
 
 
 def test_tables_for_other_programs(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Runs as plain data for a report: each run's result, cost, curve and command, and the rows that they amount to.
 
-A row is all runs whose specs differ in the seed alone: nothing else may be averaged over. A set is what can be put side
-by side at all: the same task, model, number of examples, metric and split. Rows of one method within a set are its
-variants, told apart by what differs between them.
+A row is all runs whose specs differ in the seed alone: nothing else may be averaged over. A set is what can be compared
+at all: the same task, model, number of examples, metric and split. Rows of one method within a set are its variants,
+named by what differs between them.
 """
 
 from __future__ import annotations
@@ -28,47 +28,59 @@ if TYPE_CHECKING:
 
 CURVE_POINTS = 40
 LESS = " (less is better)"  # of an average over tasks, whose name does not say it
-# What says which set a run belongs to, and the seed: none of them tells two variants of a method apart.
+# What says which set a run belongs to, and the seed: none of them distinguishes two variants of a method.
 OF_THE_SET = (
-    "model",
-    "method",
-    "task",
-    "tasks",
-    "data",
-    "test_data",
-    "data_dir",
-    "protocol",
-    "revision",
-    "pooling",
-    "shots",
+    *("model", "method", "task", "tasks", "data", "test_data", "data_dir", "protocol", "revision", "pooling", "shots"),
     "seed",
 )
 SHORT = {"learning_rate": "rate", "max_steps": "steps", "batch_size": "batch", "gradient_accumulation": "accumulation"}
 
 
-@dataclass
-class Result:
-    """A finished run, with what a report shows of it; `watched` is the metric that validation is given in. `greater`
-    and `watched_greater`: whether more of these metrics is better."""
+@dataclass(frozen=True)
+class Set:
+    """What is the same in all rows that can be compared. `greater`: whether more of the metric is better."""
 
-    id: str
-    spec: Spec
+    task: str
+    model: str
+    shots: int | None
     metric: str
     greater: bool
     split: str
+    more: str = ""
+
+    @property
+    def label(self) -> str:
+        """The set in words."""
+        shots = "all examples" if self.shots is None else f"{self.shots:,} examples"
+        return " · ".join(part for part in (self.task, self.model, shots, self.more) if part)
+
+
+@dataclass
+class Result:
+    """A finished run, with what a report shows of it. `watched` is the metric that validation is given in."""
+
+    run: Run
+    of: Set
+    metric: str
     value: float
     watched: str
-    watched_greater: bool
     validation: float | None
-    metrics: Mapping[str, Mapping[str, float]]
-    portrait: Mapping[str, Any]
-    record: Mapping[str, Any]
     curve: dict[str, list[list[float]]]
     command: str
 
+    @property
+    def spec(self) -> Spec:
+        """What was asked for."""
+        return self.run.spec
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """All that is on record of the run."""
+        return self.run.record
+
 
 @dataclass(eq=False)
-class Row:
+class ResultRow:
     """The runs of one spec over its seeds; `place` is its set's number. The best variant of its method is `chosen`."""
 
     spec: Spec
@@ -79,7 +91,12 @@ class Row:
     best: bool = False
     verdict: Verdict | None = None  # beside the best row of its set
     leads: bool = False  # whether it is the best, and some other is significantly worse
-    beats: list[Row] = field(default_factory=list)  # the rows of its set that are significantly worse
+    beats: list[ResultRow] = field(default_factory=list)  # the rows of its set that are significantly worse
+
+    @property
+    def label(self) -> str:
+        """The method, and which variant of it."""
+        return self.spec.method + (f" ({self.variant})" if self.variant else "")
 
     @property
     def records(self) -> list[Mapping[str, Any]]:
@@ -87,57 +104,29 @@ class Row:
         return [result.record for result in self.results]
 
     @property
-    def values(self) -> list[float]:
-        """The metric, a value a seed."""
-        return [result.value for result in self.results]
+    def values(self) -> dict[int, float]:
+        """The metric of each seed."""
+        return {result.spec.seed: result.value for result in self.results}
 
     @property
     def mean(self) -> float:
         """The mean over seeds."""
-        return fmean(self.values)
+        return fmean(result.value for result in self.results)
 
     @property
     def interval(self) -> float | None:
         """Half the width of the 95 % confidence interval of the mean; None for a single seed."""
         from inlay.workflow.statistics import half_width
 
-        return half_width(self.values)
+        return half_width([result.value for result in self.results])
 
     @property
     def standing(self) -> Standing:
         """How it compares with the majority class."""
         from inlay.workflow.chance import standing
 
-        tested = [result for result in self.results if result.split == "test"]
-        return standing(
-            self.label,
-            self.results[0].metric,
-            self.values,
-            [(result.spec.seed, result.record) for result in tested],
-        )
-
-    @property
-    def label(self) -> str:
-        """The method, and which variant of it."""
-        return self.spec.method + (f" ({self.variant})" if self.variant else "")
-
-
-@dataclass(frozen=True)
-class Set:
-    """What is the same in all rows that can be put side by side."""
-
-    task: str
-    model: str
-    shots: int | None
-    metric: str
-    split: str
-    more: str = ""
-
-    @property
-    def label(self) -> str:
-        """The set in words."""
-        shots = "all examples" if self.shots is None else f"{self.shots:,} examples"
-        return " · ".join(part for part in (self.task, self.model, shots, self.more) if part)
+        tested = [(result.spec.seed, result.record) for result in self.results if result.of.split == "test"]
+        return standing(self.label, self.results[0].metric, [result.value for result in self.results], tested)
 
 
 @dataclass
@@ -157,7 +146,7 @@ class Collected:
 
     name: str
     results: list[Result] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     sets: list[Set] = field(default_factory=list)
     unfinished: list[Unfinished] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -169,6 +158,16 @@ class Collected:
     def specs(self) -> list[Spec]:
         """Of all runs, with and without a result."""
         return [result.spec for result in self.results] + [run.spec for run in self.unfinished]
+
+    @property
+    def tasks(self) -> set[str]:
+        """The tasks of its sets."""
+        return {each.task for each in self.sets}
+
+    @property
+    def by_set(self) -> list[tuple[Set, list[ResultRow]]]:
+        """Each set with its rows."""
+        return [(each, [row for row in self.rows if row.place == place]) for place, each in enumerate(self.sets)]
 
 
 def of_comparisons(comparisons: Sequence[Comparison], baseline: str | None = None) -> Collected:
@@ -195,6 +194,7 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
 
     `lost` are those that failed before they had a folder.
     """
+    folder = Path(runs) if isinstance(runs, Path | str) else None
     if isinstance(runs, Path | str):
         found, listed = _in_folder(Path(runs))
     else:
@@ -208,7 +208,7 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
         except InlayError as error:
             found.damaged.append(str(error))
     if not found.results:
-        raise InlayError(_nothing(found, runs))
+        raise InlayError(_nothing(found, folder))
     _arrange(found)
     return found
 
@@ -223,8 +223,7 @@ def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
     return Collected(folder.resolve().name, damaged=list(problems.values())), runs
 
 
-def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:
-    folder = Path(runs) if isinstance(runs, Path | str) else None
+def _nothing(found: Collected, folder: Path | None) -> str:
     where = "among those given" if folder is None else f"in {str(folder)!r}"
     if found.unfinished:
         first = found.unfinished[0]
@@ -241,49 +240,30 @@ def _nothing(found: Collected, runs: Path | str | Sequence[Run]) -> str:
 
 
 def _add(found: Collected, run: Run) -> None:
-    from inlay.workflow.comparison import upwards
-
-    line = command(run.spec, _out(run))
+    # The folder is named in a command where it means the same elsewhere, and is not the default.
+    out = run.folder.parent
+    line = command(run.spec, None if out.is_absolute() or out == Path("runs") else str(out))
     if run.status != "finished":
         found.unfinished.append(Unfinished(run.id, run.spec, run.status, run.error, line))
         return
-    record = run.record
-    metric, metrics = record["metric"], run.metrics
+    metric, metrics = run.record["metric"], run.metrics
     split = "test" if "test" in metrics else "validation"
     # Tasks that are scored by written texts are followed by their loss alone.
     watched = metric if metric in metrics.get("validation", {metric: 0}) else "loss"
+    value, validation = float(metrics[split][metric]), metrics.get("validation", {}).get(watched)
     result = Result(
-        id=run.id,
-        spec=run.spec,
-        metric=metric,
-        greater=upwards(record, metric),
-        split=split,
-        value=float(metrics[split][metric]),
-        watched=watched,
-        watched_greater=upwards(record, watched),
-        validation=metrics.get("validation", {}).get(watched),
-        metrics=metrics,
-        portrait=run.portrait,
-        record=record,
-        curve=curve(run.history(), watched),
-        command=line,
+        run, set_of(run, metric, split), metric, value, watched, validation, curve(run.history(), watched), line
     )
-    if not isinstance(result.portrait["parameters"]["trained"], int):
+    if not isinstance(run.portrait["parameters"]["trained"], int):
         raise TypeError("parameters")
-    if not math.isfinite(result.value):
-        raise InlayError(f"The run {run.id} ended with {split} {metric} = {result.value}: left out of the tables.")
+    if not math.isfinite(value):
+        raise InlayError(f"The run {run.id} ended with {split} {metric} = {value}: left out of the tables.")
     found.results.append(result)
     if run.unvouched:
         found.unvouched.append(run.id)
     if run.failed_tasks:
         told = "; ".join(f"{name}: {why}" for name, why in run.failed_tasks.items())
         found.said.append(f"{run.id}: the average leaves out what failed in training. {told}.")
-
-
-def _out(run: Run) -> str | None:
-    """The folder to be named in a command: one that means the same elsewhere, and is not the default."""
-    folder = run.folder.parent
-    return None if folder.is_absolute() or folder == Path("runs") else str(folder)
 
 
 def curve(history: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[list[float]]]:
@@ -311,25 +291,22 @@ def _thin(points: list[tuple[float, float]]) -> list[list[float]]:
 
 def _arrange(found: Collected) -> None:
     sets: dict[Set, int] = {}
-    groups: dict[str, list[Result]] = {}
+    groups: dict[tuple[str, int], list[Result]] = {}
     for result in found.results:
-        sets.setdefault(set_of(result), len(sets))
-        groups.setdefault(_but_for_the_seed(result.spec) + repr(set_of(result)), []).append(result)
+        place = sets.setdefault(result.of, len(sets))
+        groups.setdefault((_but_for_the_seed(result.spec), place), []).append(result)
     found.sets = list(sets)
     failed = Counter(_but_for_the_seed(run.spec) for run in found.unfinished if run.status == "failed")
     # An average over fewer tasks may flatter: as a run that failed, it stands behind those over all.
     failed.update(_but_for_the_seed(result.spec) for result in found.results if result.record.get("failed"))
-    for results in groups.values():
+    for (_, place), results in groups.items():
         results.sort(key=lambda result: result.spec.seed)
-        found.rows.append(Row(results[0].spec, sets[set_of(results[0])], results))
-    for place, name in enumerate(found.sets):
-        rows = [row for row in found.rows if row.place == place]
-        sign = 1 if greater_is_better(name.metric) else -1
+        found.rows.append(ResultRow(results[0].spec, place, results))
+    for each, rows in found.by_set:
         for method in dict.fromkeys(row.spec.method for row in rows):
-            _tell_apart([row for row in rows if row.spec.method == method], failed)
-        _compare_with_best([row for row in rows if row.chosen], sign)
-    signs = [1 if greater_is_better(name.metric) else -1 for name in found.sets]
-    found.rows.sort(key=lambda row: (row.place, -signs[row.place] * row.mean))
+            _name_variants([row for row in rows if row.spec.method == method], failed)
+        _compare_with_best([row for row in rows if row.chosen], each.greater)
+    found.rows.sort(key=lambda row: (row.place, -row.mean if found.sets[row.place].greater else row.mean))
 
 
 def _but_for_the_seed(spec: Spec) -> str:
@@ -341,30 +318,27 @@ def replaced(spec: Spec) -> str | None:
     return None if spec.pooling in ("auto", "own") else spec.pooling
 
 
-def set_of(result: Result) -> Set:
+def set_of(run: Run, metric: str, split: str) -> Set:
     """The set that a run belongs to."""
-    spec = result.spec
+    from inlay.workflow.comparison import upwards
+
+    spec = run.spec
     more = (
         spec.protocol,
         spec.revision and f"revision {spec.revision}",
         spec.test_data and f"test {spec.test_data}",
         (pooling := replaced(spec)) and f"pooling {pooling}",
     )
+    greater = upwards(run.record, metric)
     return Set(
         task=spec.task or " + ".join(spec.tasks) or str(spec.data),
         model=spec.model,
         shots=spec.shots,
-        metric=result.metric + LESS * (result.greater != greater_is_better(result.metric)),
-        split=result.split,
+        metric=metric + LESS * (greater != upwards({}, metric)),
+        greater=greater,
+        split=split,
         more=", ".join(part for part in more if part),
     )
-
-
-def greater_is_better(metric: str) -> bool:
-    """Which way a set's metric improves; what an older inlay measured, upwards."""
-    from inlay.tasks.metrics import LOWER_IS_BETTER
-
-    return metric not in LOWER_IS_BETTER and metric != "loss" and not metric.endswith(LESS)
 
 
 def settings_of(spec: Spec) -> dict[str, Any]:
@@ -374,17 +348,19 @@ def settings_of(spec: Spec) -> dict[str, Any]:
     return {**fields, **settings}
 
 
-def _tell_apart(rows: list[Row], failed: Mapping[str, int]) -> None:
+def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
     """Name what differs between the variants of a method, and choose one by validation, as `inlay compare` does."""
+    from inlay.workflow.comparison import upwards
     from inlay.workflow.statistics import pick
 
     if len(rows) < 2:
         return
     settings = [settings_of(row.spec) for row in rows]
-    names = dict.fromkeys(name for each in settings for name in each)
     missing = object()
     varying = [
-        name for name in names if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
+        name
+        for name in dict.fromkeys(name for each in settings for name in each)
+        if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
     ]
     for row, each in zip(rows, settings, strict=True):
         told = [f"{SHORT.get(name, name.replace('_', ' '))} {_said(each.get(name))}" for name in varying]
@@ -392,7 +368,7 @@ def _tell_apart(rows: list[Row], failed: Mapping[str, int]) -> None:
     rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
     values = [
         {
-            result.spec.seed: result.validation if result.watched_greater else -result.validation
+            result.spec.seed: result.validation if upwards(result.record, result.watched) else -result.validation
             for result in row.results
             if result.validation is not None
         }
@@ -409,26 +385,18 @@ def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)
 
 
-def _compare_with_best(rows: list[Row], sign: int) -> None:
+def _compare_with_best(rows: list[ResultRow], greater: bool) -> None:
     """What can be said of each row beside the best one, over the seeds that both have."""
-    from inlay.workflow.statistics import better_than, holm, paired, pairs_among, verdict
+    from inlay.workflow.comparison import differences_from
+    from inlay.workflow.statistics import better_than
 
-    best = max(rows, key=lambda row: sign * row.mean)
+    best = max(rows, key=lambda row: row.mean if greater else -row.mean)
     best.best = True
-    known = {result.spec.seed: result.value for result in best.results}
-    tests = []
-    for row in rows:
-        pairs = [(each.value, known[each.spec.seed]) for each in row.results if each.spec.seed in known]
-        if row is not best and pairs:
-            mine, theirs = zip(*pairs, strict=True)
-            tests.append((row, paired(mine, theirs)))
-        elif row is not best:
-            row.verdict = "too few seeds"
-    # Which one is the best was seen in the same numbers: it stands for every pair.
-    raised = holm([test.p for _, test in tests], pairs_among(len(rows)))
-    for (row, test), p in zip(tests, raised, strict=True):
-        row.verdict = verdict(test, p, greater_is_better=sign > 0)
-    best.leads = any(row.verdict == "worse" for row in rows)
-    values = [{result.spec.seed: result.value for result in row.results} for row in rows]
-    for row, worse in zip(rows, better_than(values, greater_is_better=sign > 0), strict=True):
+    values = {row.spec.method: row.values for row in rows}
+    # Which one is the best was seen in the same numbers: no baseline that was named before.
+    beside = differences_from(best.spec.method, values, greater_is_better=greater, named=False)
+    better = better_than(list(values.values()), greater_is_better=greater)
+    for row, difference, worse in zip(rows, beside, better, strict=True):
+        row.verdict = None if row is best else difference.verdict or "too few seeds"
         row.beats = [rows[index] for index in sorted(worse)]
+    best.leads = any(row.verdict == "worse" for row in rows)

@@ -6,7 +6,7 @@ import base64
 import csv
 import json
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,28 @@ class Kept:
     left_out: int
 
 
-def beside(folder: Path, tasks: Collection[str]) -> tuple[list[Kept], list[str]]:
-    """Those within a folder of runs, and those in `explain` beside it that are about one of the tasks; and what is
-    wrong with others.
-    """
-    inside, problems = read([folder])
-    outside, more = read([folder.resolve().parent / "explain"], tasks)
-    return inside + outside, problems + more
+def beside(folders: Iterable[Path], tasks: Collection[str]) -> tuple[list[Kept], list[str]]:
+    """Those within folders of runs, and those in `explain` beside them that are about one of the tasks; and what is
+    wrong with others."""
+    found, problems = [], []
+    for folder in folders:
+        for more, wrong in (_read([folder]), _read([folder.resolve().parent / "explain"], tasks)):
+            found += more
+            problems += wrong
+    return found, problems
 
 
-def read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple[list[Kept], list[str]]:
-    """The explanations below some folders, all or those about one of `tasks`; and what is wrong with others."""
+def read(folders: Sequence[Path]) -> tuple[list[Kept], list[str]]:
+    """The explanations below folders that were asked for, and what is wrong with others."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InlayError(
+                f"{str(folder)!r} is no folder: --explain takes one that `inlay explain --out` has written."
+            )
+    return _read(folders)
+
+
+def _read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple[list[Kept], list[str]]:
     found, problems = [], []
     for folder in folders:
         for path in sorted(_facts_below(folder, DEPTH)):
@@ -66,12 +77,6 @@ def read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple
             except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
                 problems.append(f"The explanation in {path.parent} cannot be shown: {error!r}.")
     return found, problems
-
-
-def check(folder: Path) -> None:
-    """An error where a folder that was asked for is not there."""
-    if not folder.is_dir():
-        raise InlayError(f"{str(folder)!r} is no folder: --explain takes one that `inlay explain --out` has written.")
 
 
 def _facts_below(folder: Path, depth: int) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from inlay.records.atomic import write_text, writing
 from inlay.records.tables import csv_text
-from inlay.report.collect import Collected, Row
+from inlay.report.collect import Collected, ResultRow
 from inlay.report.columns import columns_in
 from inlay.report.html import check_out
 from inlay.report.paths import cutter
@@ -20,10 +20,10 @@ def write_csv(found: Collected, out: Path) -> Path:
     """One line a run: what its spec says, its metrics on every split, what it cost, its command; then those without."""
     results = [
         {
-            "run": result.id,
+            "run": result.run.id,
             "status": "finished",
             **_flat(result.spec.to_json()),
-            **{f"{split} {name}": value for split, each in result.metrics.items() for name, value in each.items()},
+            **{f"{split} {name}": value for split, each in result.run.metrics.items() for name, value in each.items()},
             **{column.titles["csv"]: column.value([result.record]) for column in columns_in("csv")},
             "command": result.command,
         }
@@ -47,10 +47,9 @@ def write_markdown(found: Collected, out: Path) -> Path:
     """A table a comparison, the chosen variants marked. The best row is bold
     where another is significantly worse."""
     parts, cut, heads = [], cutter(found.specs), _heads()
-    for place, name in enumerate(found.sets):
+    for name, rows in found.by_set:
         parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
         parts += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
-        rows = [row for row in found.rows if row.place == place]
         parts += [f"| {' | '.join(_cells(row, _marked, '**{}**', _has_variants(found)))} |" for row in rows]
         parts.append("")
     return _write(out, "\n".join(parts), (".md", ".markdown"))
@@ -60,8 +59,7 @@ def write_latex(found: Collected, out: Path) -> Path:
     """A `tabular` a comparison, for `\\\\usepackage{booktabs}`, the chosen variants marked. The best row is bold
     where another is significantly worse."""
     parts, cut, heads = [], cutter(found.specs), _heads()
-    for place, name in enumerate(found.sets):
-        rows = [row for row in found.rows if row.place == place]
+    for name, rows in found.by_set:
         parts += [
             f"% {cut(name.label)}: {name.split} {name.metric}".replace("\n", " "),
             rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
@@ -85,7 +83,7 @@ def _has_variants(found: Collected) -> bool:
     return any(not row.chosen for row in found.rows)
 
 
-def _cells(row: Row, escape: Callable[[str], str], bold: str, marks: bool) -> list[str]:
+def _cells(row: ResultRow, escape: Callable[[str], str], bold: str, marks: bool) -> list[str]:
     plus_minus = r"$\pm$" if escape is _escaped else "±"
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [

@@ -25,7 +25,7 @@ from inlay.records.atomic import write_text, writing
 from inlay.records.spec import Spec
 from inlay.records.store import Run, now
 from inlay.report import explanations
-from inlay.report.collect import Collected, Result, Row, collect, greater_is_better, settings_of
+from inlay.report.collect import Collected, Result, ResultRow, collect, settings_of
 from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.paths import cutter, everywhere
@@ -34,15 +34,7 @@ from inlay.workflow.chance import NAME, sentences
 ENDINGS = (".html", ".htm")
 SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
 PACKAGES = (
-    "inlay",
-    "commit",
-    "python",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "datasets",
-    "safetensors",
+    *("inlay", "commit", "python", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors"),
     "numpy",
 )
 LISTED = 12  # values of one setting
@@ -61,10 +53,11 @@ def write_report(
     out = Path(out)
     check_out(out)
     found = found or collect(runs)
-    pictures, problems = _explanations(runs, found, explain)
+    folders = [runs] if isinstance(runs, Path) else sorted({run.folder.parent for run in runs})
+    kept, problems = explanations.read(explain) if explain is not None else explanations.beside(folders, found.tasks)
     found.damaged += problems
-    data = page_data(found) | {"explanations": [asdict(picture) for picture in pictures]}
-    whole, data = data, everywhere(data, cutter(found.specs))
+    whole = page_data(found) | {"explanations": [asdict(each) for each in kept]}
+    data = everywhere(whole, cutter(found.specs))
     data["cut"] = data != whole
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -82,31 +75,14 @@ def check_out(out: Path, endings: Sequence[str] = ENDINGS) -> None:
         raise InlayError(f"{str(out)!r} does not end in {' or '.join(endings)}: say --out report{endings[0]}.")
 
 
-def _explanations(
-    runs: Path | Sequence[Run], found: Collected, explain: Sequence[Path] | None
-) -> tuple[list[explanations.Kept], list[str]]:
-    if explain is not None:
-        for folder in explain:
-            explanations.check(folder)
-        return explanations.read(explain)
-    folders = {runs} if isinstance(runs, Path) else {run.folder.parent for run in runs}
-    tasks = {name.task for name in found.sets}
-    pictures, problems = [], []
-    for folder in sorted(folders):
-        more, wrong = explanations.beside(folder, tasks)
-        pictures += more
-        problems += wrong
-    return pictures, problems
-
-
 def render(data: dict[str, Any]) -> str:
     """The page with its data, as one text."""
     style = _asset("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    finite = everywhere(data, lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf)
+    inert = json.dumps(finite, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # In JSON `<` only stands in strings, where its escape means the same; so no string can end the element.
-    inert = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    inert = inert.replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -125,15 +101,6 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _finite(data: Any) -> Any:
-    """The same data with null for what JSON has no number for."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
 # ------------------------------------------------------------------------------------------------------------ the data
 
 
@@ -147,9 +114,7 @@ def page_data(found: Collected) -> dict[str, Any]:
         "name": found.name,
         "made": now(),
         "version": __version__,
-        "sets": [
-            {**asdict(each), "label": each.label, "greater": greater_is_better(each.metric)} for each in found.sets
-        ],
+        "sets": [asdict(each) | {"label": each.label} for each in found.sets],
         "columns": [
             {"key": each.key, "label": each.titles["page"], "plot": each.titles.get("plot"), "kind": each.kind}
             | {"about": each.about, "better": each.better, "unit": each.unit, "log": each.log}
@@ -178,7 +143,7 @@ def page_data(found: Collected) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, numbers: dict[int, int]) -> dict[str, Any]:
+def _row(row: ResultRow, numbers: dict[int, int]) -> dict[str, Any]:
     known = [result.validation for result in row.results if result.validation is not None]
     return {
         "method": row.spec.method,
@@ -208,9 +173,9 @@ def _references(found: Collected) -> list[dict[str, Any]]:
 
 
 def _run(result: Result) -> dict[str, Any]:
-    record, portrait = result.record, result.portrait
+    record, portrait = result.record, result.run.portrait
     return {
-        "id": result.id,
+        "id": result.run.id,
         "seed": result.spec.seed,
         "value": result.value,
         "validation": result.validation,
@@ -227,7 +192,7 @@ def _run(result: Result) -> dict[str, Any]:
 
 def _others(result: Result) -> dict[str, float]:
     """The other metrics of the split that is shown: those of each task, where there are several."""
-    named = [(name, value) for name, value in result.metrics[result.split].items() if name != result.metric]
+    named = [(name, value) for name, value in result.run.metrics[result.of.split].items() if name != result.metric]
     return dict([(name, value) for name, value in named if not name.endswith("loss")][:LISTED])
 
 
@@ -266,8 +231,8 @@ def _settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
 def findings(found: Collected) -> list[str]:
     """Of each comparison: whether it is above chance, which method is best, and which do not differ from it."""
     told = []
-    for place, name in enumerate(found.sets):
-        rows = [row for row in found.rows if row.place == place and row.chosen]
+    for name, listed in found.by_set:
+        rows = [row for row in listed if row.chosen]
         beside = sentences([row.standing for row in rows])
         if len(beside) > 1:  # the first only says what the majority class scores, which the table does too
             told.append(f"{name.label}: {' '.join(beside)}")

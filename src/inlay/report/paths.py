@@ -12,19 +12,18 @@ from inlay.records.spec import Spec
 # Two parts at least, so that `/` in prose is left alone; not the part of a URL or of a relative path.
 ABSOLUTE = re.compile(r"(?<![\w.:/~-])/(?:[^\s'\"<>:;,()/]+/)+[^\s'\"<>:;,()/]*")
 FIELDS = ("model", "data", "test_data", "data_dir")
-Cut = Callable[[str], str]
 
 
-def cutter(specs: Iterable[Spec]) -> Cut:
-    """What cuts the absolute paths in a text: those of the specs to as many of their last parts as tell them apart,
-    others to the last one."""
+def cutter(specs: Iterable[Spec]) -> Callable[[Any], Any]:
+    """What cuts the absolute paths in a text: those of the specs to as many of their last parts as distinguish them,
+    others to the last one. What is no text stays."""
     given = {str(getattr(spec, name) or "") for spec in specs for name in FIELDS}
     known = names_of(path for path in given if PurePath(path).is_absolute())
     longest = sorted(known, key=len, reverse=True)
     mine = re.compile("|".join(rf"{re.escape(path)}(?![\w-])" for path in longest)) if known else None
 
-    def cut(text: str) -> str:
-        if "/" not in text or text.startswith("data:"):  # a picture is no text
+    def cut(text: Any) -> Any:
+        if not isinstance(text, str) or "/" not in text or text.startswith("data:"):  # an image is no text
             return text
         if mine is not None:
             text = mine.sub(lambda found: known[found[0]], text)
@@ -50,12 +49,10 @@ def names_of(paths: Iterable[str]) -> dict[str, str]:
     return {path: shortest(path) for path in parts}
 
 
-def everywhere(data: Any, cut: Cut) -> Any:
-    """The same data with every text cut, keys of what a user named included."""
-    if isinstance(data, str):
-        return cut(data)
+def everywhere(data: Any, change: Callable[[Any], Any]) -> Any:
+    """The same data with every text and number changed, keys of what a user named included."""
     if isinstance(data, dict):
-        return {cut(key): everywhere(value, cut) for key, value in data.items()}
+        return {change(key): everywhere(value, change) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [everywhere(each, cut) for each in data]
-    return data
+        return [everywhere(each, change) for each in data]
+    return change(data)

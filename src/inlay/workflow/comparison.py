@@ -144,6 +144,13 @@ def against(found: Comparison, baseline: str, *, named: bool = True) -> list[Dif
     by_method = {row.method: dict(zip(row.seeds, row.values, strict=True)) for row in found.rows}
     if baseline not in by_method:
         raise InlayError(f"baseline={baseline!r} is not among the methods that finished: {', '.join(by_method)}.")
+    return differences_from(baseline, by_method, greater_is_better=found.greater_is_better, named=named)
+
+
+def differences_from(
+    baseline: str, by_method: Mapping[str, Mapping[int, float]], *, greater_is_better: bool, named: bool
+) -> list[Difference]:
+    """As `against`, of methods with a value for each seed."""
     known = by_method[baseline]
     tests: dict[str, statistics.Paired] = {}
     for name, values in by_method.items():
@@ -158,7 +165,7 @@ def against(found: Comparison, baseline: str, *, named: bool = True) -> list[Dif
         made = Difference(name, fmean(values), standard_error(values))
         if (test := tests.get(name)) is None:
             return made
-        word = statistics.verdict(test, raised[name], greater_is_better=found.greater_is_better)
+        word = statistics.verdict(test, raised[name], greater_is_better=greater_is_better)
         return replace(
             made,
             difference=test.difference,
