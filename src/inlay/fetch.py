@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from inlay.errors import InlayError
 from inlay.records.atomic import Unwritable, file_digest
-from inlay.records.sealed import is_intact, parse_object, read_plain, write_sealed
+from inlay.records.sealed import read_digests, write_digests
 
 DIGESTS = ".digests.json"
 log = logging.getLogger("inlay")
@@ -113,8 +113,7 @@ def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence
 
 def note_digests(folder: Path) -> None:
     """Put down in a folder what its files hash to."""
-    files = {name: file_digest(folder / name) for name in _files(folder)}
-    write_sealed(folder / DIGESTS, {"format": 1, "files": files})
+    write_digests(folder / DIGESTS, {name: folder / name for name in _files(folder)})
 
 
 @cache
@@ -128,9 +127,8 @@ def check_folder(folder: Path) -> Path:
             with contextlib.suppress(Unwritable):
                 note_digests(folder)
             return folder
-        noted = parse_object(read_plain(folder / DIGESTS))
-        known = noted.get("files") if is_intact(noted) else None
-        if not isinstance(known, dict):
+        known = read_digests(folder / DIGESTS)
+        if known is None:
             raise _spoilt(folder, f"{DIGESTS} was changed")
         if odd := sorted(known.keys() ^ _files(folder)):
             raise _spoilt(folder, f"{odd[0]} {'is missing' if odd[0] in known else 'was added'}")

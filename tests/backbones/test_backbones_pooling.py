@@ -24,7 +24,7 @@ from inlay.backbones.locate import CACHED, Place
 from inlay.backbones.pooled import installed
 from inlay.backbones.pooling import doubts, settle
 from inlay.methods import attach
-from inlay.methods.saving import digest
+from inlay.records.sealed import sealed
 from inlay.training.trunk.cut import TrunkCache
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -423,13 +423,13 @@ def test_a_strangers_folder_cannot_ask_for_a_feature_that_there_is_not(
     folder, saved = write("bert"), tmp_path / "adapter"
     attach.save(attach.attach(load(folder).model, "lora", newly_initialised=["classifier"]), "lora", saved)
     note = json.loads((saved / "inlay.json").read_text()) | {"pooling": value}
-    (saved / "inlay.json").write_text(json.dumps(note | {"digest": digest(note)}))
+    (saved / "inlay.json").write_text(json.dumps(sealed(note, "digest")))
     with pytest.raises(InlayError, match="pooling"):
         attach.restore(load(folder).model, "lora", saved)
     with pytest.raises(InlayError, match="pooling"):
         PeftModel.from_pretrained(load(folder).model, saved)
     note["pooling"] = "mean"
-    (saved / "inlay.json").write_text(json.dumps(note | {"digest": digest(note)}))
+    (saved / "inlay.json").write_text(json.dumps(sealed(note, "digest")))
     tags = backbones.load(str(folder), kind="token-classification", num_labels=3).model
     with pytest.raises(InlayError, match="BertForTokenClassification is none"):
         PeftModel.from_pretrained(tags, saved)

@@ -21,7 +21,8 @@ from fuzz.mutations import cases, damage_file
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.registry import get
-from inlay.methods.saving import NOTE, digest
+from inlay.methods.saving import NOTE
+from inlay.records.sealed import sealed
 from probing import logits
 from zoo import tiny
 
@@ -69,7 +70,7 @@ def reseal(folder: Path, method: str) -> None:
     try:
         note = json.loads(path.read_text())
         note["sha256"] = {}
-        path.write_text(json.dumps(note | {"digest": digest(note)}))
+        path.write_text(json.dumps(sealed(note, "digest")))
     except (ValueError, TypeError, RecursionError):
         pass  # the note itself is what was damaged
 

@@ -15,7 +15,8 @@ from inlay.backbones.identity import fingerprint
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.registry import get
-from inlay.methods.saving import CONFIG, NOTE, WEIGHTS, digest
+from inlay.methods.saving import CONFIG, NOTE, WEIGHTS
+from inlay.records.sealed import sealed
 from probing import logits
 from zoo import tiny
 
@@ -56,7 +57,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
 def edit_note(folder: Path, **changes: object) -> None:
     path = next(folder / name for name in NOTE.values() if (folder / name).is_file())
     note = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps(note | {"digest": digest(note)}))
+    path.write_text(json.dumps(sealed(note, "digest")))
 
 
 def test_what_lies_in_the_folder(saved: tuple[str, Path]) -> None:

@@ -28,7 +28,7 @@ def edit(path: Path, change: Callable[[Any], None]) -> None:
 
 def unsealed(run: Run) -> None:
     """As an earlier inlay left it: no seals, and of the files only the adapter's on record."""
-    from inlay.records.store import checksum
+    from inlay.records.sealed import checksum
 
     for name in ("spec.json", "versions.json"):
         edit(run.folder / name, lambda data: data.pop("checksum"))

@@ -18,7 +18,8 @@ from inlay.errors import InlayError
 from inlay.records import FORMAT, Run, Spec, Store
 from inlay.records.atomic import clear_leftovers, write_folder, write_json, write_text, writing
 from inlay.records.lock import held
-from inlay.records.store import FailedBefore, checksum, name, now
+from inlay.records.sealed import checksum
+from inlay.records.store import FailedBefore, name, now
 
 SPEC = Spec(model="embedded:minilm", method="lora", task="rotten-tomatoes")
 DIGEST = SPEC.digest()

@@ -59,7 +59,7 @@ def with_code(model: Path, target: Path, known: bool) -> tuple[Path, Path]:
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change a JSON file; where it has a checksum of its own, as somebody does who knows how it is made."""
-    from inlay.records.store import checksum
+    from inlay.records.sealed import checksum
 
     data = json.loads(path.read_text())
     change(data)

@@ -210,7 +210,7 @@ def test_a_folder_of_tasks_that_holds_a_path_still_loads_and_is_exported_without
 ) -> None:
     """As an earlier inlay wrote it: tasks.json with the model's folder."""
     from inlay.records.atomic import write_json
-    from inlay.records.store import checksum
+    from inlay.records.sealed import checksum
 
     old = export(joint.folder, "cb", tmp_path / "old", to="tasks")
     facts = read_json(old / "tasks.json") | {"model": str(place / "my-model")}

@@ -18,7 +18,8 @@ import together
 from inlay import InlayError, Spec, compare, tune
 from inlay.cli.show import conclusions
 from inlay.engines.job import Job, Outcome, work
-from inlay.records.store import Store, checksum
+from inlay.records.sealed import checksum
+from inlay.records.store import Store
 from inlay.report.collect import of_comparisons
 from inlay.workflow.comparison import against, select, words
 from inlay.workflow.comparison_files import keep

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from inlay import InlayError, Spec, predict, tune
 from inlay.cli.app import app
-from inlay.records.store import Run, checksum
+from inlay.records.sealed import checksum
+from inlay.records.store import Run
 from inlay.training.joint import JointTrainer
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export

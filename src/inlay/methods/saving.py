@@ -40,10 +40,11 @@ from inlay.methods.protocol import hooks_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.records.atomic import file_digest
-from inlay.records.sealed import checksum
+from inlay.records.sealed import is_intact, sealed
 
 FORMAT = 1
 NEW = "_inlay_newly_initialised"
+SEAL = "digest"  # the key of a note's own checksum
 NOTE = {"peft": "inlay.json", "head": "head.json", "full": "inlay.json"}
 WEIGHTS = {"peft": "adapter_model.safetensors", "head": "head.safetensors", "full": "model.safetensors"}
 CONFIG = {"peft": "adapter_config.json", "full": "config.json"}
@@ -114,8 +115,8 @@ def write_note(place: Path, method: Method, facts: Mapping[str, Any], pooling: s
     }
     if pooling is not None:
         note["pooling"] = pooling
-    note["digest"] = digest(note)
-    (place / NOTE[method.form]).write_text(json.dumps(note, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    text = json.dumps(sealed(note, SEAL), indent=2, sort_keys=True)
+    (place / NOTE[method.form]).write_text(text + "\n", encoding="utf-8")
 
 
 def restore(
@@ -247,11 +248,6 @@ def _config_file(place: Path, method: Method) -> list[Path]:
     return [path] if path is not None and vetting.present(path) else []
 
 
-def digest(note: Mapping[str, Any]) -> str:
-    """What a note hashes to, its own digest aside."""
-    return checksum(note, seal="digest")
-
-
 def _note(place: Path, method: Method) -> dict[str, Any]:
     """What was written beside the weights; empty for what PEFT or Transformers alone saved."""
     path = place / NOTE[method.form]
@@ -270,7 +266,7 @@ def _note(place: Path, method: Method) -> dict[str, Any]:
             raise InlayError(f"{path} lacks {key!r}: it was edited or is damaged. Save the model again.")
         if not isinstance(note[key], types) or not _of_text(note[key]):
             raise InlayError(f"{path} has {key}={note[key]!r}: it was edited or is damaged. Save the model again.")
-    if note["digest"] != digest(note):
+    if not is_intact(note, SEAL):
         raise InlayError(f"{path} is not what was saved: its own digest differs. Save the model again.")
     for name in note["sha256"]:
         if not vetting.present(place / name):

@@ -7,10 +7,7 @@ than its tensors and the base model account for, its patterns can be matched, an
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
@@ -24,6 +21,8 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods.allowance import size_of
 from inlay.methods.patterns import check_patterns
+from inlay.records.atomic import NotPlain
+from inlay.records.sealed import read_object
 
 NOTES = logging.getLogger("inlay.notes")
 LARGEST_JSON = 32 << 20
@@ -72,30 +71,11 @@ def present(path: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a plain file, of finite numbers."""
     try:
-        # Not blocking: the file may have become a pipe since somebody looked, and a pipe may keep us waiting for ever.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise InlayError(f"{path} is not a plain file: a folder, a pipe or a device is not read.")
-            text = file.read(LARGEST_JSON + 1)
-        if len(text) > LARGEST_JSON:
-            raise InlayError(f"{path} is larger than the {LARGEST_JSON >> 20} MiB that are read of it.")
-        data = json.loads(text.decode("utf-8"), parse_constant=_not_finite, parse_float=_finite)
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InlayError):
-            raise
+        return read_object(path, LARGEST_JSON, finite=True)
+    except NotPlain:
+        raise InlayError(f"{path} is not a plain file: a folder, a pipe or a device is not read.") from None
+    except (OSError, ValueError) as error:
         raise InlayError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise InlayError(f"{path} should hold a JSON object, not a {type(data).__name__}.")
-    return data
-
-
-def _not_finite(word: str) -> float:
-    raise ValueError(f"{word} is not a finite number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    return value if math.isfinite(value) else _not_finite(digits)
 
 
 def shapes(path: Path) -> dict[str, Tensor]:

@@ -36,6 +36,10 @@ class Unwritable(InlayError):
     """The disk refused: it is full, or not ours. Nothing is wrong with what was to be written."""
 
 
+class NotPlain(OSError):
+    """A folder, a pipe or a device where a file should be."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk may refuse while `path` is being written into an error a user can act on.
@@ -133,7 +137,7 @@ def append_line(path: Path, text: str) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags, 0o666), "ab") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(0, "it is not an ordinary file", str(path))
+                raise NotPlain(0, "it is not an ordinary file", str(path))
             file.write(text.encode(errors="replace") + b"\n")
 
 
@@ -211,9 +215,9 @@ def file_digest(path: Path) -> str:
 
 
 def open_plain(path: Path) -> io.BufferedReader:
-    """An ordinary file, to be read. Pipes, devices and folders are an `OSError`, and not waited for."""
+    """An ordinary file, to be read. Pipes, devices and folders are `NotPlain`, and not waited for."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(0, "it is not an ordinary file", str(path))
+        raise NotPlain(0, "it is not an ordinary file", str(path))
     return open(descriptor, "rb")

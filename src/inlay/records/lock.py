@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from inlay.errors import InlayError
 from inlay.records.atomic import writing
-from inlay.records.sealed import parse_object, read_plain
+from inlay.records.sealed import read_object
 
 OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a link would be written through, a pipe waited for
 PATIENCE = 0.5  # seconds; `held` takes the lock for an instant, and must not make another process give up
@@ -86,7 +86,7 @@ class Lock:
 
     def _holder(self) -> str:
         try:
-            note = parse_object(read_plain(self.path))
+            note = read_object(self.path)
             who = f"process {note['pid']} on {note['host']}, since {note['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"

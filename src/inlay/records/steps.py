@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.records.atomic import file_digest, remove
-from inlay.records.sealed import is_intact, parse_object, read_plain, write_sealed
+from inlay.records.sealed import read_digests, read_object, write_digests
 
 STEP, BEST, BEST_OF_TASK = "step-", "best-", "task-"
 SEAL, PROGRESS = "seal.json", "progress.json"
@@ -37,8 +37,7 @@ def oldest_first(folder: Path) -> list[Path]:
 
 def seal(checkpoint: Path) -> None:
     """Put down the digests of all files of a checkpoint that is being written."""
-    files = {path.name: file_digest(path) for path in sorted(checkpoint.iterdir())}
-    write_sealed(checkpoint / SEAL, {"format": 1, "files": files})
+    write_digests(checkpoint / SEAL, {path.name: path for path in sorted(checkpoint.iterdir())})
 
 
 def has_seal(checkpoint: Path) -> bool:
@@ -53,10 +52,10 @@ def damage(checkpoint: Path) -> str | None:
     """
     try:
         if has_seal(checkpoint):
-            noted = parse_object(read_plain(checkpoint / SEAL))
-            if not is_intact(noted) or not isinstance(noted.get("files"), dict):
+            known = read_digests(checkpoint / SEAL)
+            if known is None:
                 return f"{SEAL} was changed after it was written"
-            for name, digest in noted["files"].items():
+            for name, digest in known.items():
                 if file_digest(checkpoint / Path(name).name) != digest:
                     return f"{name} was changed after it was written"
         for name, best in bests(checkpoint).items():
@@ -73,7 +72,7 @@ def damage(checkpoint: Path) -> str | None:
 def bests(checkpoint: Path) -> dict[str, Mapping[str, Any]]:
     """The best states that a checkpoint knows, by their files' names; a `ValueError` where that cannot be read."""
     try:
-        progress = parse_object(read_plain(checkpoint / PROGRESS))
+        progress = read_object(checkpoint / PROGRESS)
     except FileNotFoundError:
         return {}
     return bests_in(progress)

@@ -41,13 +41,13 @@ from inlay.records.atomic import (
     writing,
 )
 from inlay.records.lock import Busy, Lock, held
-from inlay.records.sealed import checksum, is_intact, parse_object, read_plain, write_sealed
+from inlay.records.sealed import is_intact, parse_object, read_object, read_plain, write_sealed
 from inlay.records.shape import misfit
 from inlay.records.spec import BEFORE, Spec
 from inlay.records.spec_values import shown
 from inlay.records.versions import versions
 
-__all__ = ["FORMAT", "FailedBefore", "Run", "Store", "checksum", "load", "name", "now", "read_json"]
+__all__ = ["FORMAT", "FailedBefore", "Run", "Store", "load", "name", "now", "read_json"]
 
 FORMAT = 1
 SPEC, VERSIONS, METRICS, RECORD, STATE = "spec.json", "versions.json", "metrics.jsonl", "record.json", "state.json"
@@ -476,7 +476,7 @@ def _spec(data: Any) -> Spec:
 def read_json(path: Path) -> dict[str, Any]:
     """A file of ours, refused clearly when it is not whole or comes from a newer inlay."""
     try:
-        data = parse_object(read_plain(path))
+        data = read_object(path)
     except FileNotFoundError:
         raise InlayError(f"{path} is missing: {path.parent} is not a run's folder, or not a whole one.") from None
     except OSError as error:

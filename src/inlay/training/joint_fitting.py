@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import re
 import time
@@ -29,9 +28,9 @@ from inlay.methods import attach
 from inlay.methods.card import About, write_card
 from inlay.methods.registry import Method
 from inlay.portrait.memory import PeakMemory
-from inlay.records.atomic import write_folder, write_json, writing
+from inlay.records.atomic import write_folder, writing
+from inlay.records.sealed import write_sealed
 from inlay.records.spec import Spec
-from inlay.records.store import checksum
 from inlay.tasks import kinds
 from inlay.tasks.metrics import LOWER_IS_BETTER
 from inlay.training import plan as plans
@@ -430,7 +429,6 @@ def save_tasks(
                 about=abouts[name],
             )
         write_card(folder, method, abouts)
-        as_read = json.loads(json.dumps(facts))
-        write_json(folder / TASKS, as_read | {"checksum": checksum(as_read)})
+        write_sealed(folder / TASKS, facts)
 
     write_folder(target, fill)

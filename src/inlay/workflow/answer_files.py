@@ -15,8 +15,9 @@ from typing import Any
 
 from inlay.backbones import whereabouts
 from inlay.errors import InlayError
+from inlay.records.sealed import is_intact
 from inlay.records.spec import POOLINGS
-from inlay.records.store import Run, checksum, load, read_json
+from inlay.records.store import Run, load, read_json
 
 TASKS = "tasks.json"
 MIXES = "multi-lora"  # the method whose tasks share a model and a batch
@@ -113,13 +114,13 @@ def facts_of(folder: Path) -> dict[str, Any]:
         return facts_of_run(run)
     in_run = verify_run(folder)
     facts = read_json(path)
-    if "checksum" in facts:
-        if facts["checksum"] != checksum(facts):
-            raise InlayError(
-                f"{path} was changed after it was written: its checksum does not fit. Restore it from a copy, or "
-                "train the tasks again."
-            )
-    elif not in_run:
+    intact = is_intact(facts)
+    if intact is False:
+        raise InlayError(
+            f"{path} was changed after it was written: its checksum does not fit. Restore it from a copy, or train the "
+            "tasks again."
+        )
+    if intact is None and not in_run:
         raise InlayError(
             f"{path} has no checksum: it was edited, or an earlier inlay wrote it. Use the folder in its run "
             "(<run>/adapter), whose record has the digest of every file, or train the tasks again."

@@ -14,8 +14,9 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.card import write_card
-from inlay.records.atomic import write_folder, write_json
-from inlay.records.store import checksum, read_json
+from inlay.records.atomic import write_folder
+from inlay.records.sealed import write_sealed
+from inlay.records.store import read_json
 from inlay.workflow.answer import told_of
 from inlay.workflow.answer_files import MIXES, TASKS, facts_of, located, place_of, verify_run
 from inlay.workflow.notes import Say, or_log
@@ -132,7 +133,7 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
             "batch_size": min(each.facts["batch_size"] for each in chosen),
             "trust_remote_code": any(each.facts["trust_remote_code"] for each in chosen),
         }
-        write_json(place / TASKS, kept | {"checksum": checksum(kept)})
+        write_sealed(place / TASKS, kept)
         if known:
             write_card(place, registry.get(chosen[0].facts["method"]), known)
 
