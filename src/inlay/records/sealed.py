@@ -102,7 +102,7 @@ def parse_object(raw: bytes | str, *, finite: bool = False) -> dict[str, Any]:
     """What JSON says, where that is an object; a `ValueError` otherwise."""
     data = parse(raw, finite=finite)
     if not isinstance(data, dict):
-        raise ValueError(f"it holds a {type(data).__name__}, not an object")
+        raise ValueError(f"it holds a {type(data).__name__}, not a JSON object")
     return data
 
 
