@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,9 @@ def test_a_trained_prefix_becomes_an_adapter(decoder: Path, tmp_path: Path) -> N
 
 def test_settings_reach_the_adapter(decoder: Path, tmp_path: Path) -> None:
     settings = {"feature_map": "taylor", "taylor_order": 4, "layers": [2]}
-    compress(str(decoder), PROMPT, tmp_path / "a", settings=settings, distil=False, options=QUICK, progress=False)
+    compress(
+        str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, settings=settings, distil=False), progress=False
+    )
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert (config["feature_map"], config["taylor_order"], config["rank"]) == ("taylor", 4, 4)
     assert config["target_modules"] == ["model.layers.1.self_attn"]
@@ -252,12 +255,12 @@ def test_texts_are_parted() -> None:
             {"options": Options(length=50)},
             r"behind it 50; .*Shorten the texts \(`length`, --length\) to 28 tokens",
         ),
-        ({"settings": {"taylor_order": 2}}, r"taylor_order=2 says nothing.*feature_map=taylor"),
+        ({"options": replace(QUICK, settings={"taylor_order": 2})}, r"taylor_order=2 says nothing.*feature_map=taylor"),
         ({"texts": ["w1"]}, r"0 texts of two tokens or more"),
-        ({"settings": {"feature_map": "sigmoid"}}, r"Unknown feature_map 'sigmoid'.*elu"),
-        ({"settings": {"rank": 5}}, r"rank=5 is larger than the model's head size, 4"),
-        ({"settings": {"start": "zero"}}, r"start: compress sets this itself"),
-        ({"settings": {"prompt_ids": [3]}}, r"prompt_ids: compress sets this itself"),
+        ({"options": replace(QUICK, settings={"feature_map": "sigmoid"})}, r"Unknown feature_map 'sigmoid'.*elu"),
+        ({"options": replace(QUICK, settings={"rank": 5})}, r"rank=5 is larger than the model's head size, 4"),
+        ({"options": replace(QUICK, settings={"start": "zero"})}, r"start: compress sets this itself"),
+        ({"options": replace(QUICK, settings={"prompt_ids": [3]})}, r"prompt_ids: compress sets this itself"),
     ],
 )
 def test_mistakes_are_said(options: dict[str, Any], words: str, decoder: Path, tmp_path: Path) -> None:
@@ -301,7 +304,7 @@ def test_an_unknown_precision() -> None:
 
 
 def test_an_adapter_with_nan_is_refused(decoder: Path, tmp_path: Path) -> None:
-    compress(str(decoder), PROMPT, tmp_path / "a", distil=False, options=QUICK, progress=False)
+    compress(str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, distil=False), progress=False)
     file = tmp_path / "a" / "adapter_model.safetensors"
     tensors = load_file(file)
     next(iter(tensors.values())).view(-1)[0] = torch.nan

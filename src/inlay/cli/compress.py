@@ -80,19 +80,27 @@ def command(
     """
     from inlay.workflow.compress import Options, compress
 
-    options = Options(steps, learning_rate, batch_size, count, length, seed, precision)
+    options = Options(
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        texts=count,
+        length=length,
+        seed=seed,
+        precision=precision,
+        distil=distil,
+        settings=o.settings(set_, layers),
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
     try:
         found = compress(
             model,
             prompt,
             out,
             prefix_adapter=prefix_adapter,
-            distil=distil,
             texts=texts,
-            settings=o.settings(set_, layers),
             options=options,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
             progress=not quiet,
             say=None if quiet else show.say,
         )

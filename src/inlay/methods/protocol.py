@@ -145,6 +145,12 @@ class ConfigHooks:
             schema = replace(schema, prompt_tokens=0)  # the places are another method's
         return dict(settings), schema, []
 
+    @classmethod
+    def for_prompt(cls, settings: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+        """The settings of an adapter that replaces a prompt, where a method compresses prompts: the given ones, with
+        the method's defaults for it. The caller adds the prompt and the seed."""
+        return dict(settings)
+
     def settle(self, base: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Before a saved adapter is put into `base`: fill in what only that model and the saved tensors can say."""
 

@@ -1,8 +1,8 @@
-"""Compress a prompt into an NTK-Attention adapter of fixed size (Liang et al. 2024, section G): `inlay compress`.
+"""Compress a prompt into an adapter of fixed size (Liang et al. 2024, section G): `inlay compress`.
 
-In closed form, Eq. (4) on the prompt's keys and values; then, unless that is all that was asked for, by distillation:
-the model without the prompt learns to match the model with it on texts that may follow the prompt. It begins at a
-least-squares fit, which needs no gradients (`methods/ntk_attention/fit.py`).
+First in closed form, from the prompt's keys and values. Then, unless only that was asked for, by distillation: the
+model without the prompt learns to match the model with it, on texts that may follow the prompt. Distillation starts
+from a fit that needs no gradients. The method (`Method.compresses_prompts`) provides both through `TunerHooks`.
 """
 
 from __future__ import annotations
@@ -18,30 +18,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, first_line, misspelt, unknown
+from inlay.methods import registry
+from inlay.methods.protocol import Method
 from inlay.records.atomic import write_folder, write_json
 from inlay.records.spec import PRECISIONS
+from inlay.records.versions import versions
 from inlay.workflow.progress import Stage
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from inlay.backbones.loading import Backbone
     from inlay.methods.prompts import Prompt
     from inlay.training.distil import Pair, Scores
 
-METHOD = "ntk-attention"
 REPORT = "compress.json"
 PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
-CHECKED = 8  # every eighth of the others chooses when training was at its best
+CHECKED = 8  # every eighth training text selects the best state of the training
 LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
-SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to go on with, their tokens that are given, tokens to write
-HELD_OUT = 5  # every fifth text is kept apart, to be scored and never trained on
+SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to continue, their tokens that are given, tokens to write
+RECORDED = ("steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
+HELD_OUT = 5  # every fifth text is held out: it is scored and never trained on
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a prompt is distilled; docs/compress.md says what the defaults reach.
+    """How a prompt is compressed; docs/compress.md says what the defaults reach.
 
-    `texts` are drawn from the prompted model, `length` tokens each, unless the user's own are given. No `steps` leaves
-    the least-squares fit. A step changes a head by the learning rate, relative to its size.
+    `texts` are drawn from the prompted model, `length` tokens each, unless the user's own are given. With 0 `steps` the
+    least-squares fit is the result. A step changes a head by the learning rate, relative to its size. Without `distil`
+    the closed form is the result. `settings` are those of the method's config.
     """
 
     steps: int = 300
@@ -51,6 +58,10 @@ class Options:
     length: int = 64
     seed: int = 0
     precision: str = "auto"
+    distil: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         for name, (option, least) in LEAST.items():
@@ -69,7 +80,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Generation:
-    """The beginning of a held-out text, and the likeliest way to go on: with the prompt, the adapter, neither."""
+    """The beginning of a held-out text, and its likeliest continuation with the prompt, the adapter, and neither."""
 
     beginning: str
     prompted: str
@@ -79,10 +90,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Compression:
-    """What came out: scores of held-out texts by who expects them, and what the adapter costs.
+    """What came out: the scores of the held-out texts by what the model sees, and the size of the adapter.
 
-    `generations` are how the model goes on with the beginnings of held-out texts; they may hold parts of the prompt,
-    and are not written into the folder.
+    `generations` are continuations of held-out texts. They may hold parts of the prompt, and are not written into the
+    folder.
     """
 
     folder: Path
@@ -99,7 +110,7 @@ class Compression:
 
     @property
     def helped(self) -> bool:
-        """Whether distillation, if there was any, left the adapter elsewhere than where it began."""
+        """Whether distillation, if there was any, changed the adapter."""
         began = self.scores.get(FITTED, self.scores[CLOSED])
         return self.scores.get(DISTILLED) != began
 
@@ -116,24 +127,21 @@ def compress(
     out: Path | str,
     *,
     prefix_adapter: Path | str | None = None,
-    distil: bool = True,
     texts: Path | Sequence[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
     options: Options | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
     progress: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Compression:
-    """Make an adapter in `out` that stands for the prompt: a `Path` to a file with it, or the text itself.
+    """Make an adapter in `out` that replaces the prompt: a `Path` to a file with it, or the text itself.
 
     `texts` are continuations of the prompt, or a file of them (one a line; .jsonl: the field `text`); by default the
-    prompted model writes its own. `settings` are those of `NTKAttentionConfig`. Nothing is written until all is done.
-    In place of a prompt, `prefix_adapter` is the folder of an adapter that PEFT's prefix tuning trained; texts are then
-    needed, as a prefix has no words to go on from.
+    prompted model writes its own. Nothing is written until all is done. In place of a prompt, `prefix_adapter` is the
+    folder of an adapter that PEFT's prefix tuning trained; texts are then required, because a prefix has no words to
+    continue from.
     """
-    options = options or Options()
-    out = Path(out)
+    from inlay.training.distil import scores as score
+
+    begin, options, out = time.perf_counter(), options or Options(), Path(out)
     _check_out(out)
     if (prompt is None) == (prefix_adapter is None):
         raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
@@ -141,59 +149,33 @@ def compress(
         raise InlayError(
             "A trained prefix has no words to go on from: give texts (--texts) like those it was trained on."
         )
-    text = prompt if prompt is None or isinstance(prompt, str) else _read(prompt, "prompt")
+    source = (
+        Path(str(prefix_adapter)) if prompt is None else prompt if isinstance(prompt, str) else _read(prompt, "prompt")
+    )
     given = None if texts is None else _texts(texts)
-    from inlay import backbones
-    from inlay.methods import attach
-    from inlay.methods.card import About
-    from inlay.methods.prompts import check
-    from inlay.records.versions import versions
-    from inlay.tasks import kinds
-    from inlay.training.distil import Pair
-    from inlay.training.place import Place
-    from inlay.training.plan import pick_device, pick_dtype
-
-    begin = time.perf_counter()
-    backbone = backbones.load(model, kind=kinds.CAUSAL_LM, revision=revision, trust_remote_code=trust_remote_code)
-    if backbone.newly_initialised:
-        raise InlayError(
-            f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
-            "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
-        )
-    device = pick_device()
-    place = Place(device, pick_dtype(options.precision, device), options.batch_size)
-    backbone.model.to(device)
-    chosen = _settings(backbone.model, settings or {}) | {"seed": options.seed}
-    put = partial(attach.attach, backbone.model, METHOD, newly_initialised=[], task_kind=kinds.CAUSAL_LM)
     tell = say or (lambda line: None)
+    backbone = _load(model, options)
     tell(f"model: {backbone.source}")
-    adapted: Any
-    if text is not None:
-        lead, ids = split(backbone.processor, text)
-        check(backbone.model, ids, more=options.length)
-        tell(f"reading a prompt of {len(ids):,} tokens")
-        adapted = put(settings=chosen | {"prompt_ids": ids}).eval()
-        pair = Pair(adapted, ids, place, lead)
-    else:
-        prefix = _prefix(backbone.model, Path(str(prefix_adapter)))
-        check(backbone.model, [0] * prefix.length, more=options.length)
-        adapted = put(settings=chosen | {"prompt_length": prefix.length}).eval()
-        adapted.base_model.start_from(prefix)
-        pair = Pair(adapted, prefix, place)
+    pair = _pair(backbone, source, options, tell)
     if given is None:
-        rows = _drawn(pair, options, progress)
+        with Stage(options.texts * options.length, "sampling", "tokens", show=progress) as stage:
+            rows = pair.sample(options.texts, options.length, options.seed, stage.advance)
     else:
-        rows = _encoded(backbone.processor, given, options.length, whole=text is None)
+        rows = _encoded(backbone.processor, given, options.length, whole=prompt is None)
     train, held = parted(rows)
     tell(f"scoring {len(held):,} held-out texts; {len(train):,} to learn from")
-    scores = _before(pair, held)
-    losses = _distilled(pair, train, held, scores, options, progress) if distil else []
+    scores = {
+        PROMPTED: score(pair, held, pair.prompted),
+        NOTHING: score(pair, held, lambda ids: pair.bare(ids, adapter=False)),
+        CLOSED: score(pair, held, pair.bare),
+    }
+    losses = _distilled(pair, train, held, scores, options, progress) if options.distil else []
     record = {
         "model": backbone.address,
         "prompt_tokens": pair.prompt.length,
         "texts": {"source": "own" if given is None else "given", "train": len(train), "held_out": len(held)},
-        "options": asdict(options),
-        "distilled": distil,
+        "options": {name: value for name, value in asdict(options).items() if name in RECORDED},
+        "distilled": options.distil,
         "scores": {
             who: asdict(found) | {"perplexity": found.perplexity, "recovered": share(scores, who)}
             for who, found in scores.items()
@@ -202,11 +184,68 @@ def compress(
         "seconds": round(time.perf_counter() - begin, 1),
         "versions": versions(),
     }
+    trained = _save(pair.model, backbone, record, out)
+    saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    shown = _generations(pair, backbone.processor, held, options.length)
+    return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
+
+
+def method() -> Method:
+    """The method that compresses prompts: the first one registered."""
+    return registry.get(registry.names_where(lambda method: method.compresses_prompts)[0])
+
+
+def _load(model: str, options: Options) -> Backbone:
+    from inlay import backbones
+    from inlay.tasks import kinds
+
+    backbone = backbones.load(
+        model, kind=kinds.CAUSAL_LM, revision=options.revision, trust_remote_code=options.trust_remote_code
+    )
+    if backbone.newly_initialised:
+        raise InlayError(
+            f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
+            "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
+        )
+    return backbone
+
+
+def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callable[[str], None]) -> Pair:
+    """The model with the prompt, and with the adapter instead: `source` is the text, or a trained prefix's folder."""
+    from inlay.methods import attach
+    from inlay.methods.prompts import check
+    from inlay.tasks import kinds
+    from inlay.training.distil import Pair
+    from inlay.training.place import Place
+    from inlay.training.plan import pick_device, pick_dtype
+
+    device = pick_device()
+    place = Place(device, pick_dtype(options.precision, device), options.batch_size)
+    backbone.model.to(device)
+    put = partial(attach.attach, backbone.model, method(), newly_initialised=[], task_kind=kinds.CAUSAL_LM)
+    settings = method().hooks.for_prompt(options.settings, backbone.model) | {"seed": options.seed}
+    if isinstance(source, str):
+        lead, ids = split(backbone.processor, source)
+        check(backbone.model, ids, more=options.length)
+        tell(f"reading a prompt of {len(ids):,} tokens")
+        adapted: Any = put(settings=settings | {"prompt_ids": ids}).eval()
+        return Pair(adapted, ids, place, lead)
+    prefix = _prefix(backbone.model, source)
+    check(backbone.model, [0] * prefix.length, more=options.length)
+    adapted = put(settings=settings | {"prompt_length": prefix.length}).eval()
+    adapted.base_model.start_from(prefix)
+    return Pair(adapted, prefix, place)
+
+
+def _save(adapted: PeftModel, backbone: Backbone, record: Mapping[str, Any], out: Path) -> int:
+    """Write the adapter and the record; how many parameters it has."""
+    from inlay.methods import attach
+    from inlay.methods.card import About
 
     def fill(folder: Path) -> None:
         attach.save(
             adapted,
-            METHOD,
+            method(),
             folder,
             base_model_name=backbone.address,
             fingerprint=backbone.fingerprint,
@@ -215,11 +254,7 @@ def compress(
         write_json(folder / REPORT, record)
 
     write_folder(out, fill)
-    weights = attach.trained_parameters(adapted).values()
-    saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    trained = sum(weight.numel() for weight in weights)
-    shown = _generations(pair, backbone.processor, held, options.length)
-    return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
+    return sum(weight.numel() for weight in attach.trained_parameters(adapted).values())
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
@@ -233,38 +268,6 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
         "result": f"{who}: perplexity {found['perplexity']:.4g}, {told}, on {held_out:,} held-out texts, seed "
         f"{record['options']['seed']}",
         "what may be lost": "names, numbers and other details of the prompt",
-    }
-
-
-def _settings(model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the adapter: many features and all ranks, unless told otherwise; it is one prompt, not a sweep."""
-    from inlay.anatomy import anatomy
-
-    fixed = {"prompt_ids", "prompt_length", "prefix_length", "seed"} & given.keys()
-    if fixed or given.get("start", "text") != "text":
-        raise InlayError(f"{', '.join(sorted(fixed)) or 'start'}: compress sets this itself. Leave it out.")
-    usual: dict[str, Any] = {"feature_map": "elu"}
-    if "taylor_order" in given and given.get("feature_map") != "taylor":
-        raise InlayError(
-            f"taylor_order={given['taylor_order']!r} says nothing to features other than 'taylor'. Leave it out, or "
-            "give feature_map='taylor' too (--set feature_map=taylor)."
-        )
-    attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
-    if attention is not None:  # otherwise attaching says what is wrong with the model
-        usual["rank"] = attention.head_size
-    if given.get("feature_map", "elu") != "taylor":
-        usual["feature_multiplier"] = 2
-    return usual | dict(given) | {"start": "text"}
-
-
-def _before(pair: Pair, held: list[list[int]]) -> dict[str, Scores]:
-    """What the held-out texts are worth before anything is trained."""
-    from inlay.training.distil import scores
-
-    return {
-        PROMPTED: scores(pair, held, pair.prompted),
-        NOTHING: scores(pair, held, lambda ids: pair.bare(ids, adapter=False)),
-        CLOSED: scores(pair, held, pair.bare),
     }
 
 
@@ -301,11 +304,6 @@ def _distilled(
         )
     scores[DISTILLED] = distil.scores(pair, held, pair.bare)
     return losses
-
-
-def _drawn(pair: Pair, options: Options, progress: bool) -> list[list[int]]:
-    with Stage(options.texts * options.length, "sampling", "tokens", show=progress) as stage:
-        return pair.sample(options.texts, options.length, options.seed, stage.advance)
 
 
 def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room: int) -> list[Generation]:

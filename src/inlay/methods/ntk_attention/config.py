@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peft.utils.peft_types import PeftType
+from torch import nn
 
+from inlay.anatomy import anatomy
 from inlay.attention import FEATURE_MAPS, Elu, Favor, FeatureMap, Taylor, feature_map
 from inlay.attention.features import Elementwise, Leaning
 from inlay.errors import InlayError, unknown
@@ -112,6 +115,25 @@ class NTKAttentionConfig(InlayConfig):
         """Without the prompt, where it has been read: what it leaves behind is in the weights. The text itself may be
         long, or nobody else's business."""
         return super().to_dict() | ({} if self.prompt_length is None else {"prompt_ids": None})
+
+    @classmethod
+    def for_prompt(cls, settings: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+        """Many features and all ranks, unless given: it is one prompt, not a sweep."""
+        fixed = {"prompt_ids", "prompt_length", "prefix_length", "seed"} & settings.keys()
+        if fixed or settings.get("start", "text") != "text":
+            raise InlayError(f"{', '.join(sorted(fixed)) or 'start'}: compress sets this itself. Leave it out.")
+        if "taylor_order" in settings and settings.get("feature_map") != Taylor.name:
+            raise InlayError(
+                f"taylor_order={settings['taylor_order']!r} says nothing to features other than 'taylor'. Leave it "
+                "out, or give feature_map='taylor' too (--set feature_map=taylor)."
+            )
+        usual: dict[str, Any] = {"feature_map": Elu.name}
+        attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
+        if attention is not None:  # otherwise attaching says what is wrong with the model
+            usual["rank"] = attention.head_size
+        if settings.get("feature_map", Elu.name) != Taylor.name:
+            usual["feature_multiplier"] = 2
+        return usual | dict(settings) | {"start": "text"}
 
     def features(self) -> FeatureMap:
         """phi."""
