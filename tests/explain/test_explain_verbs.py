@@ -90,7 +90,7 @@ def test_the_best_rate_is_one_of_validation() -> None:
     points = [point(1, 0.1, 0.4), point(1, 0.2, 0.9), point(2, 0.1, 0.8), point(2, 0.2, 0.3)]
     spec = Spec(model="m", method="norm", task="digits")
     for greater, expected in ((True, [(1, 0.2), (2, 0.1)]), (False, [(1, 0.1), (2, 0.2)])):
-        found = explain_runs.Sweep("layers", spec, "metric", greater, 2, points)
+        found = explain_runs.Curves("layers", spec, "metric", greater, 2, points)
         assert [(cell.layer, cell.rate) for cell in explain_runs.best_rates(found)] == expected
 
 

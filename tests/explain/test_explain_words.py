@@ -6,7 +6,7 @@ import pytest
 
 from inlay import Spec
 from inlay.report.charts import explanations as charts_explain
-from inlay.workflow.explain.runs import Point, Sweep
+from inlay.workflow.explain.runs import Curves, Point
 from inlay.workflow.explain.words import overlap
 
 SPEC = Spec(model="hub/some-vit", method="activation-prompt", task="digits")
@@ -29,9 +29,9 @@ def point(layer: int | None, test: list[float], validation: list[float] | None =
     return Point(**(given | changes))  # type: ignore[arg-type]
 
 
-def sweep(what: str, points: list[Point], **changes: object) -> Sweep:
+def sweep(what: str, points: list[Point], **changes: object) -> Curves:
     given: dict[str, object] = {"metric": "accuracy", "greater_is_better": True, "depth": 4, "points": points}
-    return Sweep(what=what, spec=SPEC, **(given | changes))  # type: ignore[arg-type]
+    return Curves(what=what, spec=SPEC, **(given | changes))  # type: ignore[arg-type]
 
 
 NEAR = [0.001, 0.0, -0.001]

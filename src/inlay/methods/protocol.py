@@ -60,6 +60,8 @@ class Method:
       `prompt_ids`, `prompt_length` and `seed`, and its tuner the hooks of `TunerHooks` for it.
     - `prompts_in_text`: whether it puts prompt tokens into the text, at places of a template.
     - `first_layer`: the first layer that `layers` may name; 0 where it can act on the pixels.
+    - `prompt_parameter`: the parameter that holds its trained prompt, where the norm of that means something by itself
+      (`inlay explain prompt-norm`).
     - `exports`: the other forms in which an adapter can be written (`inlay export --to`), by the name of the method
       that reads it: import paths of functions of the config, the tensors and the folder.
     """
@@ -84,6 +86,7 @@ class Method:
     compresses_prompts: bool = False
     prompts_in_text: bool = False
     first_layer: int = 1
+    prompt_parameter: str | None = None
     exports: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
 
     def config_class(self) -> type[PeftConfig]:

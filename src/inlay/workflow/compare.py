@@ -28,6 +28,7 @@ __all__ = [
     "compare",
     "half_width",
     "job_of",
+    "make_runs",
     "mean_of",
     "pooled",
     "rows_of",
@@ -79,11 +80,8 @@ def carry_out(
         raise InlayError(f"minutes={minutes!r} must be greater than 0.")
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     specs = [spec for planned in plans for spec in planned.specs]
-    jobs = [job_of(spec, out, retry_failed=retry_failed) for spec in specs]
-    with RunsProgress([name_of(spec, specs) for spec in specs], show=progress, say=say) as followed:
-        outcomes = (engine or make()).run(jobs, followed, deadline)
-    if refused := next((each.error for each in outcomes if each.status == "unwritable"), None):
-        raise InlayError(refused)
+    named = [(name_of(spec, specs), spec) for spec in specs]
+    outcomes = make_runs(named, out, engine, deadline=deadline, retry_failed=retry_failed, progress=progress, say=say)
     done = list(zip(specs, outcomes, strict=True))
     found: list[Comparison] = []
     start = 0
@@ -95,6 +93,25 @@ def carry_out(
     if not any(each.rows for each in found):
         raise InlayError(nothing(found, minutes))
     return found
+
+
+def make_runs(
+    named: Sequence[tuple[str, Spec]],
+    out: Path | str,
+    engine: Engine | None = None,
+    *,
+    deadline: float | None = None,
+    retry_failed: bool = False,
+    progress: bool = True,
+    say: Say | None = None,
+) -> list[Outcome]:
+    """Make the runs of these specs, each with the name that people see; what came of each, in order."""
+    jobs = [job_of(spec, out, retry_failed=retry_failed) for _, spec in named]
+    with RunsProgress([name for name, _ in named], show=progress, say=say) as followed:
+        outcomes = (engine or make()).run(jobs, followed, deadline)
+    if refused := next((each.error for each in outcomes if each.status == "unwritable"), None):
+        raise InlayError(refused)
+    return outcomes
 
 
 def job_of(spec: Spec, out: Path | str, *, retry_failed: bool = False) -> Job:

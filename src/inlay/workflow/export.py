@@ -1,12 +1,12 @@
-"""Give saved tasks away: one in a form that other programs read, or those of several runs together in a new folder.
+"""Write saved tasks into a new folder: one in a form that other programs read, or those of several runs together.
 
-What is there already is never changed: a finished run's record has the digest of each of its files.
+Nothing that exists is changed: a finished run's record has the digest of each of its files.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ from inlay.records.atomic import write_folder
 from inlay.records.sealed import write_sealed
 from inlay.records.store import read_json
 from inlay.workflow.answer import told_of
-from inlay.workflow.answer_files import MIXES, TASKS, facts_of, located, place_of, verify_run
+from inlay.workflow.answer_files import TASKS, facts_of, located, place_of, verify_run
 from inlay.workflow.notes import Say, or_log
 
-FORMS = ("lora", "tasks")
+JOINED = "tasks"  # the form in which tasks of several folders are joined
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
-SHARED = ("r", "rank_pattern", "seed", "init", "fused")  # what shapes or draws the A's that all tasks share
 FILES = ("adapter_config.json", "adapter_model.safetensors", "inlay.json", "README.md")
 EACH = "give one --task for each --adapter, in their order, as in --task reviews=mood"
 
@@ -48,15 +47,16 @@ def export(
 ) -> Path:
     """Write tasks of adapter folders into the new folder `output`, by default <task>-<form>.
 
-    `adapter` is a run of multi-lora (of several tasks or of one), its `adapter` folder, or one that `save` or this
-    wrote; as `tasks` there may be several. As `lora`, one task is a plain LoRA adapter of PEFT's. As `tasks`, those of
-    all adapter folders are joined in one, or only the named ones (`rte,sst2=mood`: sst2 by another name); a list of
-    several such texts has one for each folder, in their order. No model is loaded: a task remembers what its shared
-    factor is drawn from. `say` is told of tasks that failed in training; an adapter folder keeps that in mind, a LoRA
-    adapter has no place for it.
+    `adapter` is a run of a method that mixes tasks (of several tasks or of one), its `adapter` folder, or one that
+    `save` or this wrote; as `tasks` there may be several. As `lora`, one task becomes a plain LoRA adapter of PEFT's:
+    which forms there are the methods declare (`Method.exports`). As `tasks`, those of all adapter folders are joined in
+    one, or only the named ones (`rte,sst2=mood`: sst2 by another name); a list of several such texts has one for each
+    folder, in their order. No model is loaded. `say` receives a line for each task that failed in training; an adapter
+    folder records that, a LoRA adapter has no place for it.
     """
-    if to not in FORMS:
-        raise unknown("form to export to", to, FORMS)
+    forms = [*dict.fromkeys(form for method in registry.all_methods().values() for form in method.exports), JOINED]
+    if to not in forms:
+        raise unknown("form to export to", to, forms)
     folders = [Path(adapter)] if isinstance(adapter, (str, Path)) else [Path(each) for each in adapter]
     names = [task] if isinstance(task, str) else list(task or ())
     if not folders or (len(names) > 1 and len(names) != len(folders)):
@@ -65,18 +65,18 @@ def export(
     target = Path(f"{called}-{to}" if output is None else output)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InlayError(f"{target} is there already: give the name of a new folder.")
-    if to == "tasks":
+    if to == JOINED:
         return _as_tasks(folders, names, target, or_log(say))
     if len(folders) > 1:
         raise InlayError(
-            f"A LoRA adapter holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
+            f"An adapter of the form {to} holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
         )
-    return _as_lora(folders[0], names[0] if names else None, target, or_log(say))
+    return _as_form(to, folders[0], names[0] if names else None, target, or_log(say))
 
 
-def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], None]) -> Path:
+def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) -> Path:
+    """One task in a form that its method can write."""
     from inlay.backbones.locate import portable
-    from inlay.methods.multi_lora.exchange import to_lora
     from inlay.methods.saving import about, read
 
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
@@ -88,23 +88,32 @@ def _as_lora(folder: Path, task: str | None, target: Path, say: Callable[[str], 
             raise unknown("task", task, names)
     task = task or (names[0] if names else "default")
     verify_run(folder)
-    config, tensors = read(MIXES, folder, task)
-    known = about(MIXES, folder, task)
+    method = _exporter(to, place_of(folder, task))
+    config, tensors = read(method, folder, task)
+    known = about(method, folder, task)
     config.base_model_name_or_path = portable(config.base_model_name_or_path or "") or None  # an earlier inlay's
     if (folder / TASKS).is_file():  # one that `save` wrote has none
         for line in told_of(read_json(folder / TASKS).get("failed") or {}, [task]):
             say(line)
 
     def fill(place: Path) -> None:
-        to_lora(config, tensors, place)
+        registry.load(method.exports[to])(config, tensors, place)
         if known is not None:
-            write_card(place, registry.get("lora"), {"default": known})
+            write_card(place, registry.get(to), {"default": known})
 
     write_folder(target, fill)
     return target
 
 
-def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Callable[[str], None]) -> Path:
+def _exporter(to: str, place: Path) -> registry.Method:
+    """The method that writes the form and, where several do, that saved the adapter in `place`."""
+    able = [registry.get(name) for name in registry.names_where(lambda method: to in method.exports)]
+    config = place / "adapter_config.json"
+    saved = read_json(config).get("peft_type") if config.is_file() else None
+    return next((method for method in able if method.peft_type == saved), able[0])
+
+
+def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Say) -> Path:
     from inlay.backbones.locate import portable
     from inlay.methods.saving import about
 
@@ -188,6 +197,7 @@ def _check_joinable(chosen: Sequence[Chosen]) -> None:
     first, *others = chosen
     check_together({each.new: TaskSchema.from_json(each.facts["tasks"][each.old]) for each in chosen})
     config, _ = read(first.facts["method"], first.folder, first.old)
+    shared = registry.get(first.facts["method"]).hooks.shared_settings
     base = _fingerprint(first)
     for each in others:
         if _fingerprint(each) != base:
@@ -197,12 +207,12 @@ def _check_joinable(chosen: Sequence[Chosen]) -> None:
             )
         own, _ = read(each.facts["method"], each.folder, each.old)
         found = [(key, each.facts[key], first.facts[key]) for key in ALIKE]
-        found += [(key, getattr(own, key), getattr(config, key)) for key in SHARED]
+        found += [(key, getattr(own, key, None), getattr(config, key, None)) for key in shared]
         for key, mine, theirs in found:
             if mine != theirs:
                 raise InlayError(
                     f"{each.old!r} was trained with {key}={mine!r} and {first.old!r} with {key}={theirs!r}: tasks that "
-                    f"share a model need the same {', '.join((*ALIKE[1:], *SHARED))}. Train one of them again."
+                    f"share a model need the same {', '.join((*ALIKE[1:], *shared))}. Train one of them again."
                 )
 
 

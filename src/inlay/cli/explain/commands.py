@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from inlay.records.spec import Spec
     from inlay.workflow.explain.explanation import Explanation
-    from inlay.workflow.explain.runs import Point, Sweep
+    from inlay.workflow.explain.runs import Curves, Point
 
 SOME_FAILED = 1
 app = typer.Typer(
@@ -330,7 +330,7 @@ def numbers_in(text: str, option: str, *, whole: bool = False) -> list[float]:
     return numbers
 
 
-def sweep_table(found: Sweep) -> None:
+def sweep_table(found: Curves) -> None:
     """The points of a sweep, then its baselines: what the command varies and what it measures; the CSV has all."""
     from inlay.workflow.explain.words import score
 

@@ -12,6 +12,7 @@ METHOD = Method(
     tuner="inlay.methods.activation_prompt.model:ActivationPromptModel",
     peft_type="INLAY_ACTIVATION_PROMPT",
     parameter_prefix="inlay_activation_",
+    prompt_parameter="inlay_activation_delta",
     learning_rate=3e-3,
     rates=MappingProxyType({"convolutional": 1e-3}),
     grid=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),

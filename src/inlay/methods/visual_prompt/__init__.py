@@ -12,6 +12,7 @@ METHOD = Method(
     tuner="inlay.methods.visual_prompt.model:VisualPromptModel",
     peft_type="INLAY_VISUAL_PROMPT",
     parameter_prefix="inlay_visual_",
+    prompt_parameter="inlay_visual_delta",
     learning_rate=3e-3,
     rates=MappingProxyType({"convolutional": 1e-3}),
     grid=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),

@@ -17,6 +17,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate:
         tuner="inlay.methods.vpt.model:VPTModel",
         peft_type="INLAY_VPT",
         parameter_prefix="inlay_vpt_",
+        prompt_parameter="inlay_vpt_prompts",
         settings=MappingProxyType(settings),
         learning_rate=rate,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from inlay.workflow.explain.models import AttentionDistance, Similarity
-    from inlay.workflow.explain.runs import Point, Sweep
+    from inlay.workflow.explain.runs import Curves, Point
 
 
 def write(
@@ -55,7 +55,7 @@ def _height(point: Point, split: str) -> float:
     return math.nan if mean is None else mean
 
 
-def _within_bounds(axes: Axes, found: Sweep) -> None:
+def _within_bounds(axes: Axes, found: Curves) -> None:
     """Shares lie between 0 and 1, also where the interval of two or three seeds does not know it."""
     values = [value for point in found.points for value in (*point.test, *point.validation)]
     if found.greater_is_better and all(0 <= value <= 1 for value in values):
@@ -68,7 +68,7 @@ def _seeds(points: Sequence[Point]) -> str:
     return "one seed" if most == 1 else f"mean and 95 % interval of {most} seeds"
 
 
-def layers(found: Sweep) -> Figure:
+def layers(found: Curves) -> Figure:
     """The metric at every layer, on test and on validation, with other methods as lines across."""
     from matplotlib.ticker import MaxNLocator
 
@@ -111,7 +111,7 @@ def layers(found: Sweep) -> Figure:
     return figure
 
 
-def samples(found: Sweep) -> Figure:
+def samples(found: Curves) -> Figure:
     """The metric against the training-set size, a curve a method or layer; below it the prompt's norm, if any."""
     prompted = any(point.norms for point in found.points)
     figure = charts.blank(8.0, 6.4 if prompted else 4.4)
@@ -142,7 +142,7 @@ def samples(found: Sweep) -> Figure:
     return figure
 
 
-def prompt_norm(found: Sweep) -> Figure:
+def prompt_norm(found: Curves) -> Figure:
     """The metric of every run against the norm of its trained prompt: colours for layers, marks for learning rates."""
     figure = charts.blank(8.0, 4.4)
     axes = figure.subplots()

@@ -7,18 +7,6 @@ import json
 from inlay.methods import registry
 from inlay.records.store import Run
 
-# Where methods keep a prompt, whose size means something by itself, by the prefix of what they train.
-PROMPTS = {
-    "inlay_activation_": "inlay_activation_delta",
-    "inlay_visual_": "inlay_visual_delta",
-    "inlay_vpt_": "inlay_vpt_prompts",
-}
-
-
-def prompt_in(name: str) -> str | None:
-    """The name under which a method keeps its prompt; None for one that trains no prompt."""
-    return PROMPTS.get(registry.get(name).parameter_prefix or "")
-
 
 def norm_of(run: Run) -> tuple[float, float] | None:
     """The Euclidean norm of a run's trained prompt, and its root mean square over positions; None without a prompt.
@@ -27,7 +15,7 @@ def norm_of(run: Run) -> tuple[float, float] | None:
     """
     from safetensors import safe_open
 
-    kept = prompt_in(run.spec.method)
+    kept = registry.get(run.spec.method).prompt_parameter
     if kept is None:
         return None
     config = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8"))

@@ -1,15 +1,16 @@
 """Explanations that train: accuracy by layer, by training-set size, and against the norm of the trained prompt.
 
 The activation-prompt paper's figures 2, 4, 7, A1 and A2 (layers), 6 and A3 (training-set size), and the prompt norm of
-theorem 1's discussion. All three are the same thing: ordinary runs over a few settings, made by `tune`, found again
-when they were made before, resumed when they were cut short.
+theorem 1's discussion. All three are ordinary runs over a few settings: found if they were made before, resumed if they
+were cut short.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,50 +18,43 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
-from inlay.records.store import Run
+from inlay.records.store import Run, Store, load, name
+from inlay.workflow.compare import make_runs
 from inlay.workflow.comparison import upwards
 from inlay.workflow.explain.explanation import Value
-from inlay.workflow.explain.found import of_its_own_accord
-from inlay.workflow.explain.norms import norm_of, prompt_in
+from inlay.workflow.explain.norms import norm_of
+from inlay.workflow.notes import Say
 from inlay.workflow.planning import seed_numbers
-from inlay.workflow.progress import Bar, bars_aside
 from inlay.workflow.statistics import half_width
-from inlay.workflow.tune import DEFAULT_OUT, Say, check_modality, check_settings, tune
+from inlay.workflow.tune import DEFAULT_OUT, check_modality, check_settings, checked, identified
 
-# Where a layer 0, the pixels, means something.
-FROM_PIXELS = ("activation-prompt",)
-LINEAR_PROBE = "linear-probe"
 COLUMNS = (
-    "method",
-    "layer",
-    "training_examples",
-    "learning_rate",
-    "seeds",
-    "test_mean",
-    "test_interval",
-    "validation_mean",
-    "validation_interval",
-    "trained_parameters",
-    "prompt_norm",
-    "prompt_norm_per_position",
+    *("method", "layer", "training_examples", "learning_rate", "seeds"),
+    *("test_mean", "test_interval", "validation_mean", "validation_interval"),
+    *("trained_parameters", "prompt_norm", "prompt_norm_per_position"),
 )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting to run over the seeds; None leaves what the spec says."""
+    """One setting to run over the seeds; None leaves what the spec says.
+
+    A method other than the spec's runs with its own learning rate and settings, unless `shared`.
+    """
 
     method: str
     layer: int | None = None
     shots: int | None = None
     rate: float | None = None
+    shared: bool = False
 
     def spec(self, base: Spec, seed: int) -> Spec:
         """The run of this cell with this seed."""
-        settings = dict(base.settings) if self.method == base.method else {}
+        same = self.shared or self.method == base.method
+        settings = dict(base.settings) if same else {}
         if self.layer is not None:
             settings["layers"] = [self.layer]
-        rate = base.learning_rate if self.method == base.method else None
+        rate = base.learning_rate if same else None
         return base.with_(
             method=self.method,
             seed=seed,
@@ -128,10 +122,10 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Curves:
     """Finished points, and what did not finish. `depth` is the number of the model's blocks.
 
-    `tried`, where each layer's learning rate was chosen: all rates, with the one seed that decided.
+    `tried`: where a learning rate was selected for each layer, all rates, with the one seed that decided.
     """
 
     what: str
@@ -170,43 +164,88 @@ class Sweep:
         return say[self.what](self)
 
 
+@dataclass(frozen=True)
+class Study:
+    """The runs of one explanation: the spec that they vary, and where they are made."""
+
+    what: str
+    spec: Spec
+    depth: int
+    out: Path | str = DEFAULT_OUT
+    progress: bool = True
+    say: Say | None = None
+
+    def run(self, cells: Sequence[Cell], seeds: Sequence[int]) -> Curves:
+        """Run every cell with every seed. A run that fails is recorded and does not stop the rest."""
+        if not seeds or not cells:
+            raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
+        wanted = [(cell, cell.spec(self.spec, seed)) for cell in cells for seed in seeds]
+        known = [None if cell.layer is None else find_free_choice(spec, self.out) for cell, spec in wanted]
+        todo = [
+            (f"{cell}, seed {spec.seed}", spec) for (cell, spec), run in zip(wanted, known, strict=True) if run is None
+        ]
+        outcomes = make_runs(todo, self.out, retry_failed=True, progress=self.progress, say=self.say)
+        made = dict(zip((label for label, _ in todo), outcomes, strict=True))
+        failures = {label: each.error or each.status for label, each in made.items() if each.status != "finished"}
+        runs: dict[Cell, list[Run]] = {}
+        for (cell, spec), run in zip(wanted, known, strict=True):
+            label = f"{cell}, seed {spec.seed}"
+            if label not in failures:
+                runs.setdefault(cell, []).append(run or load(Path(self.out) / str(made[label].run)))
+        # Of layers the curve is over layers; methods without one are lines of reference beside it.
+        of_curve = {cell: self.what != "layers" or cell.layer is not None for cell in runs}
+        points = {cell: point_of(cell, own) for cell, own in runs.items()}
+        if not any(of_curve.values()):
+            raise InlayError(f"No run finished. {next(iter(failures.values()))}")
+        record = next(iter(runs.values()))[0].record
+        metric = record["metric"]
+        return Curves(
+            self.what,
+            self.spec,
+            metric,
+            upwards(record, metric),
+            self.depth,
+            [point for cell, point in points.items() if of_curve[cell]],
+            [point for cell, point in points.items() if not of_curve[cell]],
+            failures,
+        )
+
+
 def layers(
     spec: Spec,
     layers: Sequence[int] | None = None,
     seeds: int | Sequence[int] = 3,
     out: Path | str = DEFAULT_OUT,
     *,
-    baselines: Sequence[str] = (LINEAR_PROBE,),
+    baselines: Sequence[str] | None = None,
     rates: Sequence[float] | None = None,
     progress: bool = True,
     say: Say | None = None,
-) -> Sweep:
+) -> Curves:
     """How well `spec.method` does at every single layer of the model, with other methods beside it for reference.
 
     `layers` are blocks counted from 1, and 0 for the pixels; None is all of them. A baseline runs with its own learning
-    rate and settings. With `rates` each layer first runs with all of them and the first seed, and then with every seed
-    at the one that did best on validation; otherwise all layers run at the spec's.
+    rate and settings; None is the new head alone. With `rates` each layer first runs with all of them and the first
+    seed, and then with every seed at the one that did best on the validation set; otherwise all layers run at the
+    spec's.
     """
     check_settings(spec)
     depth, images = survey(spec)
     chosen = check_layers(spec.method, layers, depth, images=images)
-    others = [registry.get(name).name for name in dict.fromkeys(baselines)]
+    named = registry.of_form("head") if baselines is None else dict.fromkeys(baselines)
+    others = [Cell(registry.get(each).name) for each in named]
     numbers = seed_numbers(seeds)
-    run = partial(sweep, "layers", spec, out=out, depth=depth, progress=progress, say=once(say))
-    cells, first = [Cell(spec.method, layer) for layer in chosen], None
-    if rates is not None:
-        first = run(
-            [Cell(spec.method, layer, rate=rate) for layer in chosen for rate in dict.fromkeys(rates)], numbers[:1]
-        )
-        cells = best_rates(first)
-    found = run(cells + [Cell(name) for name in others], numbers)
-    if first is None:
-        return found
+    study = Study("layers", spec, depth, out, progress, say)
+    if rates is None:
+        return study.run([Cell(spec.method, layer) for layer in chosen] + others, numbers)
+    grid = [Cell(spec.method, layer, rate=rate) for layer in chosen for rate in dict.fromkeys(rates)]
+    first = study.run(grid, numbers[:1])
+    found = study.run(best_rates(first) + others, numbers)
     return replace(found, tried=first.points, failures=first.failures | found.failures)
 
 
-def best_rates(found: Sweep) -> list[Cell]:
-    """Each layer with the learning rate that did best there on validation, which every training task has."""
+def best_rates(found: Curves) -> list[Cell]:
+    """Each layer with the learning rate that did best there on the validation set, which every training task has."""
     from inlay.workflow.explain.words import selected
 
     by_layer: dict[int | None, list[Point]] = {}
@@ -226,23 +265,22 @@ def samples(
     *,
     progress: bool = True,
     say: Say | None = None,
-) -> Sweep:
+) -> Curves:
     """How well methods do as the training set grows; a method that takes layers has a curve for each of `layers`.
 
     `spec.method` is ignored; its settings and learning rate go to every method.
     """
-    for name in dict.fromkeys(methods):
-        check_settings(spec, name)
+    names = list(dict.fromkeys(methods))
+    for each in names:
+        check_settings(spec, each)
     depth, images = survey(spec)
     curves: list[tuple[str, int | None]] = []
-    for name in dict.fromkeys(methods):
-        method = registry.get(name)
-        if layers is not None and method.takes("layers"):
-            curves += [(name, layer) for layer in check_layers(name, layers, depth, images=images)]
-        else:
-            curves.append((name, None))
+    for each in names:
+        takes = layers is not None and registry.get(each).takes("layers")
+        own: Sequence[int | None] = check_layers(each, layers, depth, images=images) if takes else [None]
+        curves += [(each, layer) for layer in own]
     if layers is not None and all(layer is None for _, layer in curves):
-        check_layers(curves[0][0] if curves else spec.method, layers, depth, images=images)
+        check_layers(names[0] if names else spec.method, layers, depth, images=images)
     if not curves or not sizes:
         raise InlayError(
             f"Nothing to run: methods={list(methods)!r}, sizes={list(sizes)!r}. Give one of each at least."
@@ -251,8 +289,8 @@ def samples(
         raise InlayError(
             f"sizes={list(sizes)!r}: {bad[0]} is no number of training examples. Give whole numbers from 1."
         )
-    cells = [Cell(name, layer, size) for name, layer in curves for size in sorted(set(sizes))]
-    return sweep("samples", spec, cells, seeds, out, depth, shared=True, progress=progress, say=say)
+    cells = [Cell(each, layer, size, shared=True) for each, layer in curves for size in sorted(set(sizes))]
+    return Study("samples", spec, depth, out, progress, say).run(cells, seed_numbers(seeds))
 
 
 def prompt_norm(
@@ -264,27 +302,27 @@ def prompt_norm(
     *,
     progress: bool = True,
     say: Say | None = None,
-) -> Sweep:
-    """How accuracy goes with the norm of the trained prompt, over layers and learning rates.
+) -> Curves:
+    """How accuracy varies with the norm of the trained prompt, over layers and learning rates.
 
     `layers` None is the method's own choice of layer; `rates` None is the grid that the method suggests.
     """
     method = registry.get(spec.method)
-    if prompt_in(method.name) is None:
-        able = ", ".join(name for name in registry.all_methods() if prompt_in(name))
+    if method.prompt_parameter is None:
+        able = ", ".join(registry.names_where(lambda method: method.prompt_parameter))
         raise InlayError(f"{method.name!r} trains no prompt, so there is no norm to look at. Methods that do: {able}.")
     check_settings(spec)
     depth, images = survey(spec)
-    chosen: list[int | None] = [None]
+    chosen: Sequence[int | None] = [None]
     if layers is not None:
-        chosen = list(check_layers(method.name, layers, depth, images=images))
-    grid = list(rates) if rates is not None else list(method.grid)
+        chosen = check_layers(method.name, layers, depth, images=images)
+    grid = method.grid if rates is None else rates
     cells = [Cell(method.name, layer, rate=rate) for layer in chosen for rate in grid]
-    return sweep("prompt-norm", spec, cells, seeds, out, depth, progress=progress, say=say)
+    return Study("prompt-norm", spec, depth, out, progress, say).run(cells, seed_numbers(seeds))
 
 
 def survey(spec: Spec) -> tuple[int, bool]:
-    """How many blocks the model has, and whether it reads images; after a look whether it fits the task at all."""
+    """How many blocks the model has, and whether it reads images; an error where it does not fit the task."""
     from inlay import backbones, tasks
     from inlay.anatomy import anatomy
 
@@ -299,9 +337,9 @@ def check_layers(name: str, layers: Sequence[int] | None, depth: int, *, images:
     """The layers to run, in order and once each; an error for a method without layers, and for one out of range."""
     method = registry.get(name)
     if not method.takes("layers"):
-        able = [other.name for other in registry.all_methods().values() if other.takes("layers")]
+        able = registry.names_where(lambda method: method.takes("layers"))
         raise InlayError(f"{name!r} cannot be put at a single layer. Methods that can: {', '.join(able)}.")
-    first = 0 if images and name in FROM_PIXELS else 1
+    first = method.first_layer if images else 1
     if layers is None:
         return list(range(first, depth + 1))
     if not layers:
@@ -315,90 +353,46 @@ def check_layers(name: str, layers: Sequence[int] | None, depth: int, *, images:
     return sorted(set(layers))
 
 
-def sweep(
-    what: str,
-    spec: Spec,
-    cells: Sequence[Cell],
-    seeds: int | Sequence[int],
-    out: Path | str,
-    depth: int,
-    *,
-    shared: bool = False,
-    progress: bool = True,
-    say: Say | None = None,
-) -> Sweep:
-    """Run every cell with every seed. `shared`: all methods get the spec's settings and learning rate.
+def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
+    """The finished run in which the method itself chose the layers that `spec` asks for, if there is one.
 
-    One run that fails is noted and does not stop the rest.
+    A comparison makes such runs, and they trained the same. The saved adapter says which layers were chosen.
     """
-    numbers = seed_numbers(seeds)
-    if not numbers or not cells:
-        raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
-    say_once = once(say)
-    failures: dict[str, str] = {}
-    done: list[tuple[Cell, list[Run]]] = []
-    with Bar(len(cells) * len(numbers), what, "runs", show=progress, lines=True) as bar:
-        for cell in cells:
-            runs = []
-            for seed in numbers:
-                bar.begin(f"{cell}, seed {seed}")
-                base = spec.with_(method=cell.method) if shared else spec
-                try:
-                    each = cell.spec(base, seed)
-                    known = of_its_own_accord(each, out) if cell.layer is not None else None
-                    runs.append(known or tune(each, out, progress=progress, say=say_once))
-                except InlayError as error:
-                    failures[f"{cell}, seed {seed}"] = str(error)
-                    say_once(f"{cell}, seed {seed}: {error}")
-                bar.advance()
-            if runs:
-                done.append((cell, runs))
-    points = [point_of(cell, runs) for cell, runs in done]
-    wanted = [point for (cell, _), point in zip(done, points, strict=True) if _is_wanted(what, cell)]
-    if not wanted:
-        raise InlayError(f"No run finished. {next(iter(failures.values()))}")
-    record = done[0][1][0].record
-    metric = record["metric"]
-    others = [point for point in points if point not in wanted]
-    return Sweep(what, spec, metric, upwards(record, metric), depth, wanted, others, failures)
-
-
-def once(say: Say | None) -> Say:
-    """Say every line but once, beside the progress bars, and of a run that was made before say nothing."""
-    told: set[str] = set()
-
-    def say_once(line: str) -> None:
-        if say is not None and line not in told and not line.startswith("already done"):
-            told.add(line)
-            with bars_aside():
-                say(line)
-
-    return say_once
-
-
-def _is_wanted(what: str, cell: Cell) -> bool:
-    """Whether a cell is on the curve, or a line of reference beside it."""
-    return what != "layers" or cell.layer is not None
+    with contextlib.suppress(InlayError):  # of what cannot be run, or was damaged, the run itself says why
+        free = checked(spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"}))
+        alike = [load(folder) for folder in Path(out).glob(f"{name(free, '')}-*") if (folder / "spec.json").is_file()]
+        # Compared first, because it reads no data, which decide the epochs, the batch size and the pooling.
+        known = {"epochs": free.epochs, "batch_size": free.batch_size, "pooling": free.pooling}
+        if all(run.spec.with_(**known) != free for run in alike):
+            return None
+        run = Store(out).find(identified(free)[1])
+        if run is None or run.status != "finished":
+            return None
+        run.verify()
+        saved = run.adapter / "adapter_config.json"
+        found = json.loads(saved.read_text(encoding="utf-8")).get("layers") if saved.is_file() else None
+        return run if found == spec.settings["layers"] else None
+    return None
 
 
 def point_of(cell: Cell, runs: Sequence[Run]) -> Point:
     """One cell's runs, put together."""
     metric = runs[0].record["metric"]
     norms = [norm for run in runs if (norm := norm_of(run)) is not None]
+
+    def values(split: str) -> tuple[float, ...]:
+        return tuple(run.metrics[split][metric] for run in runs if split in run.metrics)
+
     return Point(
         method=cell.method,
         layer=cell.layer,
         examples=runs[0].record["examples"]["train"],
         rate=runs[0].spec.learning_rate,
         seeds=tuple(run.spec.seed for run in runs),
-        test=_values(runs, "test", metric),
-        validation=_values(runs, "validation", metric),
+        test=values("test"),
+        validation=values("validation"),
         trained=runs[0].portrait["parameters"]["trained"],
         norms=tuple(total for total, _ in norms),
         norms_per_position=tuple(each for _, each in norms),
         runs=tuple(run.id for run in runs),
     )
-
-
-def _values(runs: Sequence[Run], split: str, metric: str) -> tuple[float, ...]:
-    return tuple(run.metrics[split][metric] for run in runs if split in run.metrics)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from inlay.workflow.statistics import half_width
 
 if TYPE_CHECKING:
-    from inlay.workflow.explain.runs import Point, Sweep
+    from inlay.workflow.explain.runs import Curves, Point
 
 ONE_SEED = "One seed has no interval, so differences cannot be told from chance: give --seeds 3 or more."
 # Runs below which a rank correlation is not worth a number.
@@ -21,7 +21,7 @@ def score(mean: float, interval: float | None) -> str:
     return f"{mean:.4f}" + ("" if interval is None else f" ± {interval:.4f}")
 
 
-def selected(found: Sweep, points: Sequence[Point]) -> tuple[Point, str]:
+def selected(found: Curves, points: Sequence[Point]) -> tuple[Point, str]:
     """The best point, and the split that says so: validation if there is one; choosing on test would flatter."""
     split = "validation" if all(point.validation for point in points) else "test"
     sign = 1 if found.greater_is_better else -1
@@ -35,7 +35,7 @@ def overlap(first: tuple[float, float | None], second: tuple[float, float | None
     return abs(first[0] - second[0]) <= first[1] + second[1]
 
 
-def of_layers(found: Sweep) -> str:
+def of_layers(found: Curves) -> str:
     """The best layer, whether it stands out, which half of the model is the better place, and at what rates."""
     best = _best(
         found, found.points, lambda point: f"Layer {point.layer}", lambda near: f"layer{_many(near)} {_layers(near)}"
@@ -44,7 +44,7 @@ def of_layers(found: Sweep) -> str:
     return " ".join(part for part in (best, halves, _rates(found)) if part)
 
 
-def of_samples(found: Sweep) -> str:
+def of_samples(found: Curves) -> str:
     """The best curve at the largest training set, and what it cannot be told from."""
     largest = max(point.examples for point in found.points)
     points = [point for point in found.points if point.examples == largest]
@@ -57,7 +57,7 @@ def of_samples(found: Sweep) -> str:
 
 
 def _best(
-    found: Sweep, points: Sequence[Point], name: Callable[[Point], str], several: Callable[[list[Point]], str]
+    found: Curves, points: Sequence[Point], name: Callable[[Point], str], several: Callable[[list[Point]], str]
 ) -> str:
     """The best of some points, its test value where validation chose it, and what it cannot be told from."""
     best, split = selected(found, points)
@@ -84,7 +84,7 @@ def _many(points: Sequence[Point]) -> str:
     return "s" if len(points) > 1 else ""
 
 
-def _halves(found: Sweep) -> str:
+def _halves(found: Curves) -> str:
     """Early against late: the mean over the blocks of each half, a value a seed.
 
     The pixels (layer 0) are no block, and the middle one of an odd number is neither early nor late.
@@ -111,7 +111,7 @@ def _halves(found: Sweep) -> str:
     return f"{'Early' if early_better else 'Late'} blocks are better ({numbers})."
 
 
-def _rates(found: Sweep) -> str:
+def _rates(found: Curves) -> str:
     """With what learning rates the layers ran, which can decide what layer looks best."""
     if not found.tried:
         rate = found.points[0].rate
@@ -128,7 +128,7 @@ def _rates(found: Sweep) -> str:
     return f"Learning rates were chosen for each layer by validation of seed {found.tried[0].seeds[0]}: {chosen}."
 
 
-def of_norms(found: Sweep) -> str:
+def of_norms(found: Curves) -> str:
     """How the size of the prompt and the metric go together within a layer: Spearman's rank correlation.
 
     Only within a layer: what one layer's activations call large is small in another. And without a p-value: runs that
