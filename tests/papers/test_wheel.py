@@ -30,6 +30,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(made) as archive:
         archive.extractall(place / "site")
     shutil.rmtree(place / "src")
+    code = f"import sys; sys.path.insert(0, {str(place / 'site')!r}); import inlay; print(inlay.__file__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()) == place / "site" / "inlay" / "__init__.py", "it is what runs, not the checkout"
     return place / "site"
 
 
