@@ -14,8 +14,8 @@ from typing import Any
 
 from generated import ROOT
 
+from inlay.papers.experiment_files import read
 from inlay.papers.findings import Finding
-from inlay.papers.redraw import read
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import fill
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.papers.commands import lab_show
 from inlay.papers.findings import Claim, Finding
+from inlay.papers.lab import print_claims
 
 
 def test_claims_and_measurements_share_the_width(
@@ -22,7 +22,7 @@ def test_claims_and_measurements_share_the_width(
     )
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    lab_show.tell(Finding("icl-theorem-1", ("step",), [], [long]), Path("lab"), quiet=True)
+    print_claims(Finding("icl-theorem-1", ("step",), [], [long]), Path("lab"), quiet=True)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
     assert max(map(len, lines)) <= 80
     words = {word for line in lines for word in line.split()}

@@ -58,8 +58,9 @@ def test_every_experiment_draws_and_tells(run: Lab, tmp_path: Path, command: str
 def test_the_bar_is_as_long_as_the_work(run: Lab, command: str, figure: str) -> None:
     begun: list[str] = []
     if command == "decomposable":
-        decomposable.EXPERIMENTS[figure](decomposable.Setting((1, 2), 1, 20), begun.append)
-        assert len(begun) == decomposable.beginnings(figure)
+        small = decomposable.Setting((1, 2), 1, 20)
+        decomposable.EXPERIMENTS[figure](small, begun.append)
+        assert len(begun) == decomposable.beginnings(figure, small)
     else:
         setting = softmax.Setting((256, 512), 4, 1)
         softmax.EXPERIMENTS[figure](setting, begun.append)

@@ -33,6 +33,12 @@ class Finding:
     claims: list[Claim]
     facts: dict[str, Any] = field(default_factory=dict)
 
+    def column(self, name: str, **where: Any) -> list[Any]:
+        """One column, of the rows whose other columns have the given values."""
+        places = {self.columns.index(key.replace("_", " ")): value for key, value in where.items()}
+        wanted = self.columns.index(name)
+        return [row[wanted] for row in self.rows if all(row[place] == value for place, value in places.items())]
+
 
 def number(cell: str | int | float | None) -> float:
     """A cell of a row that is known to hold a number."""

@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from inlay.errors import InlayError
-from inlay.papers import findings, redraw
+from inlay.papers import findings
+from inlay.papers.experiment_files import read
 from inlay.papers.icl import live
 from inlay.papers.icl import theory as icl
 from inlay.papers.icl.charts import training as charts_icl
 from inlay.papers.icl.command import ALL, FIGURES
-from inlay.papers.icl.theory import deep, kept, lab, lab_theory, lab_training, language
+from inlay.papers.icl.theory import deep, lab, language, traces
+from inlay.papers.icl.theory.lab import one_layer, theorems
 from inlay.papers.reproduce.kept import path
 
 Lab = Callable[..., tuple[int, str, str]]
@@ -32,9 +34,9 @@ TINY = ("--N", "4", "--K", "12", "--d", "6", "--m", "3")
 @pytest.fixture
 def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The command in the test's folder: its exit status, output and errors."""
-    monkeypatch.setattr(lab_theory, "RANK_DRAWS", 8)
-    monkeypatch.setattr(lab_theory, "DRAWS", 3)
-    monkeypatch.setattr(lab_theory, "PROMPTS", 500)
+    monkeypatch.setattr(theorems, "RANK_DRAWS", 8)
+    monkeypatch.setattr(theorems, "DRAWS", 3)
+    monkeypatch.setattr(theorems, "PROMPTS", 500)
     return partial(typed, "lab", "icl")
 
 
@@ -115,7 +117,7 @@ def test_the_theorems_tell_their_instances(figure: str, run: Lab) -> None:
     told = [facts for facts in found.facts.values() if isinstance(facts, dict)]
     count = len({row[0] for row in found.rows})
     assert len(told) == count
-    for facts, (N, K, H, beta) in zip(told, lab_theory.INSTANCES[:count], strict=True):
+    for facts, (N, K, H, beta) in zip(told, theorems.INSTANCES[:count], strict=True):
         assert (facts["N"], facts["K"], facts["H"], facts["beta"]) == (N, K, H, beta)
         assert (facts["m"], facts["tau"], facts["unit"], facts["optimiser"]) == (N, 1.0, True, "gd")
         assert facts["eta_w"] > facts["eta_Q"] > 0
@@ -183,7 +185,7 @@ def trained(gaps: Sequence[float], **name: str | float) -> list[tuple]:
     """Rows of figure 4 for one training that is made up, its gaps a quarter epoch apart."""
     return [
         (name["tokens"], name["rate"], name["H"], 10 * at, at / 4, 1 + gaps[at], gaps[at], rise)
-        for at, rise in kept.rises(list(gaps), 1)
+        for at, rise in traces.rises(list(gaps), 1)
     ]
 
 
@@ -199,7 +201,7 @@ def figure_4_of(few: Sequence[float], most: Sequence[float], faster: Sequence[fl
     rows += trained(falls, tokens="Gaussian", rate=1e-2, H=40) + trained(faster, tokens="Gaussian", rate=1e-2, H=400)
     facts = {"N": 30, "rate": 1e-4, "steps": 490, "infimum": 1.0, "tau": 0.01}
     facts["largest safe eta_w of gradient descent"] = {"Gaussian": {"40": 0.2, "400": 0.1}}
-    found = findings.Finding("icl-figure-4", lab_training.FIGURE_4_COLUMNS, rows, [], facts)
+    found = findings.Finding("icl-figure-4", one_layer.FIGURE_4_COLUMNS, rows, [], facts)
     claims = lab.CLAIMS["icl-figure-4"](found)
     assert [claim.holds for claim in claims[:3]] == [claim.holds for claim in claims[3:6]]
     return [claim.holds for claim in (*claims[:3], *claims[6:])]
@@ -227,7 +229,7 @@ def test_figure_5_tells_the_printed_picture_from_others() -> None:
             for step in range(0, steps[H] + 1, 10)
         ]
         facts = {"infimum": 0.2, "seconds": 30.0}
-        found = findings.Finding("icl-figure-5", ("H", *kept.COLUMNS), rows, [], facts)
+        found = findings.Finding("icl-figure-5", ("H", *traces.COLUMNS), rows, [], facts)
         return [claim.holds for claim in lab.CLAIMS["icl-figure-5"](found)]
 
     slow = {2: 200, 4: 200, 32: 100, 64: 50}
@@ -245,7 +247,7 @@ def figure_2_of(epochs: int, inside: Callable[[float], float], outside: Callable
         (40 * epoch, epoch, 0.2 + inside(t), inside(t), inside(t), 5 * outside(t), 0.0) for epoch, t in enumerate(at)
     ]
     facts = {"infimum": 0.2, "batch": 256, "steps in an epoch": 40}
-    found = findings.Finding("icl-figure-2b", kept.COLUMNS, rows, [], facts)
+    found = findings.Finding("icl-figure-2b", traces.COLUMNS, rows, [], facts)
     return [claim.holds for claim in lab.CLAIMS["icl-figure-2b"](found)]
 
 
@@ -272,7 +274,7 @@ def test_figure_2_tells_the_printed_picture_from_others() -> None:
     ("name", "words"), [("2a", "0.0001"), ("2b", "66 of the printed 200"), ("4", "200 of the printed 600")]
 )
 def test_a_picture_says_where_a_training_was_cut(name: str, words: str) -> None:
-    found, _ = redraw.read(path("icl", f"lab/icl-figure-{name}"))
+    found, _ = read(path("icl", f"lab/icl-figure-{name}"))
     title = charts_icl.DRAWN[found.name](found).get_suptitle()
     assert words in title
     assert ("of the printed" in title) == (name != "2a")
@@ -296,8 +298,8 @@ def test_figure_2a_at_a_small_scale() -> None:
     limit = found.claims[-1]
     assert "limit" in limit.claim
     # With the samples of one batch in the place of all, it would not be.
-    few = [row for row in found.rows if row[1] != lab_training.ONE_BATCH]
-    few += [(row[0], lab_training.ONE_BATCH, *row[2:]) for row in found.rows if row[:2] == ("Gaussian", "samples")]
+    few = [row for row in found.rows if row[1] != one_layer.ONE_BATCH]
+    few += [(row[0], one_layer.ONE_BATCH, *row[2:]) for row in found.rows if row[:2] == ("Gaussian", "samples")]
     assert lab.CLAIMS[found.name](replace(found, rows=few))[-1].holds == "no"
 
 
@@ -343,7 +345,7 @@ def test_the_seed_reaches_the_tasks_of_training_and_of_testing() -> None:
         starts.append(lab.free(problem, setting, lambda what: None, lambda name, trace: None).rows[0])
     assert starts[1][:-1] == starts[2][:-1]  # all but the seconds
     for name in ("loss", "in-domain", "out-of-domain"):
-        assert starts[0][kept.COLUMNS.index(name)] != starts[1][kept.COLUMNS.index(name)], name
+        assert starts[0][traces.COLUMNS.index(name)] != starts[1][traces.COLUMNS.index(name)], name
 
 
 @pytest.mark.parametrize("figure", ["2a", "2b", "5"])
@@ -409,7 +411,7 @@ def test_the_deep_transformer_learns_and_is_its_seed() -> None:
 
 def test_the_theorems_are_not_told_to_hold_where_they_do_not(run: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = lab.Setting(N=4, K=12, d=6, m=3, steps=20)
-    monkeypatch.setattr(lab_theory, "INSTANCES", lab_theory.INSTANCES[:1])
+    monkeypatch.setattr(theorems, "INSTANCES", theorems.INSTANCES[:1])
 
     def holds(figure: str, begins: str) -> list[str]:
         found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
@@ -420,7 +422,7 @@ def test_the_theorems_are_not_told_to_hold_where_they_do_not(run: Lab, monkeypat
     assert holds("proposition-1", "") == ["yes", "no", "yes", "yes"]
     bound = icl.Constants.bound
     monkeypatch.setattr(icl.Constants, "bound", lambda found, steps: bound(found, steps) / 1000)
-    monkeypatch.setattr(lab_theory, "needed_steps", lambda *given: 2)
+    monkeypatch.setattr(theorems, "needed_steps", lambda *given: 2)
     assert holds("theorem-1", "(18): the gap") == ["no"]
     assert holds("theorem-2", "after T") == ["no"]
 
@@ -644,7 +646,7 @@ def test_the_claims_on_record_are_those_of_this_code() -> None:
     for name, claims in lab.CLAIMS.items():
         folder = path("icl", f"lab/{name}")
         if folder.is_dir():
-            found, facts = redraw.read(folder)
+            found, facts = read(folder)
             assert [vars(claim) for claim in claims(found)] == facts["claims"], name
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from inlay.papers.findings import number
 from inlay.papers.ntk_attention.charts import theory as charts_prefix
 from inlay.papers.ntk_attention.command import FIGURES
-from inlay.papers.ntk_attention.theory import lab, lab_attention, lab_kernel
+from inlay.papers.ntk_attention.theory import lab
+from inlay.papers.ntk_attention.theory.lab import attention, kernels
 from inlay.papers.ntk_attention.theory.network import Problem, draw
 from inlay.papers.ntk_attention.theory.setting import EXAMPLES, SIZE, both_kernels, kept_steps
 
@@ -27,9 +28,9 @@ SMALL = ("--widths", "16,256", "--seeds", "1", "--steps", "30")
 @pytest.fixture
 def run(typed: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """The command in the test's folder: its exit status, output and errors."""
-    monkeypatch.setattr(lab_attention, "PREFIXES", (4, 256, 512))
+    monkeypatch.setattr(attention, "PREFIXES", (4, 256, 512))
     monkeypatch.setattr(lab, "PREFIXES", (4, 256, 512))
-    monkeypatch.setattr(lab_kernel, "START_DRAWS", 4)
+    monkeypatch.setattr(kernels, "START_DRAWS", 4)
     return partial(typed, "lab", "prefix")
 
 
@@ -97,7 +98,7 @@ def test_a_kernel_with_a_negative_eigenvalue_is_told(monkeypatch: pytest.MonkeyP
         printed, true = both_kernels(problem)
         return printed - 2 * torch.linalg.eigvalsh(printed)[0] * torch.eye(len(printed)), true
 
-    monkeypatch.setattr(lab_kernel, "both_kernels", indefinite)
+    monkeypatch.setattr(kernels, "both_kernels", indefinite)
     found = lab.EXPERIMENTS["kernel"](lab.Setting((16, 64), seeds=1, steps=20), lambda what: None)
     (claim,) = [claim for claim in found.claims if claim.claim.startswith("lambda_min")]
     assert claim.holds == "no"

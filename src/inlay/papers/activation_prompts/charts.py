@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from inlay.records.versions import versions
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
@@ -16,33 +13,14 @@ if TYPE_CHECKING:
     from inlay.papers.findings import Finding
 
 
-def write(
-    found: Finding,
-    folder: Path,
-    command: Sequence[str] = (),
-    drawn: Mapping[str, Callable[[Finding], Figure]] | None = None,
-) -> None:
-    """Draw an experiment, by the pictures `drawn` (default: these), and keep it with its numbers and circumstances."""
-    claims = [vars(claim) for claim in found.claims]
-    facts = {"claims": claims, "settings": found.facts, "command": list(command), "versions": versions()}
-    charts.keep(folder, found.name, (drawn or DRAWN)[found.name](found), found.columns, found.rows, facts)
-
-
-def column(found: Finding, name: str, **where: Any) -> list[Any]:
-    """One column, of the rows whose other columns have the given values."""
-    places = {found.columns.index(key.replace("_", " ")): value for key, value in where.items()}
-    wanted = found.columns.index(name)
-    return [row[wanted] for row in found.rows if all(row[place] == value for place, value in places.items())]
-
-
 def proposition_1(found: Finding) -> Figure:
     """How the gap between norm tuning and prompt opens as one condition after another is dropped."""
     figure = charts.blank(8.0, 4.0)
     axes = figure.subplots()
     cases = list(dict.fromkeys((row[0], row[1]) for row in found.rows))
     for index, (norm, condition) in enumerate(cases):
-        departures = column(found, "departure", norm=norm, condition=condition)
-        gaps = column(found, "relative gap", norm=norm, condition=condition)
+        departures = found.column("departure", norm=norm, condition=condition)
+        gaps = found.column("relative gap", norm=norm, condition=condition)
         label = f"{norm}, without {condition}"
         axes.plot(departures, gaps, color=charts.COLOURS[index], marker=charts.MARKERS[index], ms=4, label=label)
     axes.set_xscale("symlog", linthresh=1e-4)
@@ -57,7 +35,7 @@ def lemma_1(found: Finding) -> Figure:
     """The distances without noise on their claimed lines, and what noise makes of them."""
     figure = charts.blank(10.0, 4.4)
     left, right = figure.subplots(1, 2)
-    largest = max(column(found, "P"))
+    largest = max(found.column("P"))
     d_a = largest // 4
     noisy = [row for row in found.rows if row[2]]
     quarter = [row for row in found.rows if not row[2] and row[1] == max(1, int(row[0]) // 4)]  # type: ignore[arg-type]
@@ -93,14 +71,14 @@ def lemma_1(found: Finding) -> Figure:
 def theorem_1(found: Finding) -> Figure:
     """Samples against P on two logarithmic axes, with the claimed orders as lines from the first point on."""
     facts = found.facts
-    goals = ("error", "risk") if "expected gradient" in column(found, "gradient") else (facts["goal"],)
+    goals = ("error", "risk") if "expected gradient" in found.column("gradient") else (facts["goal"],)
     figure = charts.blank(6.0 * len(goals), 5.2)
     for axes, goal in zip(figure.subplots(1, len(goals), squeeze=False, sharey=True)[0], goals, strict=True):
         for layer in (1, 2):
             _samples(axes, found, goal, layer)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        sizes = [size for size in sorted({int(size) for size in column(found, "P")}) if size & (size - 1) == 0]
+        sizes = [size for size in sorted({int(size) for size in found.column("P")}) if size & (size - 1) == 0]
         axes.set_xticks(sizes, list(map(str, sizes)))
         axes.minorticks_off()
         meaning = {"error": "zero error: every label right", "risk": "zero risk: every margin at least 1/P"}[goal]
@@ -118,16 +96,16 @@ def _samples(axes: Axes, found: Finding, goal: str, layer: int) -> None:
 
     colour = charts.COLOURS[layer - 1]
     name = f"samples to zero {goal}"
-    sizes = column(found, "P", gradient="expected gradient", layer=layer)
-    mean = list(zip(sizes, column(found, name, gradient="expected gradient", layer=layer), strict=True))
+    sizes = found.column("P", gradient="expected gradient", layer=layer)
+    mean = list(zip(sizes, found.column(name, gradient="expected gradient", layer=layer), strict=True))
     start: list[tuple[int, float]] = [pair for pair in mean if pair[1] is not None]
     if start:
         label = f"layer {layer}, expected gradient{_slope(found, 'expected gradient', goal, layer)}"
         axes.plot([p for p, _ in start], [n for _, n in start], color=colour, marker=".", linewidth=1.2, label=label)
     if goal == found.facts["goal"]:
-        sizes = column(found, "P", gradient="SGD", layer=layer)
-        samples = column(found, name, gradient="SGD", layer=layer)
-        drawn = column(found, "samples drawn", gradient="SGD", layer=layer)
+        sizes = found.column("P", gradient="SGD", layer=layer)
+        samples = found.column(name, gradient="SGD", layer=layer)
+        drawn = found.column("samples drawn", gradient="SGD", layer=layer)
         seeds = [(p, n) for p, n in zip(sizes, samples, strict=True) if n is not None]
         missed = [(p, n) for p, n, reached in zip(sizes, drawn, samples, strict=True) if reached is None]
         if seeds:

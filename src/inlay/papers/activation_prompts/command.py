@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inlay.cli import options as o
 from inlay.errors import InlayError
-from inlay.papers.commands import lab_show
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
+
+if TYPE_CHECKING:
+    from inlay.papers.findings import Finding, Tick
 
 FIGURES = ("proposition-1", "lemma-1", "theorem-1")
 
@@ -33,7 +35,7 @@ def command(
     prompt_stays: Annotated[
         bool, typer.Option("--prompt-stays", help="Theorem 1: add the prompt after the permutation, as (A63) writes.")
     ] = False,
-    out: lab_show.Out = lab_show.LAB,
+    out: Out = LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Proposition 1, Lemma 1 and Theorem 1 of the activation-prompt paper (appendix C), measured.
@@ -44,12 +46,10 @@ def command(
     inlay lab activation-prompts --figure all
     inlay lab activation-prompts --figure theorem-1 --beta-squared 2 --tokens 8,12,16 --seeds 3
     """
-    names = lab_show.chosen(figure, FIGURES)
-    sizes = lab_show.sizes(tokens, "--tokens", "8,12,16,24")
-    from inlay.papers.activation_prompts import charts as charts_theory
+    names = choose_figures(figure, FIGURES)
+    sizes = parse_sizes(tokens, "--tokens", "8,12,16,24")
+    from inlay.papers.activation_prompts import charts
     from inlay.papers.activation_prompts.theory import Setting, lab
-    from inlay.report.charts import drawing as charts
-    from inlay.workflow.progress import Bar
 
     if beta_squared <= 0:
         raise InlayError(f"--beta-squared {beta_squared}: give a number above 0.")
@@ -62,20 +62,12 @@ def command(
         prompt_stays=prompt_stays,
         goal=goal,
     )
-    for name in names:
-        charts.check_folder(out / name, name)
-    steps = {"theorem-1": lab.trainings(setting, sizes)}
-    with Bar(sum(steps.get(name, 1) for name in names), "lab", "steps", show=not quiet, lines=True) as bar:
 
-        def tick(what: str) -> None:
-            bar.begin(what)
-            bar.advance()
+    def experiment(name: str, tick: Tick) -> Finding:
+        if name == "theorem-1":
+            return lab.theorem_1(setting, sizes, seeds=seeds, tick=tick)
+        tick(name)
+        return lab.proposition_1() if name == "proposition-1" else lab.lemma_1()
 
-        for name in names:
-            if name == "theorem-1":
-                found = lab.theorem_1(setting, sizes, seeds=seeds, tick=tick)
-            else:
-                tick(name)
-                found = lab.proposition_1() if name == "proposition-1" else lab.lemma_1()
-            charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]])
-            lab_show.tell(found, out / name, quiet)
+    ticks = {"theorem-1": lab.trainings(setting, sizes)}
+    perform(names, experiment, lambda name: ticks.get(name, 1), charts.DRAWN, out, quiet)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from inlay.papers.activation_prompts.charts import column
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
@@ -20,20 +19,20 @@ def lemmas(found: Finding) -> Figure:
     """What B and the Hessian do, beside the bounds, against n."""
     figure = charts.blank(11.0, 4.8)
     left, right = figure.subplots(1, 2)
-    ns = sorted(set(column(found, "n")))
+    ns = sorted(set(found.column("n")))
     kinds = [(b, rows) for b in ("probabilities", "gaussian") for rows in ("even", "uneven")]
     for index, (b, rows) in enumerate(kinds):
         colour, marker = charts.COLOURS[index], charts.MARKERS[index]
         for axes, names in ((left, ("|B|",)), (right, ("Lipschitz, near", "Lipschitz, far"))):
             values = [
-                max(max(column(found, name, b=b, n=n, rows_of_A=rows)) for name in names) for n in ns
+                max(max(found.column(name, b=b, n=n, rows_of_A=rows)) for name in names) for n in ns
             ]  # the worst over points, pairs and seeds
             axes.plot(ns, values, color=colour, marker=marker, ms=5, label=f"measured, b {b}, {rows} rows")
     for axes, name in ((left, "|B|, bound"), (right, "Lipschitz, bound")):
-        bound = [max(column(found, name, n=n)) for n in ns]
+        bound = [max(found.column(name, n=n)) for n in ns]
         axes.plot(ns, bound, color=charts.COLOURS[6], linestyle="--", label="bound without exponentials (ours)")
     for axes, name in ((left, "log10 R_0"), (right, "log10 Lipschitz, printed")):
-        printed = [10 ** max(column(found, name, n=n)) for n in ns]
+        printed = [10 ** max(found.column(name, n=n)) for n in ns]
         axes.plot(ns, printed, color=charts.GREY, linestyle=":", label="printed, with 1 for O")
         axes.set_xscale("log", base=2)
         axes.set_xticks(ns, list(map(str, ns)))
@@ -50,7 +49,7 @@ def lemmas(found: Finding) -> Figure:
 def theorem_d1(found: Finding) -> Figure:
     """The error against steps for every way to run Algorithm 1, in three groups."""
     figure = charts.blank(12.0, 4.8)
-    names = list(dict.fromkeys(column(found, "case")))
+    names = list(dict.fromkeys(found.column("case")))
     groups = (
         ("w_i^2 = 1/n", [name for name in names if "sampled" in name or name in ("exact", "plus in line 8")]),
         ("D = W^2", [name for name in names if name.startswith("D = W^2")]),
@@ -58,10 +57,10 @@ def theorem_d1(found: Finding) -> Figure:
     )
     for axes, (title, members) in zip(figure.subplots(1, 3, sharey=True), groups, strict=True):
         for index, name in enumerate(members):
-            for seed in sorted(set(column(found, "seed", case=name))):
-                errors = column(found, "error", case=name, seed=seed)
+            for seed in sorted(set(found.column("seed", case=name))):
+                errors = found.column("error", case=name, seed=seed)
                 axes.plot(
-                    column(found, "t", case=name, seed=seed),
+                    found.column("t", case=name, seed=seed),
                     errors,
                     color=charts.COLOURS[index],
                     marker=charts.MARKERS[index],
@@ -70,7 +69,7 @@ def theorem_d1(found: Finding) -> Figure:
                     alpha=0.7,
                     label=name if seed == 0 else None,
                 )
-        bound = column(found, "exp(-t)", case=members[0], seed=0)
+        bound = found.column("exp(-t)", case=members[0], seed=0)
         axes.plot(range(len(bound)), bound, color=charts.GREY, linestyle="--", label="exp(-t), what T amounts to")
         axes.axhline(found.facts["epsilon"], color=charts.GREY, linestyle=":", linewidth=1)
         axes.set_yscale("log")
@@ -86,20 +85,20 @@ def newton_time(found: Finding) -> Figure:
     """Seconds and errors against n, and the error against seconds at the largest n."""
     figure = charts.blank(12.0, 4.6)
     left, middle, right = figure.subplots(1, 3)
-    ns, ways = sorted(set(column(found, "n"))), list(dict.fromkeys(column(found, "way")))
+    ns, ways = sorted(set(found.column("n"))), list(dict.fromkeys(found.column("way")))
     epsilon = found.facts["epsilon"]
     for index, way in enumerate(ways):
         look = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 5}
         times, errors = [], []
         for n in ns:
-            steps = list(zip(column(found, "seconds", n=n, way=way), column(found, "error", n=n, way=way), strict=True))
+            steps = list(zip(found.column("seconds", n=n, way=way), found.column("error", n=n, way=way), strict=True))
             times.append(next((seconds for seconds, error in steps if error <= epsilon), None))
             errors.append(max(steps[-1][1], 1e-16))
         left.plot([n for n, t in zip(ns, times, strict=True) if t], [t for t in times if t], label=way, **look)
         if way != "exact":
             middle.plot(ns, errors, label=f"{way}, after T steps", **look)
         right.plot(
-            column(found, "seconds", n=ns[-1], way=way), column(found, "error", n=ns[-1], way=way), label=way, **look
+            found.column("seconds", n=ns[-1], way=way), found.column("error", n=ns[-1], way=way), label=way, **look
         )
     middle.axhline(epsilon, color=charts.GREY, linestyle="--", label="epsilon")
     for axes in (left, middle):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.commands import lab_show
-
-if TYPE_CHECKING:
-    from inlay.papers.findings import Finding, Tick
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
 
 FIGURES = ("lemmas-c15-c16", "theorem-d1", "newton-time")
 
@@ -25,7 +22,7 @@ def command(
     seeds: Annotated[
         int, typer.Option(min=1, max=o.MOST_SEEDS, help="The others: instances of each kind, with the seeds 0, 1, ...")
     ] = 5,
-    out: lab_show.Out = lab_show.LAB,
+    out: Out = LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Appendix C and D of InfoPrompt, measured: softmax regression and its approximate Newton method.
@@ -36,14 +33,17 @@ def command(
     inlay lab softmax-regression
     inlay lab softmax-regression --figure newton-time --rows 16384,65536 --size 128 --epsilon 1e-6
     """
-    names = lab_show.chosen(figure, FIGURES)
-    sizes = lab_show.sizes(rows, "--rows", "16384,65536")
-    from inlay.papers.infoprompt import charts as charts_softmax
+    names = choose_figures(figure, FIGURES)
+    sizes = parse_sizes(rows, "--rows", "16384,65536")
+    from inlay.papers.infoprompt import charts
     from inlay.papers.infoprompt.theory import lab
 
     setting = lab.Setting(sizes, size, seeds, epsilon)
-
-    def experiment(name: str, tick: Tick) -> Finding:
-        return lab.EXPERIMENTS[name](setting, tick)
-
-    lab_show.perform(names, experiment, charts_softmax.DRAWN, lambda name: lab.beginnings(name, setting), out, quiet)
+    perform(
+        names,
+        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
+        lambda name: lab.beginnings(name, setting),
+        charts.DRAWN,
+        out,
+        quiet,
+    )

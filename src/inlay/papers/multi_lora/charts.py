@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from inlay.papers.activation_prompts.charts import column
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
@@ -21,14 +20,14 @@ def lemmas(found: Finding) -> Figure:
     """The whole's constants over a part's, against the number of tasks."""
     figure = charts.blank(12.0, 4.8)
     left, middle, right = figure.subplots(1, 3)
-    ks = sorted(set(column(found, "k")))
-    kinds = list(dict.fromkeys(column(found, "kind")))
+    ks = sorted(set(found.column("k")))
+    kinds = list(dict.fromkeys(found.column("kind")))
 
     def ratios(kind: str, name: str, of: str) -> list[float]:
         """The mean over seeds at every k."""
         means = []
         for k in ks:
-            whole, part = column(found, name, kind=kind, k=k), column(found, of, kind=kind, k=k)
+            whole, part = found.column(name, kind=kind, k=k), found.column(of, kind=kind, k=k)
             means.append(sum(a / b for a, b in zip(whole, part, strict=True)) / len(whole))
         return means
 
@@ -36,7 +35,7 @@ def lemmas(found: Finding) -> Figure:
         look = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 5}
         left.plot(ks, ratios(kind, "whole gamma", "gamma"), label=kind, **look)
         middle.plot(ks, ratios(kind, "whole beta", "beta"), label=kind, **look)
-        if min(column(found, "alpha", kind=kind)) > 0:
+        if min(found.column("alpha", kind=kind)) > 0:
             right.plot(ks, ratios(kind, "whole alpha", "alpha"), label=f"{kind}, Hessian", **look)
             printed = ratios(kind, "printed alpha", "alpha")
             right.plot(ks, printed, linestyle=":", mfc="none", label=f"{kind}, as in the proof", **look)
@@ -64,12 +63,12 @@ def counterexample_a1(found: Finding) -> Figure:
     """Least eigenvalues of both matrices against k."""
     figure = charts.blank(7.0, 4.2)
     axes = figure.subplots()
-    ks = column(found, "k")
+    ks = found.column("k")
     for index, (name, law, label) in enumerate(
         (("printed", "4 - 3 sqrt(k)", "the matrix of A.1"), ("true", "closed form", "the Hessian of the sum"))
     ):
-        axes.plot(ks, column(found, law), color=charts.COLOURS[index], linewidth=1, label=f"{label}: closed form")
-        axes.plot(ks, column(found, name), charts.MARKERS[index], color=charts.COLOURS[index], ms=3, label=label)
+        axes.plot(ks, found.column(law), color=charts.COLOURS[index], linewidth=1, label=f"{label}: closed form")
+        axes.plot(ks, found.column(name), charts.MARKERS[index], color=charts.COLOURS[index], ms=3, label=label)
     axes.axhline(0, color=charts.GREY, linewidth=0.8)
     axes.axhline(1, color=charts.GREY, linestyle="--", label="alpha of a part")
     charts.dress(axes, "Lemma A.1: parts [[4, -3], [-3, 4]]", "tasks k", "least eigenvalue")
@@ -89,7 +88,7 @@ def table_3(found: Finding) -> Figure:
         for kind in ("corrected", "printed"):
             for b in ("gaussian", "probabilities"):
                 if not (name == "gamma" and kind == "printed"):  # the gradient is printed right
-                    values = [column(found, name, n=n, d=d, b=b, Hessian=kind)[0] for n, d in sizes]
+                    values = [found.column(name, n=n, d=d, b=b, Hessian=kind)[0] for n, d in sizes]
                     look = {
                         "color": charts.COLOURS[index],
                         "marker": charts.MARKERS[index],
@@ -98,7 +97,7 @@ def table_3(found: Finding) -> Figure:
                     }
                     axes.plot(range(len(sizes)), values, label=f"{kind}, b {b}", **look)
                 index += 1
-        printed = [column(found, f"paper {paper}", n=n, d=d)[0] for n, d in sizes]
+        printed = [found.column(f"paper {paper}", n=n, d=d)[0] for n, d in sizes]
         axes.plot(range(len(sizes)), printed, "k_", ms=14, label="table 3")
         axes.set_xticks(range(len(sizes)), ticks, fontsize=SMALL)
         if name != "alpha":

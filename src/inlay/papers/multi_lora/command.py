@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.commands import lab_show
-
-if TYPE_CHECKING:
-    from inlay.papers.findings import Finding, Tick
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
 
 FIGURES = ("lemmas-4", "counterexample-a1", "table-3")
 
@@ -22,7 +19,7 @@ def command(
         int, typer.Option(min=1, max=o.MOST_SEEDS, help="lemmas-4: losses of each kind, with the seeds 0, 1, ...")
     ] = 5,
     samples: Annotated[int, typer.Option(min=2, help="table-3: draws for each (n, d).")] = 10000,
-    out: lab_show.Out = lab_show.LAB,
+    out: Out = LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Section 4 and appendices A and B of Multi-LoRA, measured: a loss that k tasks share in part.
@@ -33,14 +30,17 @@ def command(
     inlay lab decomposable
     inlay lab decomposable --figure table-3 --samples 1000
     """
-    names = lab_show.chosen(figure, FIGURES)
-    counts = lab_show.sizes(tasks, "--tasks", "1,2,4,8", least=1)
-    from inlay.papers.multi_lora import charts as charts_decomposable
+    names = choose_figures(figure, FIGURES)
+    counts = parse_sizes(tasks, "--tasks", "1,2,4,8", least=1)
+    from inlay.papers.multi_lora import charts
     from inlay.papers.multi_lora.theory import lab
 
     setting = lab.Setting(counts, seeds, samples)
-
-    def experiment(name: str, tick: Tick) -> Finding:
-        return lab.EXPERIMENTS[name](setting, tick)
-
-    lab_show.perform(names, experiment, charts_decomposable.DRAWN, lab.beginnings, out, quiet)
+    perform(
+        names,
+        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
+        lambda name: lab.beginnings(name, setting),
+        charts.DRAWN,
+        out,
+        quiet,
+    )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.commands import lab_show
-
-if TYPE_CHECKING:
-    from inlay.papers.findings import Finding, Tick
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
 
 FIGURES = ("kernel", "lemma-m6", "lemma-b1", "theorem-b2", "proposition-b3", "theorem-3-1")
 
@@ -25,7 +22,7 @@ def command(
     ] = 3,
     steps: Annotated[int, typer.Option(min=10, help="Steps of gradient descent.")] = 3000,
     c: Annotated[float, typer.Option(help="Its step size is c / (m lambda_max) of the true kernel.")] = 1.0,
-    out: lab_show.Out = lab_show.LAB,
+    out: Out = LAB,
     quiet: o.Quiet = False,
 ) -> None:
     """Appendix B and Theorem 3.1 of NTK-Attention, measured.
@@ -36,14 +33,17 @@ def command(
     inlay lab prefix --figure all
     inlay lab prefix --figure theorem-b2 --widths 64,1024 --seeds 1 --steps 5000
     """
-    names = lab_show.chosen(figure, FIGURES)
-    sizes = lab_show.sizes(widths, "--widths", "16,64,256,1024,4096")
-    from inlay.papers.ntk_attention.charts import theory as charts_prefix
+    names = choose_figures(figure, FIGURES)
+    sizes = parse_sizes(widths, "--widths", "16,64,256,1024,4096")
+    from inlay.papers.ntk_attention.charts import theory as charts
     from inlay.papers.ntk_attention.theory import lab
 
     setting = lab.Setting(sizes, seeds, steps, c)
-
-    def experiment(name: str, tick: Tick) -> Finding:
-        return lab.EXPERIMENTS[name](setting, tick)
-
-    lab_show.perform(names, experiment, charts_prefix.DRAWN, lambda name: lab.beginnings(name, setting), out, quiet)
+    perform(
+        names,
+        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
+        lambda name: lab.beginnings(name, setting),
+        charts.DRAWN,
+        out,
+        quiet,
+    )

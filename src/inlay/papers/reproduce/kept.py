@@ -147,12 +147,12 @@ def rows(paper: str, name: str, command: str) -> tuple[list[dict[str, str]], str
 
 def experiment(paper: str, name: str) -> tuple[Finding, str] | None:
     """An experiment of a paper's lab that the documentation shows, and the note about it; None where there is none."""
-    from inlay.papers import redraw
+    from inlay.papers.experiment_files import read
 
     folder = path(paper, f"lab/{name}")
     if not _there(folder / f"{name}.json"):
         return None
-    found, facts = redraw.read(folder)
+    found, facts = read(folder)
     return found, _note(folder, " ".join(facts["command"]), facts["versions"])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inlay.papers.activation_prompts.charts import column
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
@@ -37,21 +36,21 @@ def figure_3(found: Finding) -> Figure:
     facts = found.facts
     figure = charts.blank(13.0, 4.4)
     gap, error, worse = figure.subplots(1, 3)
-    sizes, m = sorted(set(column(found, "N"))), facts["m"]
+    sizes, m = sorted(set(found.column("N"))), facts["m"]
     blue, red = charts.COLOURS[:2]
 
     def means(name: str) -> list[float]:
-        return [sum(values) / len(values) for N in sizes if (values := column(found, name, N=N))]
+        return [sum(values) / len(values) for N in sizes if (values := found.column(name, N=N))]
 
     names = [f"excess error, {name}" for name in ("y*", "y_best")]
     star, best = (means(name) for name in names)
-    lead = [b - a for a, b in zip(column(found, names[0]), column(found, names[1]), strict=True)]
-    drawn = ((gap, means("gap"), column(found, "gap")), (worse, [b - a for a, b in zip(star, best, strict=True)], lead))
+    lead = [b - a for a, b in zip(found.column(names[0]), found.column(names[1]), strict=True)]
+    drawn = ((gap, means("gap"), found.column("gap")), (worse, [b - a for a, b in zip(star, best, strict=True)], lead))
     for axes, values, each in drawn:
         # In two pieces: at N = m both are 0, which a logarithmic axis cannot show.
         for side in ([N for N in sizes if m > N], [N for N in sizes if m < N]):
             axes.plot(side, [dict(zip(sizes, values, strict=True))[N] for N in side], color=blue)
-        apart = [(N, value) for N, value in zip(column(found, "N"), each, strict=True) if m != N]
+        apart = [(N, value) for N, value in zip(found.column("N"), each, strict=True) if m != N]
         axes.plot(*positive(*zip(*apart, strict=True)), "o", color=blue, alpha=0.25, ms=3)
         axes.annotate(
             "0 at N = m,\nby construction", (m, 0.02), xycoords=("data", "axes fraction"), ha="center", fontsize=8
@@ -77,14 +76,14 @@ def figure_3(found: Finding) -> Figure:
 
 def theorem_1(found: Finding) -> Figure:
     """The gap and (18), a panel an instance."""
-    names = list(dict.fromkeys(column(found, "instance")))
+    names = list(dict.fromkeys(found.column("instance")))
     figure = charts.blank(9.0, 7.0)
     panels = figure.subplots(2, 2).flatten()
     for place, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        steps = column(found, "step", instance=name)
-        measured = positive(steps, column(found, "gap", instance=name))
+        steps = found.column("step", instance=name)
+        measured = positive(steps, found.column("gap", instance=name))
         axes.plot(*measured, color=charts.COLOURS[0], label="measured")
-        bound = positive(steps, column(found, "bound (18)", instance=name))
+        bound = positive(steps, found.column("bound (18)", instance=name))
         axes.plot(*bound, "--", color=charts.COLOURS[1], label="bound (18)")
         axes.set_yscale("log")
         floor, (low, high) = found.facts["rounding"], axes.get_ylim()
@@ -102,17 +101,17 @@ def theorem_1(found: Finding) -> Figure:
 def theorem_2(found: Finding) -> Figure:
     """The error of most prompts along the descent, with epsilon and T."""
     facts = found.facts
-    names = list(dict.fromkeys(column(found, "instance")))
+    names = list(dict.fromkeys(found.column("instance")))
     figure = charts.blank(3.6 * len(names), 4.2)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     quantile = found.columns[2]
     for axes, name in zip(panels, names, strict=True):
-        steps = column(found, "step", instance=name)
+        steps = found.column("step", instance=name)
         for index, (place, label) in enumerate(((quantile, quantile), ("largest error", "the largest"))):
-            values = positive(steps, column(found, place, instance=name))
+            values = positive(steps, found.column(place, instance=name))
             axes.plot(*values, color=charts.COLOURS[index], label=label)
         axes.axhline(facts["epsilon"], color=charts.GREY, linestyle=":", label=f"epsilon = {facts['epsilon']:g}")
-        axes.axvline(column(found, "T", instance=name)[0], color=charts.COLOURS[2], linestyle="--", label="T of (21)")
+        axes.axvline(found.column("T", instance=name)[0], color=charts.COLOURS[2], linestyle="--", label="T of (21)")
         axes.set_yscale("log")
         charts.dress(axes, name, "step", r"$\|\hat y - \hat y^\star\|_2^2\,/\,2K$" if axes is panels[0] else "")
     below(figure, panels[0], 4)
@@ -124,11 +123,11 @@ def proposition_1(found: Finding) -> Figure:
     """Full rank and least singular values against H."""
     figure = charts.blank(10.0, 4.4)
     left, right = figure.subplots(1, 2)
-    for index, tokens in enumerate(dict.fromkeys(column(found, "tokens"))):
+    for index, tokens in enumerate(dict.fromkeys(found.column("tokens"))):
         style = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 5, "label": tokens}
-        heads = column(found, "H", tokens=tokens)
-        left.plot(heads, column(found, "share with full rank", tokens=tokens), **style)
-        least = column(found, "least singular value, median of starts", tokens=tokens)
+        heads = found.column("H", tokens=tokens)
+        left.plot(heads, found.column("share with full rank", tokens=tokens), **style)
+        least = found.column("least singular value, median of starts", tokens=tokens)
         right.plot(heads, [max(value, 1e-20) for value in least], **style)
     right.set_yscale("log")
     charts.dress(left, "in floating point", "heads H", r"share of the $C_k$ with full row rank")
@@ -143,7 +142,7 @@ def proposition_1(found: Finding) -> Figure:
 def language(found: Finding) -> Figure:
     """Errors of the model and of ridge regression, what its answers are near to, and the strength that matches."""
     facts = found.facts
-    kinds = list(dict.fromkeys(column(found, "tasks")))
+    kinds = list(dict.fromkeys(found.column("tasks")))
     figure = charts.blank(13.5, 8.0)
     errors = {
         "error, model": facts["model"].removeprefix("embedded:"),
@@ -157,17 +156,17 @@ def language(found: Finding) -> Figure:
         "model from the nearest label": "label of the nearest x",
     }
     for across, kind in zip(figure.subplots(len(kinds), 3, squeeze=False), kinds, strict=True):
-        sizes = column(found, "N", tasks=kind)
+        sizes = found.column("N", tasks=kind)
         for axes, names in zip(across[:2], (errors, away), strict=True):
             for index, (name, label) in enumerate(names.items()):
                 style: dict[str, Any] = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 4}
-                axes.plot(sizes, column(found, name, tasks=kind), label=label, **style)
+                axes.plot(sizes, found.column(name, tasks=kind), label=label, **style)
                 if f"{name}, low" in found.columns:
-                    band = [column(found, f"{name}, {end}", tasks=kind) for end in ("low", "high")]
+                    band = [found.column(f"{name}, {end}", tasks=kind) for end in ("low", "high")]
                     axes.fill_between(sizes, *band, color=charts.COLOURS[index], alpha=0.15, linewidth=0)
             axes.set_ylim(0, None)
         across[2].plot(
-            sizes, column(found, "matched strength", tasks=kind), "o-", color=charts.COLOURS[0], ms=4, label="matched"
+            sizes, found.column("matched strength", tasks=kind), "o-", color=charts.COLOURS[0], ms=4, label="matched"
         )
         wanted = facts["m tau"][kind]
         across[2].axhline(wanted, color=charts.COLOURS[1], linestyle="--", label=r"theory: $m\tau$")

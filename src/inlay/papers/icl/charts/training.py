@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from inlay.papers.activation_prompts.charts import column
 from inlay.papers.icl.charts import theory as charts_icl_theory
 from inlay.papers.icl.charts.theory import below, positive
 from inlay.report.charts import drawing as charts
@@ -55,7 +54,7 @@ def _sizes(found: Finding) -> str:
 
 def _length(found: Finding, printed: int) -> str:
     """How far the longest training went, where it is less far than the printed one."""
-    epochs = max(column(found, "epoch"))
+    epochs = max(found.column("epoch"))
     return f"; {epochs:.0f} of the printed {printed} epochs" if epochs < printed else ""
 
 
@@ -76,9 +75,9 @@ def run(found: Finding) -> Figure:
     """A training of one's own, from the command line."""
     figure = charts.blank(8.5, 4.4)
     axes = figure.subplots()
-    steps = column(found, "step")
+    steps = found.column("step")
     for index, (name, label) in enumerate((*LOSSES, ("gap", "training loss less its infimum"))):
-        points = positive(steps, column(found, name))
+        points = positive(steps, found.column(name))
         if points[0]:
             axes.plot(*points, color=charts.COLOURS[index], label=label)
     axes.axhline(found.facts["infimum"], color=charts.GREY, linestyle="--", label="infimum of the training loss")
@@ -90,7 +89,7 @@ def run(found: Finding) -> Figure:
 
 def figure_2a(found: Finding) -> Figure:
     """Losses of one layer against epochs and steps."""
-    from inlay.papers.icl.theory.lab_training import FIGURE_2_EPOCHS
+    from inlay.papers.icl.theory.lab.one_layer import FIGURE_2_EPOCHS
 
     figure = charts.blank(11.0, 5.0)
     batch = found.facts["batch"]
@@ -100,7 +99,7 @@ def figure_2a(found: Finding) -> Figure:
         for way, (style, words) in ways.items():
             of = {"tokens": tokens, "training": way}
             for index, (name, label) in enumerate(LOSSES):
-                points = positive(column(found, "epoch", **of), column(found, name, **of))
+                points = positive(found.column("epoch", **of), found.column(name, **of))
                 if points[0]:
                     axes.plot(*points, style, color=charts.COLOURS[index], label=label + words)
         axes.axhline(found.facts["infimum"], color=charts.GREY, linestyle="--", label="infimum of the training loss")
@@ -116,13 +115,13 @@ def figure_2a(found: Finding) -> Figure:
 
 def figure_2b(found: Finding) -> Figure:
     """Losses of four layers against epochs and steps."""
-    from inlay.papers.icl.theory.lab_training import FIGURE_2_EPOCHS
+    from inlay.papers.icl.theory.lab.one_layer import FIGURE_2_EPOCHS
 
     facts = found.facts
     figure = charts.blank(7.4, 4.8)
     axes = figure.subplots()
     for index, (name, label) in enumerate(LOSSES):
-        points = positive(column(found, "epoch"), column(found, name))
+        points = positive(found.column("epoch"), found.column(name))
         axes.plot(*points, color=charts.COLOURS[index], label=label)
     axes.axhline(facts["infimum"], color=charts.GREY, linestyle="--", label="least loss of one layer (Lemma 5)")
     axes.set_yscale("log")
@@ -136,12 +135,12 @@ def figure_2b(found: Finding) -> Figure:
 
 def figure_4(found: Finding) -> Figure:
     """The population loss and its gap for each H: both kinds of tokens, and the larger rate."""
-    from inlay.papers.icl.theory.lab_training import FIGURE_4_EPOCHS
+    from inlay.papers.icl.theory.lab.one_layer import FIGURE_4_EPOCHS
 
     facts = found.facts
     figure = charts.blank(10.5, 11.0)
-    heads = sorted(set(column(found, "H")))
-    rates = sorted(set(column(found, "rate")))
+    heads = sorted(set(found.column("H")))
+    rates = sorted(set(found.column("rate")))
     parts = [("Gaussian", rates[0], "Gaussian tokens, as printed"), ("norm 1", rates[0], "tokens of norm 1")]
     parts += [("Gaussian", rate, f"Gaussian tokens, Adam {rate:g}") for rate in rates[1:]]
     panels = figure.subplots(len(parts), 2, squeeze=False)
@@ -149,7 +148,7 @@ def figure_4(found: Finding) -> Figure:
         for axes, name in zip(across, ("loss", "gap"), strict=True):
             for colour, H in zip(_shades(len(heads)), heads, strict=True):
                 of: dict[str, Any] = {"tokens": tokens, "rate": rate, "H": H}
-                points = positive(column(found, "epoch", **of), column(found, name, **of))
+                points = positive(found.column("epoch", **of), found.column(name, **of))
                 axes.plot(*points, color=colour, linewidth=1.4, label=f"H = {H}")
             if name == "loss":
                 axes.axhline(facts["infimum"], color=charts.GREY, linestyle="--", label="infimum of the loss")
@@ -168,17 +167,17 @@ def figure_5(found: Finding) -> Figure:
     facts = found.facts
     figure = charts.blank(13.0, 4.6)
     ends, by_step, by_time = figure.subplots(1, 3, sharey=True)
-    heads = sorted(set(column(found, "H")))
+    heads = sorted(set(found.column("H")))
     for index, (name, label) in enumerate(LOSSES):
-        last = [column(found, name, H=H)[-1] for H in heads]
+        last = [found.column(name, H=H)[-1] for H in heads]
         ends.plot(heads, last, color=charts.COLOURS[index], marker=charts.MARKERS[index], ms=4, label=label)
     ends.set_xscale("log", base=2)
     ends.set_xticks(heads, list(map(str, heads)))
     ends.minorticks_off()
     for colour, H in zip(_shades(len(heads)), heads, strict=True):
-        losses = column(found, "loss", H=H)
-        by_step.plot(column(found, "epoch", H=H), losses, color=colour, linewidth=1.4, label=f"H = {H}")
-        by_time.plot(column(found, "seconds", H=H), losses, color=colour, linewidth=1.4)
+        losses = found.column("loss", H=H)
+        by_step.plot(found.column("epoch", H=H), losses, color=colour, linewidth=1.4, label=f"H = {H}")
+        by_time.plot(found.column("seconds", H=H), losses, color=colour, linewidth=1.4)
     charts.dress(ends, f"(a) losses after {facts['seconds']:g} s", "heads H", "loss")
     charts.dress(by_step, "(b) training loss by epoch", "epochs of 10,000 samples", "")
     charts.dress(by_time, "training loss by time", "seconds", "")

@@ -309,6 +309,6 @@ EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {
 }
 
 
-def beginnings(name: str) -> int:
+def beginnings(name: str, setting: Setting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     return {"lemmas-4": len(KINDS), "counterexample-a1": 1, "table-3": len(SIZES)}[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from inlay.papers.activation_prompts.charts import column
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ def _widths(axes: Axes, widths: Sequence[int], unit: str = "length of the prefix
 
 
 def _all(found: Finding, name: str) -> list[int]:
-    return sorted(set(column(found, name)))
+    return sorted(set(found.column(name)))
 
 
 def kernel(found: Finding) -> Figure:
@@ -37,19 +36,17 @@ def kernel(found: Finding) -> Figure:
     for index, name in enumerate(("printed", "true")):
         colour, marker = charts.COLOURS[index], charts.MARKERS[index]
         dots = {"color": colour, "marker": marker, "alpha": 0.7, "linestyle": "none", "ms": 5}
-        left.plot(column(found, "m"), column(found, f"{name} lambda_min"), label=f"{name}, least", **dots)
-        left.plot(column(found, "m"), column(found, f"{name} lambda_max"), label=f"{name}, largest", mfc="none", **dots)
-        middle.plot(
-            column(found, "m"), column(found, f"{name} from its limit"), label=f"{name}, from its limit", **dots
-        )
+        left.plot(found.column("m"), found.column(f"{name} lambda_min"), label=f"{name}, least", **dots)
+        left.plot(found.column("m"), found.column(f"{name} lambda_max"), label=f"{name}, largest", mfc="none", **dots)
+        middle.plot(found.column("m"), found.column(f"{name} from its limit"), label=f"{name}, from its limit", **dots)
     apart = {"color": charts.COLOURS[2], "marker": charts.MARKERS[2], "linestyle": "none", "ms": 5, "alpha": 0.7}
-    middle.plot(column(found, "m"), column(found, "apart"), label="printed from true", **apart)
+    middle.plot(found.column("m"), found.column("apart"), label="printed from true", **apart)
     gap = found.facts["limit gap"]
     middle.axhline(sum(gap) / len(gap), color=charts.COLOURS[2], linestyle=":", label="printed from true, in the limit")
     for index, name in enumerate(("C_0", "C_12")):
-        sizes = [abs(value) for value in column(found, f"{name} / (m eta lambda |F - Y|^2)")]
+        sizes = [abs(value) for value in found.column(f"{name} / (m eta lambda |F - Y|^2)")]
         right.plot(
-            column(found, "m"), sizes, charts.MARKERS[index], color=charts.COLOURS[index + 3], ms=5, label=f"|{name}|"
+            found.column("m"), sizes, charts.MARKERS[index], color=charts.COLOURS[index + 3], ms=5, label=f"|{name}|"
         )
     right.axhline(0.1, color=charts.GREY, linestyle="--", label="claimed: at most 0.1")
     for axes, title, y in (
@@ -73,15 +70,15 @@ def lemma_m6(found: Finding) -> Figure:
     axes = figure.subplots()
     widths = _all(found, "m")
     axes.plot(
-        column(found, "m"),
-        column(found, "|F(0) - Y|_F"),
+        found.column("m"),
+        found.column("|F(0) - Y|_F"),
         "o",
         color=charts.COLOURS[0],
         alpha=0.3,
         ms=4,
         label="measured",
     )
-    expected = [sum(values) / len(values) for m in widths if (values := column(found, "expected", m=m))]
+    expected = [sum(values) / len(values) for m in widths if (values := found.column("expected", m=m))]
     axes.plot(widths, expected, color=charts.COLOURS[1], label="closed form, grows as sqrt(m)")
     axes.axhline(found.facts["sqrt(n d)"], color=charts.GREY, linestyle="--", label="sqrt(n d), as the lemma has it")
     charts.dress(axes, _title("Lemma M.6: the error at the start", found), "", "|F(0) - Y|_F")
@@ -95,18 +92,18 @@ def lemma_b1(found: Finding) -> Figure:
     """Drift of the kernel against R, and how far gradient descent goes."""
     figure = charts.blank(11.0, 4.6)
     left, right = figure.subplots(1, 2)
-    widths = sorted(set(column(found, "m", where="worst")))
+    widths = sorted(set(found.column("m", where="worst")))
     for index, width in enumerate(widths):
         for where, line, mark in (("random", ":", "none"), ("worst", "-", None)):
-            radii = sorted(set(column(found, "R", where=where, m=width)))
-            drifts = [max(column(found, "|H - H*|_F", where=where, m=width, R=radius)) for radius in radii]
+            radii = sorted(set(found.column("R", where=where, m=width)))
+            drifts = [max(found.column("|H - H*|_F", where=where, m=width, R=radius)) for radius in radii]
             label = f"m = {width}, {'worst found' if where == 'worst' else 'at random'}"
             colour = charts.COLOURS[index]
             left.plot(radii, drifts, color=colour, linestyle=line, marker="o", ms=4, mfc=mark or colour, label=label)
-    bound = min(column(found, "log10 of the bound", where="worst", R=0.01))
+    bound = min(found.column("log10 of the bound", where="worst", R=0.01))
     ended = {"where": "descent"}
     left.plot(
-        column(found, "R", **ended), column(found, "|H - H*|_F", **ended), "k*", ms=7, label="after gradient descent"
+        found.column("R", **ended), found.column("|H - H*|_F", **ended), "k*", ms=7, label="after gradient descent"
     )
     left.axvline(0.01, color=charts.GREY, linestyle="--", label=f"R = 0.01; the bound there is 10^{bound:.0f}")
     left.set_xscale("log")
@@ -114,8 +111,8 @@ def lemma_b1(found: Finding) -> Figure:
     charts.dress(left, "Drift of the printed kernel", "R, the most that a column moves", "|H - H*|_F")
     for index, (name, label) in enumerate((("R", "the column that moves most"), ("middle", "the median column"))):
         right.plot(
-            column(found, "m", **ended),
-            column(found, name, **ended),
+            found.column("m", **ended),
+            found.column(name, **ended),
             charts.MARKERS[index],
             color=charts.COLOURS[index],
             label=label,
@@ -133,24 +130,24 @@ def lemma_b1(found: Finding) -> Figure:
 def theorem_b2(found: Finding) -> Figure:
     """The loss of one descent a kind of data, with the decays and the linearised losses."""
     figure = charts.blank(11.0, 4.8)
-    width = max(column(found, "m"))
+    width = max(found.column("m"))
     for axes, (inputs, words) in zip(
         figure.subplots(1, 2), (("unit", "unit inputs"), ("axes", "inputs 0.25 e_i")), strict=True
     ):
         of: dict[str, Any] = {"inputs": inputs, "m": width, "seed": 0}
-        t = column(found, "t", **of)
-        losses = column(found, "loss", **of)
+        t = found.column("t", **of)
+        losses = found.column("loss", **of)
         axes.plot(t, losses, color=charts.COLOURS[6], linewidth=2, label="measured |F(t) - Y|^2")
         for index, name in enumerate(("printed", "true")):
             colour = charts.COLOURS[index]
             axes.plot(
                 t,
-                column(found, f"decay, {name}", **of),
+                found.column(f"decay, {name}", **of),
                 "--",
                 color=colour,
                 label=f"bound, lambda of the {name} kernel",
             )
-            line = column(found, f"line, {name}", **of)
+            line = found.column(f"line, {name}", **of)
             axes.plot(t, line, ":", color=colour, label=f"linearised with the {name} kernel")
         axes.set_yscale("log")
         axes.set_ylim(max(1e-16, min(losses) / 30), 10 * max(losses))
@@ -169,11 +166,11 @@ def proposition_b3(found: Finding) -> Figure:
     widths = _all(found, "m")
     for index, width in enumerate(widths):
         colour = charts.COLOURS[index % len(charts.COLOURS)]
-        times = column(found, "T", m=width, seed=0)[1:]
-        computes = column(found, "C", m=width, seed=0)[1:]
-        losses = column(found, "L", m=width, seed=0)[1:]
+        times = found.column("T", m=width, seed=0)[1:]
+        computes = found.column("C", m=width, seed=0)[1:]
+        losses = found.column("L", m=width, seed=0)[1:]
         left.plot(computes, losses, color=colour, label=f"m = {width}")
-        left.plot(computes, column(found, "law", m=width, seed=0)[1:], ":", color=colour, linewidth=1)
+        left.plot(computes, found.column("law", m=width, seed=0)[1:], ":", color=colour, linewidth=1)
         right.plot(times, losses, color=colour, label=f"m = {width}")
     left.axvline(found.facts["budget"], color=charts.GREY, linestyle="--", linewidth=1, label="one budget")
     charts.dress(left, "At the same compute (dotted: the law)", "compute C = m d n T", "loss L")
@@ -194,7 +191,7 @@ def theorem_31(found: Finding) -> Figure:
     figure = charts.blank(12.0, 5.4)
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1))
     lengths = _all(found, "m")
-    names = list(dict.fromkeys(column(found, "map", kind="error")))
+    names = list(dict.fromkeys(found.column("map", kind="error")))
     orders = [name for name in names if name.startswith("taylor")]
     shades = colormaps["Blues"]
     others = iter(charts.COLOURS[1:])  # blue is for the Taylor orders
@@ -207,7 +204,7 @@ def theorem_31(found: Finding) -> Figure:
             colours[name] = colours[kind] = colours.get(kind) or next(others)
     lines = {"r = d": "-", "r = 2d": "--", "r = 4d": ":", "r = 16d": "--", "r = 256d": ":"}
     for name in names:
-        means = [sum(errors) / len(errors) for m in lengths if (errors := column(found, "error", map=name, m=m))]
+        means = [sum(errors) / len(errors) for m in lengths if (errors := found.column("error", map=name, m=m))]
         left.plot(lengths, means, color=colours[name], linestyle=lines.get(name.split(", ")[1], "-"), label=name)
     left.plot(lengths, [1 / m for m in lengths], color=charts.GREY, linestyle=(0, (1, 3)), label="1/m")
     left.set_yscale("log")
@@ -218,10 +215,10 @@ def theorem_31(found: Finding) -> Figure:
     _widths(left, lengths)
     left.legend(frameon=False, fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
     for index, scale in enumerate(("1/sqrt(d)", "1/d")):
-        features = column(found, "r", kind="needed", scale=scale)
+        features = found.column("r", kind="needed", scale=scale)
         marked = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 5}
         right.plot(lengths, features, label=f"Taylor features for an error of 1/m, scale {scale}", **marked)
-        for m, r, order in zip(lengths, features, column(found, "order", kind="needed", scale=scale), strict=True):
+        for m, r, order in zip(lengths, features, found.column("order", kind="needed", scale=scale), strict=True):
             right.annotate(str(order), (m, r), xytext=(4, -10), textcoords="offset points", fontsize=7)
     right.plot(lengths, lengths, color=charts.GREY, linestyle="--", label="as many as tokens")
     right.set_yscale("log")

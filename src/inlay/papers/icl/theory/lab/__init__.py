@@ -7,9 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from inlay.errors import InlayError
 from inlay.papers.findings import Claim, Finding, Tick
 from inlay.papers.icl.theory.deep import D_MODEL
-from inlay.papers.icl.theory.lab_deep import FIGURE_5_HEADS, figure_2b, figure_2b_claims, figure_5, figure_5_claims
-from inlay.papers.icl.theory.lab_theory import INSTANCES, figure_3, proposition_1, theorem_1, theorem_2
-from inlay.papers.icl.theory.lab_training import (
+from inlay.papers.icl.theory.lab.four_layers import (
+    FIGURE_5_HEADS,
+    figure_2b,
+    figure_2b_claims,
+    figure_5,
+    figure_5_claims,
+)
+from inlay.papers.icl.theory.lab.one_layer import (
     FIGURE_2A,
     FIGURE_4_HEADS,
     TOKENS,
@@ -19,6 +24,7 @@ from inlay.papers.icl.theory.lab_training import (
     figure_4_claims,
     free,
 )
+from inlay.papers.icl.theory.lab.theorems import INSTANCES, figure_3, proposition_1, theorem_1, theorem_2
 from inlay.papers.icl.theory.language import KINDS, SIZES
 from inlay.papers.icl.theory.setting import Setting, Show, reads
 

@@ -13,7 +13,7 @@ COLUMNS = ("step", "epoch", "loss", "gap", "in-domain", "out-of-domain", "second
 ROUNDING = 1e-6
 
 
-def kept_rows(trace: Trace, epoch: int, *name: str | int) -> list[Row]:
+def trace_rows(trace: Trace, epoch: int, *name: str | int) -> list[Row]:
     """A training in `COLUMNS`, after its name; `epoch` is the number of steps that see every sample once."""
     tests = [trace.inference.get(test, [None] * len(trace.steps)) for test in ("in-domain", "out-of-domain")]
     return [
@@ -22,7 +22,7 @@ def kept_rows(trace: Trace, epoch: int, *name: str | int) -> list[Row]:
     ]
 
 
-def traces(found: Finding, *keys: str) -> dict[tuple[str | int | float | None, ...], Trace]:
+def read_traces(found: Finding, *keys: str) -> dict[tuple[str | int | float | None, ...], Trace]:
     """The trainings behind the rows, by the columns `keys`; each with the tests that its rows have."""
     places = {name: place for place, name in enumerate(found.columns)}
     made: dict[tuple[str | int | float | None, ...], Trace] = {}

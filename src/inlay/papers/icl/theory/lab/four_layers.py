@@ -9,9 +9,9 @@ from dataclasses import replace
 from inlay.papers.findings import Claim, Finding, Holds, Row, Tick, verdict
 from inlay.papers.icl.theory.deep import DeepTransformer, train_deep
 from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, held_out
-from inlay.papers.icl.theory.kept import COLUMNS, kept_rows, traces
-from inlay.papers.icl.theory.lab_training import FIGURE_2_EPOCHS, figure_2_claims
+from inlay.papers.icl.theory.lab.one_layer import FIGURE_2_EPOCHS, figure_2_claims
 from inlay.papers.icl.theory.setting import Setting, Show
+from inlay.papers.icl.theory.traces import COLUMNS, read_traces, trace_rows
 
 FIGURE_2_HEADS = 8
 FIGURE_5_HEADS, FIGURE_5_SECONDS = (1, 2, 4, 8, 16, 32, 64), 100.0
@@ -49,12 +49,12 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
     epoch = math.ceil(SAMPLES / batch)
     facts = {**setting.facts("2b"), "heads": heads, "steps": trace.steps[-1], "seconds": seconds, "batch": batch}
     facts |= {"steps in an epoch": epoch, "infimum": trace.infimum, "training seconds": trace.seconds[-1]}
-    found = Finding("icl-figure-2b", COLUMNS, kept_rows(trace, epoch), [], facts)
+    found = Finding("icl-figure-2b", COLUMNS, trace_rows(trace, epoch), [], facts)
     return replace(found, claims=figure_2b_claims(found))
 
 
 def figure_2b_claims(found: Finding) -> list[Claim]:
-    (trace,) = traces(found).values()
+    (trace,) = read_traces(found).values()
     facts = found.facts
     return figure_2_claims(trace, f"four layers, batch {facts['batch']}", facts["steps in an epoch"])
 
@@ -84,7 +84,7 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
             seed=setting.seed,
             watch=watch,
         )
-        rows += kept_rows(trace, epoch, heads)
+        rows += trace_rows(trace, epoch, heads)
     facts = {**setting.facts("5"), "heads": sorted(every_heads), "seconds": seconds, "batch": batch}
     facts |= {"infimum": problem.infimum(), "steps in an epoch": epoch, "training seconds": seconds * len(every_heads)}
     found = Finding("icl-figure-5", ("H", *COLUMNS), rows, [], facts)
@@ -93,7 +93,7 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
 
 def figure_5_claims(found: Finding) -> list[Claim]:
     """What section 4 says of figure 5."""
-    runs = {int(heads): trace for (heads,), trace in traces(found, "H").items() if isinstance(heads, int)}
+    runs = {int(heads): trace for (heads,), trace in read_traces(found, "H").items() if isinstance(heads, int)}
     seconds = found.facts["seconds"]
     ends = {heads: trace.loss[-1] for heads, trace in runs.items()}
     steps = {heads: trace.steps[-1] for heads, trace in runs.items()}

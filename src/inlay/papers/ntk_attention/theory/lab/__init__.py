@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inlay.papers.findings import Finding, Tick
-from inlay.papers.ntk_attention.theory.lab_attention import PREFIXES, theorem_31
-from inlay.papers.ntk_attention.theory.lab_descent import proposition_b3, theorem_b2
-from inlay.papers.ntk_attention.theory.lab_kernel import LONGEST_FOR_ASCENT, kernel, lemma_b1, lemma_m6
+from inlay.papers.ntk_attention.theory.lab.attention import PREFIXES, theorem_31
+from inlay.papers.ntk_attention.theory.lab.descent import proposition_b3, theorem_b2
+from inlay.papers.ntk_attention.theory.lab.kernels import LONGEST_FOR_ASCENT, kernel, lemma_b1, lemma_m6
 from inlay.papers.ntk_attention.theory.setting import Setting
 
 EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {

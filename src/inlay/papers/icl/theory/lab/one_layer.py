@@ -9,10 +9,10 @@ import torch
 from inlay.papers.findings import Claim, Finding, Row, Tick, number, verdict
 from inlay.papers.icl.theory.bounds import assumptions
 from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, Watch, descend, held_out, train, usable_steps
-from inlay.papers.icl.theory.kept import COLUMNS, ROUNDING, kept_rows, rises, traces
 from inlay.papers.icl.theory.model import OneLayer
 from inlay.papers.icl.theory.problem import Problem
 from inlay.papers.icl.theory.setting import Setting, Show, likeness, span
+from inlay.papers.icl.theory.traces import COLUMNS, ROUNDING, read_traces, rises, trace_rows
 
 FIGURE_2_HEADS, FIGURE_2_EPOCHS = 64, 200
 FIGURE_4_HEADS, FIGURE_4_EPOCHS = (1, 5, 10, 20, 30, 40, 50, 150, 400), 600
@@ -53,7 +53,7 @@ def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
             tests=held_out(problem, seed=setting.seed),
             watch=_watching(show, name),
         )
-        rows += kept_rows(trace, EPOCH, tokens, way)
+        rows += trace_rows(trace, EPOCH, tokens, way)
         took += trace.seconds[-1]
     facts = {**setting.facts("2a"), "heads": heads, "steps": steps, "batch": batch, "infimum": trace.infimum}
     facts["training seconds"] = took
@@ -63,7 +63,7 @@ def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
 
 def figure_2a_claims(found: Finding) -> list[Claim]:
     """Figure 2's claims for each training but the one that shows the limit; and the limit."""
-    runs = traces(found, "tokens", "training")
+    runs = read_traces(found, "tokens", "training")
     claims: list[Claim] = []
     for (tokens, way), trace in runs.items():
         claims += figure_2_claims(trace, f"{tokens} tokens, {way}", EPOCH) if way != ONE_BATCH else []
@@ -156,7 +156,7 @@ def figure_4_claims(found: Finding) -> list[Claim]:
     """What section 4 says of figure 4. A curve has stopped where its last tenth takes off less than 1 %, unless it has
     come down to rounding."""
     facts = found.facts
-    N, rate, runs = facts["N"], facts["rate"], traces(found, "tokens", "rate", "H")
+    N, rate, runs = facts["N"], facts["rate"], read_traces(found, "tokens", "rate", "H")
     rise: dict[tuple[object, ...], float] = {}
     for row in found.rows:
         if row[7] is not None:
@@ -268,4 +268,4 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
     ]
     facts = {**setting.facts("run"), "heads": heads, "steps": trace.steps[-1], "infimum": trace.infimum, "name": name}
     facts |= {"m": problem.m, "d": problem.d, "K": problem.K, "training seconds": trace.seconds[-1]}
-    return Finding("icl-run", COLUMNS, kept_rows(trace, EPOCH), claims, facts)
+    return Finding("icl-run", COLUMNS, trace_rows(trace, EPOCH), claims, facts)

@@ -1,4 +1,4 @@
-"""What the commands of `inlay lab` share: how claims are told, lists of whole numbers, and a bar over the work."""
+"""What the commands of `inlay lab` share: options, the work under a progress bar, and how claims are printed."""
 
 from __future__ import annotations
 
@@ -17,27 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from inlay.papers.findings import Finding, Tick
+    from inlay.workflow.progress import Bar
 
 Out = Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)]
 LAB = Path("lab")
 
 
-def chosen(figure: str, figures: Sequence[str]) -> tuple[str, ...]:
+def choose_figures(figure: str, figures: Sequence[str]) -> tuple[str, ...]:
     """The experiments that `--figure` asks for."""
     if figure != "all" and figure not in figures:
         raise unknown("figure", figure, (*figures, "all"))
     return tuple(figures) if figure == "all" else (figure,)
 
 
-def tell(found: Finding, folder: Path, quiet: bool) -> None:
-    """The claims of an experiment as a table."""
-    rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
-    show.table(("claim", "measured", "holds?"), rows, title=found.name, broken=(0,), whole=(2,))
-    if not quiet:
-        show.say(f"drawn in {folder}")
-
-
-def sizes(text: str, option: str, example: str, least: int = 2) -> tuple[int, ...]:
+def parse_sizes(text: str, option: str, example: str, least: int = 2) -> tuple[int, ...]:
     """Whole numbers from '8,12,16', each once and in order."""
     try:
         found = tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
@@ -51,25 +44,38 @@ def sizes(text: str, option: str, example: str, least: int = 2) -> tuple[int, ..
 def perform(
     names: Sequence[str],
     experiment: Callable[[str, Tick], Finding],
+    ticks: Callable[[str], int],
     drawn: Mapping[str, Callable[[Finding], Figure]],
-    beginnings: Callable[[str], int],
     out: Path,
     quiet: bool,
 ) -> None:
-    """Run the experiments one after the other; draw, keep and tell each. `beginnings`: the ticks of each."""
-    from inlay.papers.activation_prompts import charts as charts_theory
+    """Run the experiments one after the other; draw, keep and print each. `ticks`: how many steps each announces."""
+    from inlay.papers.experiment_files import write
     from inlay.report.charts import drawing as charts
     from inlay.workflow.progress import Bar
 
     for name in names:
         charts.check_folder(out / name, name)
-    with Bar(sum(map(beginnings, names)), "lab", "steps", show=not quiet, lines=True) as bar:
-
-        def tick(what: str) -> None:
-            bar.begin(what)
-            bar.advance()
-
+    with Bar(sum(map(ticks, names)), "lab", "steps", show=not quiet, lines=True) as bar:
         for name in names:
-            found = experiment(name, tick)
-            charts_theory.write(found, out / name, ["inlay", *sys.argv[1:]], drawn)
-            tell(found, out / name, quiet)
+            found = experiment(name, tick_of(bar))
+            write(found, out / name, ["inlay", *sys.argv[1:]], drawn)
+            print_claims(found, out / name, quiet)
+
+
+def tick_of(bar: Bar) -> Tick:
+    """Announces a step on a bar, which moves on."""
+
+    def tick(what: str) -> None:
+        bar.begin(what)
+        bar.advance()
+
+    return tick
+
+
+def print_claims(found: Finding, folder: Path, quiet: bool) -> None:
+    """The claims of an experiment as a table."""
+    rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
+    show.table(("claim", "measured", "holds?"), rows, title=found.name, broken=(0,), whole=(2,))
+    if not quiet:
+        show.say(f"drawn in {folder}")

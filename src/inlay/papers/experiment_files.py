@@ -1,24 +1,34 @@
-"""Kept experiments of the lab, read back: to draw them again, and to read their claims again, without the work."""
+"""An experiment of the lab as files: written, read back, and drawn and judged again without the work."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.papers.findings import Claim, Finding
+from inlay.records.versions import versions
 from inlay.report.charts import drawing as charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def write(
+    found: Finding, folder: Path, command: Sequence[str], drawn: Mapping[str, Callable[[Finding], Figure]]
+) -> None:
+    """Draw an experiment, by its picture in `drawn`, and keep it with its numbers and circumstances."""
+    claims = [vars(claim) for claim in found.claims]
+    facts = {"claims": claims, "settings": found.facts, "command": list(command), "versions": versions()}
+    charts.keep(folder, found.name, drawn[found.name](found), found.columns, found.rows, facts)
+
+
 def read(folder: Path) -> tuple[Finding, dict[str, Any]]:
-    """What `charts.write` kept in a folder: the finding, and the JSON as it is."""
+    """What `write` left in a folder: the finding, and the JSON as it is."""
     name = folder.name
     try:
         facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -44,7 +54,7 @@ def _cell(text: str) -> str | int | float | None:
     return text
 
 
-def again(
+def redraw(
     folder: Path,
     drawn: Mapping[str, Callable[[Finding], Figure]],
     claims: Mapping[str, Callable[[Finding], list[Claim]]],
