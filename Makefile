@@ -35,9 +35,10 @@ lint: env  ## ruff: lint and format
 types: env  ## mypy over src
 	$(BIN)/mypy
 
-docs: env  ## Regenerate what is generated: the method tables, the method pages' headers
+docs: env  ## Regenerate what is generated: tables of methods, rooms and claims, the method pages' headers
 	$(BIN)/python scripts/document_methods.py --write
 	$(BIN)/python scripts/document_fidelity.py --write
+	$(BIN)/python scripts/document_rooms.py --write
 
 probe: env  ## Try every method on every architecture and record what works
 	$(BIN)/python scripts/probe_methods.py
@@ -45,6 +46,7 @@ probe: env  ## Try every method on every architecture and record what works
 docs-check: env
 	$(BIN)/python scripts/document_methods.py --check
 	$(BIN)/python scripts/document_fidelity.py --check
+	$(BIN)/python scripts/document_rooms.py --check
 
 test: lint types docs-check  ## Lint, types, docs, and the whole test suite
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) -m 'not slow'
