@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForS
 
 import inlay
 from inlay.methods.multi_lora.layer import MultiLoraLayer
-from inlay.methods.multi_lora.products import ConvolveFrozen, add_product, add_products
+from inlay.methods.multi_lora.products import Factors, add_products
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import draw
 from manytasks import TASKS, gradients, inputs, row, several, stir
@@ -35,107 +35,84 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeW
     rows=st.integers(1, 5),
     tokens=st.integers(1, 4),
     rank=st.integers(1, 3),
-    tasks=st.integers(1, 4),
-    fused=st.booleans(),
-    first=st.booleans(),
-    own_scales=st.booleans(),
+    one=st.booleans(),
+    kind=st.sampled_from(["whole", "fused", "first"]),
+    scale=st.sampled_from([1.0, 0.5, 16 / 3]),
+    grad=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_products_against_a_loop(
-    rows: int, tokens: int, rank: int, tasks: int, fused: bool, first: bool, own_scales: bool, seed: int
+    rows: int, tokens: int, rank: int, one: bool, kind: str, scale: float, grad: bool, seed: int
 ) -> None:
+    """`one`: the same `B` for all rows, which are then one row of tokens where the channels come last."""
     torch.manual_seed(seed)
-    parts = ((0, 2), (4, 6)) if fused else ((0, 6),)
-    width = parts[0][1]
+    parts = ((0, 2), (4, 6)) if kind == "fused" else ((0, 6),)
+    width, first = parts[0][1], kind == "first"
+    rows = 1 if one and not first else rows
     output = torch.randn(rows, tokens, 6, dtype=torch.float64)
     z = torch.randn(rows, tokens, rank * len(parts), dtype=torch.float64)
-    weights = [torch.randn(len(parts), rank, width, dtype=torch.float64) for _ in range(tasks)]
-    places = torch.randint(tasks, (rows,))
-    scales = [0.5 + i if own_scales else 2.0 for i in range(tasks)]
-    wanted = output.clone()
+    factors = [torch.randn(1 if one else rows, rank, width, dtype=torch.float64) for _ in parts]
+    wanted, size = output.clone(), output.abs()
     for i in range(rows):
-        t = 0 if tasks == 1 else int(places[i])
         for number, (begin, end) in enumerate(parts):
-            ours = z[i, :, number * rank : (number + 1) * rank]
-            wanted[i, :, begin:end] += scales[t] * ours @ weights[t][number]
-    slots = None if tasks == 1 else places
-    scale = torch.tensor(scales, dtype=torch.float64) if own_scales else scales[0]
+            ours, own = z[i, :, number * rank : (number + 1) * rank], factors[number][0 if one else i]
+            wanted[i, :, begin:end] += scale * ours @ own
+            size[i, :, begin:end] += scale * ours.abs() @ own.abs()
     turned = (output.mT.contiguous(), z.mT.contiguous()) if first else (output, z)
-    found = add_products(turned[0].clone(), turned[1], slots, scale, parts, first, weights)
+    with torch.set_grad_enabled(grad):
+        found = add_products(turned[0].clone(), turned[1], (factors, scale), parts, first=first)
+        half = add_products(
+            turned[0].bfloat16(), turned[1], ([f.bfloat16() for f in factors], scale), parts, first=first
+        )
+    found, half = found.view(turned[0].shape), half.view(turned[0].shape)
     torch.testing.assert_close(found.mT if first else found, wanted)
-
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_the_gradients_of_the_products(first: bool, tasks: int) -> None:
-    torch.manual_seed(0)
-    parts = ((0, 2), (4, 6))
-    weights = [torch.randn(2, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(tasks)]
-    output, z = (torch.randn(4, 3, width, dtype=torch.float64) for width in (6, 4))
-    turned = [(each.mT if first else each).contiguous().requires_grad_() for each in (output, z)]
-    slots = None if tasks == 1 else torch.tensor([2, 0, 2, 1])
-    scale = torch.arange(1.0, tasks + 1, dtype=torch.float64)
-
-    def run(output: Tensor, z: Tensor, *weights: Tensor) -> Tensor:
-        return add_products(output, z, slots, scale if tasks > 1 else 2.0, parts, first, weights)
-
-    assert torch.autograd.gradcheck(run, (*turned, *weights))
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    leading=st.lists(st.integers(1, 3), max_size=3),
-    rank=st.integers(1, 3),
-    width=st.integers(1, 4),
-    scale=st.sampled_from([1.0, 0.5, 16 / 3]),
-    seed=st.integers(0, 99),
-)
-def test_the_product_of_one_task_against_a_loop(
-    leading: list[int], rank: int, width: int, scale: float, seed: int
-) -> None:
-    torch.manual_seed(seed)
-    output, z = (torch.randn(*leading, n, dtype=torch.float64, requires_grad=True) for n in (width, rank))
-    weight = torch.randn(1, rank, width, dtype=torch.float64, requires_grad=True)
-    wanted = output.detach().clone()
-    for c in range(width):
-        for k in range(rank):
-            wanted[..., c] += scale * z.detach()[..., k] * weight.detach()[0, k, c]
-    torch.testing.assert_close(add_product(output, z, scale, weight), wanted)
-    assert torch.autograd.gradcheck(lambda o, z, w: add_product(o, z, scale, w), (output, z, weight))
-    half = add_product(output.detach().bfloat16(), z.detach(), scale, weight.detach())
-    size = output.detach().abs() + scale * (z.detach().abs().unsqueeze(-2) @ weight.detach()[0].abs()).squeeze(-2)
-    assert ((half.double() - wanted).abs() <= 4 * 2**-8 * size).all(), "as far as rounding each number goes"
     assert half.dtype is torch.bfloat16
+    torch.testing.assert_close((half.mT if first else half).double(), wanted, atol=0.3, rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["whole", "fused", "first"])
+@pytest.mark.parametrize("one", [True, False])
+def test_the_gradients_of_the_products(kind: str, one: bool) -> None:
+    torch.manual_seed(0)
+    parts, first = ((0, 2), (4, 6)) if kind == "fused" else ((0, 6),), kind == "first"
+    rows = 1 if one and not first else 4
+    output, z = (torch.randn(rows, 3, width, dtype=torch.float64) for width in (6, 2 * len(parts)))
+    turned = [(each.mT if first else each).contiguous().requires_grad_() for each in (output, z)]
+    shape = 1 if one else rows, 2, parts[0][1]
+    factors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in parts]
+
+    def run(output: Tensor, z: Tensor, *factors: Tensor) -> Tensor:
+        return add_products(output, z, (factors, 16 / 3), parts, first=first)
+
+    assert torch.autograd.gradcheck(run, (*turned, *factors))
 
 
 def test_the_product_of_one_task_where_rows_do_not_follow_one_another() -> None:
     torch.manual_seed(0)
     output, z = (torch.randn(3, 2, width, dtype=torch.float64).transpose(0, 1) for width in (5, 4))
     weight = torch.randn(1, 4, 5, dtype=torch.float64, requires_grad=True)
-    found = add_product(output, z, 2.0, weight)
+    factors: Factors = (weight,), 2.0
+    found = add_products(output, z, factors, ((0, 5),)).view(output.shape)
     torch.testing.assert_close(found, output + 2 * z @ weight[0])
     found.sum().backward()
     assert weight.grad is not None
     torch.testing.assert_close(weight.grad[0], 2 * z.sum((0, 1)).unsqueeze(1).expand(4, 5))
 
 
-def test_the_gradient_of_one_task_where_channels_come_first() -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_gradient_of_an_adapted_convolution(mixed: bool) -> None:
+    """Of a model that is one: by the images and by every `B`, with strides, padding and holes of unlike sizes."""
     torch.manual_seed(0)
-    shapes = ((2, 6, 5), (2, 3, 5), (1, 3, 6))
-    output, z, weight = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
-
-    def run(output: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-        return add_products(output, z, None, 2.0, ((0, 6),), True, [weight])
-
-    torch.testing.assert_close(run(output, z, weight), output + 2 * weight[0].T @ z)
-    assert torch.autograd.gradcheck(run, (output, z, weight))
-
-
-def test_the_gradient_of_a_frozen_convolution() -> None:
-    torch.manual_seed(0)
-    filters = torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    host = nn.Sequential(nn.Conv2d(3, 4, 3, stride=(2, 1), padding=(1, 0), dilation=(1, 2))).double()
+    config = {"r": 2, "target_modules": ["0"], "modules_to_save": [], "newly_initialised": []}
+    model = get_peft_model(host, inlay.MultiLoraConfig(**config), adapter_name="one")
+    model.add_adapter("two", inlay.MultiLoraConfig(**config, lora_alpha=3))
+    stir(model)
     x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: ConvolveFrozen.apply(x, filters, (2, 1), (1, 0), (1, 2)), (x,))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    names = ["two", "one"] if mixed else None
+    assert len(trained) == 2
+    assert torch.autograd.gradcheck(lambda x, *_: model(x, adapter_names=names), (x, *trained))
 
 
 # ------------------------------------------------------------------------------------------------------ whole models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import threading
 import time
@@ -14,11 +15,10 @@ import pytest
 import torch
 from peft import get_peft_model
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.rows import BACKWARD_PASSES, LOCK, Routing
+from inlay.methods.multi_lora.rows import BACKWARD_PASSES, Routing
 from manytasks import gradients, inputs, several, stir
 from zoo import tiny
 
@@ -155,6 +155,7 @@ def at_once(actions: list[Callable[[], Any]], times: int) -> list[list[Any]]:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
+    """One of them trains, and the others run the model; the banks are made anew meanwhile."""
     model, batch = several("bert")
     if checkpointing:
         model.train()
@@ -166,14 +167,20 @@ def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
     functions = [m._gradient_checkpointing_func for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
 
     def run(names: list[str] | None) -> list[Tensor]:
-        logits = model(**inputs(batch), adapter_names=names).logits
+        with torch.no_grad():
+            logits: Tensor = model(**inputs(batch), adapter_names=names).logits
+        return [logits]
+
+    def train() -> list[Tensor]:
+        logits = model(**inputs(batch), adapter_names=["sst2", "rte", "stsb"]).logits
         found = torch.autograd.grad(logits[:, :1].sum(), [*trained.values()], allow_unused=True)
         return [logits.detach(), *(each for each in found if each is not None)]
 
-    all_names = [["rte", "sst2", "rte"], None, ["sst2", "rte", "stsb"], ["stsb"] * 3]
-    wanted = [run(names) for names in all_names]
-    model.add_adapter("new", inlay.MultiLoraConfig(r=3))  # and the banks are made anew
-    for each, found in zip(wanted, at_once([partial(run, names) for names in all_names], 8), strict=True):
+    actions = [train, *(partial(run, names) for names in (["rte", "sst2", "rte"], None, ["stsb"] * 3))]
+    with ThreadPoolExecutor(1) as pool:  # a thread that has ended is in nobody's way
+        wanted = [pool.submit(act).result() for act in actions]
+    model.add_adapter("new", inlay.MultiLoraConfig(r=3))
+    for each, found in zip(wanted, at_once(actions, 8), strict=True):
         for again in found:
             assert len(again) == len(each)
             for mine, its in zip(again, each, strict=True):
@@ -185,38 +192,41 @@ def test_passes_of_several_threads_do_not_meet(checkpointing: bool) -> None:
 
 @pytest.mark.parametrize("names", [None, ["rte", "sst2", "stsb"]], ids=["one task", "mixed"])
 @pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
-def test_where_threads_share_a_model_functions_in_python_take_no_parameter(
-    family: str, names: list[str] | None
-) -> None:
-    """Taking one that is trained deadlocks now and then with what another thread does; see `no_leaves`."""
+def test_a_second_thread_that_trains_is_refused(family: str, names: list[str] | None) -> None:
+    """Also where it runs a part of the model. What runs without gradients is not training, nor is a frozen task."""
     model, batch = several(family)
     rows = {name: value[:3] for name, value in inputs(batch).items()}
-    at_once([partial(model.get_base_model().base_model, **rows)], 1)  # a part of the model is enough
-    seen, waiting, ours = set(), [model(**rows, adapter_names=names).logits.grad_fn], []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        before = [following for following, _ in node.next_functions]
-        if isinstance(node, BackwardCFunction):
-            ours.append(node)
-            assert not any(hasattr(each, "variable") for each in before), node.name()
-        waiting += before
-    assert ours or names is None
+    model(**rows, adapter_names=names)  # this thread trains
+    for call in (partial(model, **rows, adapter_names=names), partial(model.get_base_model().base_model, **rows)):
+        with pytest.raises(InlayError, match=r"one thread at a time trains a model.*torch.no_grad"):
+            at_once([call], 1)
+
+    def look() -> Tensor:
+        with torch.no_grad():
+            return model(**rows, adapter_names=names).logits
+
+    assert torch.equal(at_once([look], 1)[0][0], look())
+    model.requires_grad_(False)
+    at_once([partial(model, **rows, adapter_names=names)], 1)
 
 
-def test_a_second_thread_does_not_begin_while_the_first_counts_on_being_alone() -> None:
-    routing = Routing()
-    routing.enter()
-    second = threading.Thread(target=routing.enter)
-    with LOCK:
-        second.start()
-        second.join(0.2)
-        assert second.is_alive()
-        assert not routing.shared
-    second.join()
-    assert routing.shared
+@pytest.mark.usefixtures("often")
+def test_of_threads_that_begin_at_once_one_trains() -> None:
+    routing, begin = Routing(), threading.Barrier(4)
+
+    def claim() -> bool:
+        begin.wait()
+        try:
+            routing.refuse_second_trainer()
+        except InlayError:
+            return False
+        finally:
+            begin.wait()
+        return True
+
+    assert sorted(each[0] for each in at_once([claim] * 4, 1)) == [False, False, False, True]
+    routing.refuse_second_trainer()  # those threads have ended
+    assert copy.deepcopy(routing)._trainer is None
 
 
 @pytest.mark.usefixtures("often")

@@ -8,7 +8,7 @@ What gives a parameter other memory (`.to()`, say) takes it out; the next pass s
 
 from __future__ import annotations
 
-import math
+import threading
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-from inlay.methods.multi_lora.products import no_leaves
 
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
@@ -27,18 +25,19 @@ if TYPE_CHECKING:
 LAYERS = 16  # of a bank: what is fetched at once takes memory for each row
 WEIGHT = itemgetter("weight")
 NOBODY = 0  # the slot of rows without a task: always zero
+LOCK = threading.Lock()  # for passes of several threads, which share where the `B`s lie
 
 
-class Place(NamedTuple):
-    """Where a task is in a bank: what was seen when it was looked for, by which `stands` knows that it still is there.
+class Kept(NamedTuple):
+    """Where a task lies in a bank, and what `stands` knows it by.
 
     A parameter, or its memory, may be changed by anybody at any layer, and each is looked at in every pass. The module
     that holds it comes and goes with its task, at all layers at once: of these one is looked at.
     """
 
     slot: int
-    layer: Any
-    piece: Any
+    layer: MultiLoraLayer
+    piece: nn.Module
     numbers: list[int]  # of the layers that it adapts
     holders: list[dict[str, Any]]  # of the parameters there
     pointers: list[int]
@@ -53,7 +52,7 @@ class Place(NamedTuple):
         """Whether all of it is as it was."""
         try:
             return (
-                self.layer.pieces.get(task) is self.piece
+                self.layer.factors.get(task) is self.piece
                 and [*map(Tensor.data_ptr, map(WEIGHT, self.holders))] == self.pointers
             )
         except (KeyError, RuntimeError, TypeError):  # a parameter is gone, or is one that has no memory
@@ -71,37 +70,36 @@ class Bank:
         self.layers, self.shape = tuple(layers), tuple(shape)
         self.whole: Tensor | None = None
         self.used = 0
-        self.places: dict[str, Place] = {}
+        self.kept: dict[str, Kept] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
-        return {**self.__dict__, "whole": None, "used": 0, "places": {}}
+        return {**self.__dict__, "whole": None, "used": 0, "kept": {}}
 
     def fetch(self, rows: Rows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
 
-        `tracked`: so that autograd finds the way back to the parameters. None: the `B`s cannot be kept here, since they
-        are not ordinary parameters or belong to someone else's memory. Only for a holder of `LOCK`.
+        `tracked`: so that autograd finds the way back to the parameters. None: no task adapts any of these layers, or
+        the `B`s cannot be kept here, since they are not ordinary parameters or belong to someone else's memory.
         """
-        places = self._find(rows.tasks) or self._take_in(rows.tasks)
-        if places is None:
-            return None
-        if not tracked:
-            found, alpha = self._by_row(places, rows, dtype)
+        with LOCK:
+            tasks = self._places(rows.tasks)
+            if tasks is None or not any(tasks):
+                return None
+            if tracked:
+                weights = [weight for task in tasks if task is not None for weight in task.weights]
+                return [(own.unbind(1), 1.0) for own in _Fetch.apply(self, tasks, rows, dtype, *weights)]
+            found, alpha = self._by_row(tasks, rows, dtype)
             if self.shape[0] == 1:
                 return [((own,), alpha) for own in found.squeeze(2).unbind()]
             return [(own.unbind(1), alpha) for own in found.unbind()]
-        weights = [weight for place in places if place is not None for weight in place.weights]
-        if self.layers[0].routing.shared:  # else nobody is there to wait for
-            weights = no_leaves(weights)
-        return [(own.unbind(1), 1.0) for own in _Fetch.apply(self, places, rows, dtype, *weights)]
 
     @torch.no_grad()
-    def _by_row(self, places: Sequence[Place | None], rows: Rows, dtype: torch.dtype) -> tuple[Tensor, float]:
+    def _by_row(self, tasks: Sequence[Kept | None], rows: Rows, dtype: torch.dtype) -> tuple[Tensor, float]:
         """(layers, rows, s, r, width), and the scale of all, or 1 where it has been multiplied in."""
         assert self.whole is not None
-        slots, device = tuple(NOBODY if place is None else place.slot for place in places), self.whole.device
-        scale = self._scale(places, rows)
+        slots, device = tuple(NOBODY if task is None else task.slot for task in tasks), self.whole.device
+        scale = self._scale(tasks, rows)
         alike = isinstance(scale, float)
         if alike and self.whole.dtype == dtype:
             return self.whole.index_select(1, rows.spread(slots, device)), scale
@@ -111,91 +109,73 @@ class Bank:
             each *= scale.to(dtype)
         return each.index_select(1, rows.slots(device)), scale if alike else 1.0
 
-    def _scale(self, places: Sequence[Place | None], rows: Rows) -> Any:
+    def _scale(self, tasks: Sequence[Kept | None], rows: Rows) -> Any:
         """That of all tasks at all layers; where they differ, (layers, tasks, 1, 1, 1)."""
-        different = {place.scales for place in places if place is not None}
+        different = {task.scales for task in tasks if task is not None}
         first = next(iter(different), (1.0,))[0]
         if all(scale == first for scales in different for scale in scales):
             return first
         assert self.whole is not None
         nobody = (1.0,) * len(self.layers)
-        scales = tuple(nobody if place is None else place.scales for place in places)
+        scales = tuple(nobody if task is None else task.scales for task in tasks)
         kept = rows.kept(("scales", scales), self.whole.device, lambda: torch.tensor(scales, dtype=torch.float64).T)
         return kept[:, :, None, None, None]
 
-    def _find(self, tasks: Sequence[str]) -> list[Place | None] | None:
-        """Where each task is, None for one that adapts none of these layers; None: some are not here."""
-        found = []
-        for task in tasks:
-            place = self.places.get(task)
-            if place is None or not place.stands(task):
-                self.places.pop(task, None)
-                if any(task in layer.pieces for layer in self.layers):
-                    place = self._look_for(task)
-                    if place is None:
-                        return None
-                    self.places[task] = place
-                else:
-                    place = None
-            found.append(place)
-        return found
-
-    def _look_for(self, task: str) -> Place | None:
-        if self.whole is None:
-            return None
-        size = math.prod(self.shape) * self.whole.element_size()
-        start, a_layer = self.whole.data_ptr(), self.whole.shape[1] * size
-        pieces: list[Any] = [layer.pieces.get(task) for layer in self.layers]
-        there = [number for number, piece in enumerate(pieces) if piece is not None]
-        weights = [pieces[number]._parameters.get("weight") for number in there]
-        if not all(type(weight) is nn.Parameter for weight in weights):
-            return None
-        pointers = [weight.data_ptr() for weight in weights]
-        starts = {pointer - start - number * a_layer for pointer, number in zip(pointers, there, strict=True)}
-        (begin,) = starts if len(starts) == 1 else (-1,)
-        if not size <= begin < a_layer or begin % size:
-            return None
-        slot = begin // size
-        shown = slot % len(there)
-        number = there[shown]
-        scales = tuple((pieces[number] if piece is None else piece).scale for piece in pieces)
-        holders = [pieces[number]._parameters for number in there]
-        return Place(slot, self.layers[number], pieces[number], there, holders, pointers, scales)
-
     # ---- taking in
+
+    def _places(self, tasks: Sequence[str]) -> list[Kept | None] | None:
+        """Where each task lies, None for one that adapts none of these layers; None: some cannot be kept here."""
+        missing = [task for task in tasks if not self._stands(task)]
+        return [self.kept.get(task) for task in tasks] if not missing or self._take_in(missing) else None
+
+    def _stands(self, task: str) -> bool:
+        kept = self.kept.get(task)
+        return not any(task in layer.factors for layer in self.layers) if kept is None else kept.stands(task)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _take_in(self, tasks: Sequence[str]) -> list[Place | None] | None:
-        """Give the tasks slots; where there are none left, all tasks, in another tensor."""
-        missing = [task for task in tasks if self._find([task]) is None]
-        if self.whole is None or not self._fits(missing) or self.used + len(missing) > self.whole.shape[1]:
-            everybody = list(dict.fromkeys(name for layer in self.layers for name in layer.pieces))
-            weights = list(self._weights(everybody))
+    def _take_in(self, tasks: Sequence[str]) -> bool:
+        """Give the tasks slots; where there are none left, all tasks, in another tensor. False: they cannot be."""
+        for task in tasks:
+            if not any(task in layer.factors for layer in self.layers):  # it was deleted
+                self.kept.pop(task, None)
+        new = list(self._weights(tasks))
+        if not all(map(self._is_free, new)):
+            return False
+        whole = self.whole
+        if (
+            whole is None
+            or self.used + len(tasks) > whole.shape[1]
+            or any((weight.device, weight.dtype) != (whole.device, whole.dtype) for weight in new)
+        ):
+            tasks = list(dict.fromkeys(name for layer in self.layers for name in layer.factors))
+            weights = list(self._weights(tasks))
             if not weights or not all(map(self._is_free, weights)) or len({(w.device, w.dtype) for w in weights}) > 1:
-                return None
-            count = 1 + len(everybody) + max(4, len(everybody) // 2)
-            self.whole = weights[0].new_zeros(len(self.layers), count, *self.shape)
-            self.used, self.places, missing = 1, {}, everybody
-        for task in missing:
-            for layer, own in zip(self.layers, self.whole[:, self.used].unbind(), strict=True):
-                piece = layer.pieces.get(task)
-                if piece is not None:
-                    own.copy_(piece.weight)
-                    piece.weight.data = own
+                return False
+            count = 1 + len(tasks) + max(4, len(tasks) // 2)
+            self.whole = whole = weights[0].new_zeros(len(self.layers), count, *self.shape)
+            self.used, self.kept = 1, {}
+        for task in tasks:
+            pieces: list[Any] = [layer.factors.get(task) for layer in self.layers]
+            numbers = [number for number, piece in enumerate(pieces) if piece is not None]
+            if not numbers:
+                continue
+            own = whole[:, self.used].unbind()
+            for number in numbers:
+                own[number].copy_(pieces[number].weight)
+                pieces[number].weight.data = own[number]
+            shown = numbers[self.used % len(numbers)]
+            scales = tuple((pieces[shown] if piece is None else piece).scale for piece in pieces)
+            holders = [pieces[number]._parameters for number in numbers]
+            pointers = [own[number].data_ptr() for number in numbers]
+            self.kept[task] = Kept(self.used, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
             self.used += 1
-        return self._find(tasks)
-
-    def _fits(self, tasks: Sequence[str]) -> bool:
-        like = self.whole
-        assert like is not None
-        return all(
-            self._is_free(weight) and (weight.device, weight.dtype) == (like.device, like.dtype)
-            for weight in self._weights(tasks)
-        )
+        return True
 
     def _weights(self, tasks: Sequence[str]) -> Iterable[Any]:
-        return (layer.pieces[t]._parameters.get("weight") for layer in self.layers for t in tasks if t in layer.pieces)
+        return (
+            layer.factors[t]._parameters.get("weight") for layer in self.layers for t in tasks if t in layer.factors
+        )
 
     def _is_free(self, weight: Any) -> bool:
         """Whether a parameter may be given other memory: it has its own, or lies here. What distributes a model keeps
@@ -218,33 +198,33 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, bank: Bank, places: Sequence[Place | None], rows: Rows, dtype: torch.dtype, *weights: Tensor
+        ctx: Any, bank: Bank, tasks: Sequence[Kept | None], rows: Rows, dtype: torch.dtype, *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        found, alpha = bank._by_row(places, rows, dtype)
+        found, alpha = bank._by_row(tasks, rows, dtype)
         # Not the rows, which keep the result.
-        ctx.given = places, rows.slots(found.device), bank._scale(places, rows), weights[0].dtype
+        ctx.given = tasks, rows.slots(found.device), bank._scale(tasks, rows), weights[0].dtype
         ctx.set_materialize_grads(False)  # a layer that took no part has none
         return (found if alpha == 1 else found.mul_(alpha)).unbind()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        places, slots, scale, dtype = ctx.given
+        tasks, slots, scale, dtype = ctx.given
         there = [number for number, gradient in enumerate(gradients) if gradient is not None]
         by_task: dict[int, Sequence[Tensor]] = {}
         if there:
             by_row = torch.stack([gradients[number] for number in there]).to(dtype)
-            sums = by_row.new_zeros(len(there), len(places), *by_row.shape[2:])
+            sums = by_row.new_zeros(len(there), len(tasks), *by_row.shape[2:])
             sums.index_add_(1, slots, by_row)
             own = scale
             if isinstance(scale, Tensor):  # by numbers from the host only where it must be: a GPU would wait for them
                 own = (scale if len(there) == len(gradients) else scale[there]).to(sums.dtype)
             by_task = dict(zip(there, (each.unbind() for each in (sums * own).unbind()), strict=True))
         found = [
-            by_task[number][task] if number in by_task else None
-            for task, place in enumerate(places)
-            if place is not None
-            for number in place.numbers
+            by_task[number][place] if number in by_task else None
+            for place, task in enumerate(tasks)
+            if task is not None
+            for number in task.numbers
         ]
         wanted = ctx.needs_input_grad[4:]
         of_weights = (each if needed else None for each, needed in zip(found, wanted, strict=True))
@@ -253,14 +233,14 @@ class _Fetch(torch.autograd.Function):
 
 def put_together(layers: Iterable[MultiLoraLayer]) -> None:
     """Give layers that have no bank one, neighbours of one shape together."""
-    alike: dict[Any, list[tuple[MultiLoraLayer, torch.Size]]] = {}
-    for layer in layers:
-        weight = next((piece.weight for piece in layer.pieces.values()), None)
-        if layer.bank is None and weight is not None:
-            alike.setdefault((weight.shape, weight.device), []).append((layer, weight.shape))
-    for group in alike.values():
-        for begin in range(0, len(group), LAYERS):
-            own = [layer for layer, _ in group[begin : begin + LAYERS]]
-            bank = Bank(own, group[0][1])
-            for number, layer in enumerate(own):
-                layer.bank = (bank, number)
+    alike: dict[Any, list[MultiLoraLayer]] = {}
+    with LOCK:
+        for layer in layers:
+            weight = next((piece.weight for piece in layer.factors.values()), None)
+            if layer.bank is None and weight is not None:
+                alike.setdefault((weight.shape, weight.device), []).append(layer)
+        for (shape, _), group in alike.items():
+            for begin in range(0, len(group), LAYERS):
+                bank = Bank(group[begin : begin + LAYERS], shape)
+                for number, layer in enumerate(bank.layers):
+                    layer.bank = (bank, number)

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
-from torch.nn.functional import dropout, embedding, linear
+from torch.nn.functional import conv2d, dropout, embedding, linear
 from transformers.pytorch_utils import Conv1D
 
 from inlay.errors import InlayError
-from inlay.methods.channels import NEVER_CALLED, width_in, width_out
+from inlay.methods.channels import NEVER_CALLED, beside, width_in, width_out
 from inlay.methods.multi_lora.bank import Bank
-from inlay.methods.multi_lora.products import (
-    ConvolveFrozen,
-    Factors,
-    Fetch,
-    Parts,
-    Scale,
-    add_into,
-    add_product,
-    add_products,
-    without_autocast,
-)
+from inlay.methods.multi_lora.products import Factors, Parts, add_products, without_autocast
 from inlay.methods.multi_lora.rows import Routing, Rows
 from inlay.methods.multi_lora.shared import digest_of, draw
 from inlay.methods.multi_lora.switch import Switch
@@ -66,8 +54,7 @@ class TaskFactor(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], settings: Settings, like: Tensor) -> None:
         super().__init__()
-        dtype = like.dtype if like.is_floating_point() else torch.float32
-        self.weight = nn.Parameter(torch.zeros(shape, dtype=dtype, device=like.device), requires_grad=settings.trains)
+        self.weight = nn.Parameter(torch.zeros(shape, **beside(like)), requires_grad=settings.trains)
         self.scale = settings.alpha / settings.rank
         self.dropout = settings.dropout
 
@@ -86,7 +73,6 @@ class MultiLoraLayer(Switch, HookedLayer):
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
-        self.inlay_multi_lora_b = nn.ModuleDict()
         self.routing = Routing()
         self.shared: dict[str, Any] = {}
         self.digest = ""
@@ -95,8 +81,8 @@ class MultiLoraLayer(Switch, HookedLayer):
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
 
     @property
-    def pieces(self) -> dict[str, Any]:
-        """The tasks' factors by name: a ModuleDict's own look-ups would take longer than the products do."""
+    def factors(self) -> dict[str, Any]:
+        """The tasks' `B`s by name: a ModuleDict's own look-ups would take longer than the products do."""
         return self.inlay_multi_lora_b._modules
 
     def update_layer(self, adapter_name: str, config: Settings) -> None:
@@ -121,7 +107,6 @@ class MultiLoraLayer(Switch, HookedLayer):
         width = self.width_out // 3 if config.thirds else self.width_out
         thirds = config.thirds or (0,)
         self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
-        self.whole = len(thirds) == 1 and width == self.width_out and not self.first
         rank = config.rank * len(thirds)
         host, weight = self.host, self.host.weight
         if isinstance(host, nn.Embedding):
@@ -130,15 +115,14 @@ class MultiLoraLayer(Switch, HookedLayer):
             shape = (rank, host.in_channels, *host.kernel_size)
         else:
             shape = (rank, width_in(host))
-        dtype = weight.dtype if weight.is_floating_point() else torch.float32
         if weight.is_meta:
-            self.inlay_multi_lora_a = torch.empty(shape, dtype=dtype, device="meta")
+            self.inlay_multi_lora_a = torch.empty(shape, **beside(weight))
             return
         lookup = isinstance(host, nn.Embedding)
         with torch.device("cpu"):
             drawn = draw(shape, config.seed, config.name, config.init, lookup=lookup)
         self.digest = digest_of(drawn)
-        self.inlay_multi_lora_a = drawn.to(weight.device, dtype)
+        self.inlay_multi_lora_a = drawn.to(**beside(weight))
 
     def let_go(self) -> None:
         """Forget the `A`, which no task shares any more."""
@@ -175,7 +159,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         """Switch all tasks on or off. A merged task is taken out of the host first."""
         if not enabled and self.merged:
             self.unmerge()
-        self.switch(enabled, self.pieces.values())
+        self.switch(enabled, self.factors.values())
 
     # ---- forward
 
@@ -201,65 +185,61 @@ class MultiLoraLayer(Switch, HookedLayer):
 
     def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
         with without_autocast(output):  # precision is chosen by hand here
-            if torch.compiler.is_compiling():
-                return self._add_of(x, output, rows, None)
-            if self.training or torch.is_grad_enabled():
-                self.routing.enter()
-                return self._add_of(x, output, rows, partial(rows.factors, self) if rows.mixed else None)
-            # As most rows are ever run: only what differs from layer to layer is done here.
-            found = rows.factors(self, output.dtype) if rows.mixed else self._alone(rows.tasks[0], output)
+            if self.training:
+                x = self._dropped(x, [self.factors[task] for task in rows.tasks if task in self.factors])
+            trains = torch.is_grad_enabled() and any(
+                _weight_of(self.factors[task]).requires_grad for task in rows.tasks if task in self.factors
+            )
+            if trains and not torch.compiler.is_compiling():
+                self.routing.refuse_second_trainer()
+            found = self._of_rows(rows, output, trains) if rows.mixed else self._of_task(rows.tasks[0], output.dtype)
             if found is None:
-                return self._add_of(x, output, rows, None)
-            target, small = _by_row(output, rows, self.first), _by_row(self._project(x), rows, self.first)
-            made = add_into(target, small, *found, self.parts, self.first)
-            return made if target is output else made.view(output.shape)
+                return output
+            target, z = output, self._project(x)
+            if rows.mixed or self.first:
+                target, z = _by_row(target, rows, self.first), _by_row(z, rows, self.first)
+            made = add_products(target, z, found, self.parts, first=self.first)
+            return made if made is output else made.view(output.shape)
 
-    def _alone(self, task: str, output: Tensor) -> Factors | None:
-        """The factors of one task, for all rows."""
-        piece = self.pieces.get(task)
+    def _of_task(self, task: str, dtype: torch.dtype) -> Factors | None:
+        """The `B` of one task, for all rows; None where it does not adapt this layer."""
+        piece = self.factors.get(task)
         if piece is None:
             return None
-        factors = _weight_of(piece).to(output.dtype).unsqueeze(1)
-        return factors.expand(-1, len(output) if self.first else 1, -1, -1).unbind(), piece.scale
+        weight = _weight_of(piece).to(dtype)
+        return (weight,) if len(weight) == 1 else weight.unsqueeze(1).unbind(), piece.scale
 
-    def _add_of(self, x: Tensor, output: Tensor, rows: Rows, fetch: Fetch | None) -> Tensor:
-        """The same by the parameters of the tasks, which autograd must know of."""
-        known = self.pieces
-        pieces: list[Any] = [known.get(task) for task in rows.tasks]
+    def _of_rows(self, rows: Rows, output: Tensor, trains: bool) -> Factors | None:
+        """Each row's `B`; None where no task of theirs adapts this layer."""
+        # The rows' B's are made for many layers at once. Not where layers are recomputed, each with its own.
+        if not torch.compiler.is_compiling() and not (trains and self.routing.recomputing):
+            found = rows.factors(self, output.dtype, trains)
+            if found is not None:
+                return found
+        pieces: list[Any] = [self.factors.get(task) for task in rows.tasks]
         present = [piece for piece in pieces if piece is not None]
         if not present:
-            return output
-        z = self._project(self._dropped(x, present))
-        scale: Scale = present[0].scale
-        if self.whole and not rows.mixed and torch.is_grad_enabled():
-            return add_product(output, z, present[0].scale, _weight_of(present[0]))
+            return None
+        nothing = torch.zeros_like(present[0].weight, requires_grad=False)
+        weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
+        stacked, scale = torch.stack(weights).to(output.dtype), present[0].scale
         if any(piece.scale != scale for piece in present):
             scales = tuple(1.0 if piece is None else piece.scale for piece in pieces)
-            scale = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))
-        if len(present) == len(pieces):
-            weights = [_weight_of(piece) for piece in pieces]
-        else:
-            nothing = torch.zeros_like(present[0].weight, requires_grad=False)
-            weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
-        target, small = _by_row(output, rows, self.first), _by_row(z, rows, self.first)
-        if fetch is not None and self.whole and torch.is_grad_enabled() and not self.routing.recomputing:
-            # The rows' B's are made for many layers at once. Not where layers are recomputed, each with its own.
-            tracked = rows.factors(self, output.dtype, tracked=True)
-            if tracked is not None:
-                small = small if small.dtype == target.dtype else small.to(target.dtype)
-                return torch.baddbmm(target, small, tracked[0][0]).view(output.shape)
-        made = add_products(target, small, rows.slots(output.device), scale, self.parts, self.first, weights, fetch)
-        return made.view(output.shape)
+            own = rows.kept(scales, output.device, lambda: torch.tensor(scales, dtype=torch.float64))
+            stacked, scale = stacked * own.to(output.dtype).view(-1, 1, 1, 1), 1.0
+        slots = rows.slots(output.device)
+        assert slots is not None
+        return stacked.index_select(0, slots).unbind(1), scale
 
     def _dropped(self, x: Tensor, pieces: list[TaskFactor]) -> Tensor:
-        share = pieces[0].dropout
-        if not self.training or not any(piece.dropout for piece in pieces):
+        shares = {piece.dropout for piece in pieces}
+        if not any(shares):
             return x
-        if any(piece.dropout != share for piece in pieces):
+        if len(shares) > 1:
             raise InlayError("The tasks of one batch were given different lora_dropout: give them the same.")
         if isinstance(self.host, nn.Embedding):
             raise InlayError("lora_dropout drops numbers, and an embedding is given the ids of tokens: set it to 0.")
-        return dropout(x, share)
+        return dropout(x, shares.pop())
 
     def _project(self, x: Tensor) -> Tensor:
         """`x A`."""
@@ -272,7 +252,7 @@ class MultiLoraLayer(Switch, HookedLayer):
             found, scale = embedding(x, a), self._get_embed_scale()
             return found if scale is None else found * scale.to(found.dtype)
         if isinstance(host, nn.Conv2d):
-            return ConvolveFrozen.apply(x, a.to(x.dtype), host.stride, host.padding, host.dilation)
+            return conv2d(x, a.to(x.dtype), None, host.stride, host.padding, host.dilation)
         return linear(x, a.to(x.dtype))
 
     # ---- merging
@@ -308,28 +288,17 @@ def _weight_of(piece: nn.Module) -> Tensor:
 
 
 def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
-    """As (rows, tokens, channels), or (rows, channels, pixels); all tokens as one row where there is one task.
+    """As (rows, tokens, channels), or (rows, channels, pixels).
 
     The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
     """
-    shape = tensor.shape
-    if len(shape) == 3 and shape[0] == rows.count and rows.mixed:
-        return tensor
-    if not rows.mixed:
-        return tensor.flatten(2) if first else tensor.reshape(1, -1, tensor.shape[-1])
     count = rows.count or 1
-    counted = len(tensor) in (count, count * rows.copies)
-    if not (counted or rows.counted) or len(tensor) % count or (first and len(tensor) != count):
-        raise InlayError(
-            f"adapter_names has {count} names, and a layer was given {len(tensor)} rows that they cannot be divided "
-            "among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
-        )
-    return tensor.flatten(2) if first else tensor.reshape(count, -1, tensor.shape[-1])
-
-
-def parameters_of(routing: Routing) -> dict[str, int]:
-    """The counted parameters: `shared` are the `A`s, once for all tasks; `trained` the `B`s of all tasks."""
-    layers = [layer for layer in routing.layers.values() if layer.pieces]
-    shared = sum(layer.inlay_multi_lora_a.numel() for layer in layers)
-    trained = sum(math.prod(p.shape) for layer in layers for p in layer.inlay_multi_lora_b.parameters())
-    return {"shared": shared, "trained": trained}
+    if rows.mixed and not (tensor.ndim == 3 and len(tensor) == count):
+        counted = len(tensor) in (count, count * rows.copies)
+        if not (counted or rows.counted) or len(tensor) % count or (first and len(tensor) != count):
+            raise InlayError(
+                f"adapter_names has {count} names, and a layer was given {len(tensor)} rows that they cannot be "
+                "divided among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
+            )
+        return tensor.flatten(2) if first else tensor.reshape(count, -1, tensor.shape[-1])
+    return tensor.flatten(2) if first else tensor

@@ -27,11 +27,12 @@ from inlay.methods.mixing import BASE
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
 from inlay.methods.multi_lora.hooks import ModelHooks, base_labels, check_rows
-from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits, parameters_of
+from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits
 from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
 from inlay.methods.multi_lora.shared import checksum_of
-from inlay.methods.peft_native import defaults
 from inlay.methods.plain import INNER, plain_name, plain_parameters
+from inlay.methods.protocol import load
+from inlay.methods.registry import get
 from inlay.methods.tuner import InlayTuner
 
 
@@ -53,7 +54,8 @@ class MultiLoraModel(InlayTuner):
         if config.target_modules is not None:
             return super().hosts(config)
         try:
-            return list(defaults.lora(self.model)["target_modules"])
+            defaults: Any = get("lora").defaults
+            return list(load(defaults)(self.model)["target_modules"])
         except InlayError as error:
             raise InlayError(f"{error}\nOr name what multi-lora is to adapt: target_modules.") from error
 
@@ -166,7 +168,7 @@ class MultiLoraModel(InlayTuner):
         targets, new = config.target_modules or (), set(config.modules_to_save or ())
         if not routing.layers.keys() >= set(targets) or not routing.looked_up >= new:
             return False
-        if not all(routing.layers[target].pieces for target in targets):  # no A is left where no task is
+        if not all(routing.layers[target].factors for target in targets):  # no A is left where no task is
             return False
         settings = {target: self.settings_at(config, target) for target in targets}
         for target, each in settings.items():
@@ -251,7 +253,7 @@ class MultiLoraModel(InlayTuner):
         """Take a task out; with the last of a layer its `A` goes too, and the next task may draw another."""
         super().delete_adapter(adapter_name)
         for layer in self.routing.layers.values():
-            if not layer.pieces:
+            if not layer.factors:
                 layer.let_go()
 
     def rename_task(self, old: str, new: str) -> None:
@@ -276,7 +278,9 @@ class MultiLoraModel(InlayTuner):
 
     def counted_parameters(self) -> dict[str, int]:
         """`shared`: the `A`s, once for all tasks; `trained`: the `B`s of all tasks. Heads are not counted."""
-        return parameters_of(self.routing)
+        layers = [layer for layer in self.routing.layers.values() if layer.factors]
+        shared = sum(layer.inlay_multi_lora_a.numel() for layer in layers)
+        return {"shared": shared, "trained": sum(p.numel() for layer in layers for p in layer.pieces.parameters())}
 
     # ---- forward passes
 

@@ -1,10 +1,10 @@
 """Which rows of a batch belong to which task, and how the layers learn of it.
 
 One `Routing` belongs to a base model. During a forward pass it holds that pass's `Rows`, or nothing where all rows
-belong to the active adapter; a thread sees its own passes alone. A layer that is recomputed in the backward pass, by
-gradient checkpointing, finds the rows of the forward pass that it belongs to: each call of the model's checkpointing
-function carries its own. Whatever else recomputes layers does not, and would take the active adapter for all rows:
-`refuse_lost_rows` knows, of a backward pass, which tasks the forward passes in it had.
+belong to the active adapter; a thread sees its own passes alone, and one thread at a time trains. A layer that is
+recomputed in the backward pass, by gradient checkpointing, finds the rows of the forward pass that it belongs to: each
+call of the model's checkpointing function carries its own. Whatever else recomputes layers does not, and would take the
+active adapter for all rows: `refuse_lost_rows` knows, of a backward pass, which tasks the forward passes in it had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.mixing import check_names
-from inlay.methods.multi_lora.bank import put_together
+from inlay.methods.multi_lora.bank import LOCK, put_together
 from inlay.methods.plain import plain_modules
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
     from inlay.methods.multi_lora.products import Factors
 
-LOCK = threading.RLock()  # for what passes share: where the `B`s lie, what layers are recomputed by, who runs them
-BACKWARD_PASSES = 16  # that may be under way at once: of one within another, and of several threads
+BACKWARD_PASSES = 16  # that may be under way at once, one within another
 ROUTING = "_inlay_multi_lora_routing"
 
 
@@ -77,23 +76,21 @@ class Rows:
         """For each row the number of its task, on a device."""
         return self.kept(("rows", of_task), device, lambda: torch.tensor([of_task[i] for i in self._places or ()]))
 
-    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype, tracked: bool = False) -> Factors | None:
-        """Each row's `B` at a layer, and what the product is multiplied by; None where the `B`s cannot lie together.
+    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype, tracked: bool) -> Factors | None:
+        """Each row's `B` at a layer, and what the product is multiplied by; None where its bank does not have them.
 
         `tracked`: as autograd needs them. Of each shape those of one bank are kept: the layers ask in order, forward
         and backward.
         """
         if layer.bank is None:
-            with LOCK:
-                put_together(layer.routing.layers.values())
+            put_together(layer.routing.layers.values())
         bank, number = layer.bank or (None, 0)
         if bank is None:
             return None
         key = bank.shape, dtype, tracked
         before = self._fetched.get(key)
         if before is None or before[0] is not bank:
-            with LOCK:
-                before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
+            before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
         return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -118,8 +115,7 @@ class Routing:
 
     def __init__(self) -> None:
         self._pass = _Pass()
-        self._remembering = 0  # passes whose checkpointed layers remember their rows
-        self._functions: list[tuple[nn.Module, Any]] = []  # what those layers were recomputed by
+        self._trainer: threading.Thread | None = None  # that runs the model with gradients
         self.layers: dict[str, MultiLoraLayer] = {}  # by the plain name of their host
         self.heads: dict[str, TaskHead] = {}  # by their plain name
         self.handles: list[Any] = []  # of the hooks on the base model
@@ -129,7 +125,6 @@ class Routing:
         self.taken: frozenset[str] | None = None  # names that no task can have; None: not looked up
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
         self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
-        self._threads: set[int] = set()  # that have run the model with gradients
 
     @classmethod
     def of(cls, model: nn.Module) -> Routing:
@@ -143,27 +138,29 @@ class Routing:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has been run by nobody."""
-        return {**self.__dict__, "_threads": set()}
-
-    def enter(self) -> None:
-        """This thread is about to use the tasks' parameters, so that autograd knows of it.
-
-        A thread that was not known waits for a fetch that was begun on the understanding that there is no other.
-        """
-        own = threading.get_ident()
-        if own not in self._threads:
-            with LOCK:
-                self._threads.add(own)
-
-    @property
-    def shared(self) -> bool:
-        """Whether several threads have run the model with gradients, ever; a no holds for as long as one has `LOCK`."""
-        return len(self._threads) > 1
+        return {**self.__dict__, "_trainer": None}
 
     @property
     def rows(self) -> Rows | None:
         """Those of the forward pass that this thread is in."""
         return self._pass.rows
+
+    def refuse_second_trainer(self) -> None:
+        """An error where two threads run the model with gradients: torch may then wait for itself, for ever.
+
+        What is recomputed in a backward pass is computed by a thread of torch's own.
+        """
+        own = threading.current_thread()
+        if self._trainer is own or torch._C._current_graph_task_id() >= 0:
+            return
+        with LOCK:
+            if self._trainer is not None and self._trainer.is_alive():
+                raise InlayError(
+                    f"Two threads run this model with gradients, {self._trainer.name!r} and {own.name!r}: one thread "
+                    "at a time trains a model. Run this pass under torch.no_grad(), train a copy of the model, or let "
+                    "the other thread end first."
+                )
+            self._trainer = own
 
     @contextmanager
     def forward(self, rows: Rows | None) -> Iterator[None]:
@@ -178,27 +175,16 @@ class Routing:
     @contextmanager
     def remembering(self, rows: Rows | None) -> Iterator[None]:
         """One forward pass whose checkpointed layers will find its rows again when they are recomputed."""
-        if not self.recomputing:
-            with self.forward(rows):
-                yield
-            return
-        with LOCK:
-            if not self._remembering:
-                layers = [module for module in self.checkpointed if module.gradient_checkpointing]
-                self._functions = [(module, module._gradient_checkpointing_func) for module in layers]
-                for module, function in self._functions:
-                    module._gradient_checkpointing_func = self._carrying(function)
-            self._remembering += 1
+        layers = [module for module in self.checkpointed if torch.is_grad_enabled() and module.gradient_checkpointing]
+        functions = [module._gradient_checkpointing_func for module in layers]
         try:
+            for module, function in zip(layers, functions, strict=True):
+                module._gradient_checkpointing_func = self._carrying(function)
             with self.forward(rows):
                 yield
         finally:
-            with LOCK:
-                self._remembering -= 1
-                if not self._remembering:
-                    for module, function in self._functions:
-                        module._gradient_checkpointing_func = function
-                    self._functions = []
+            for module, function in zip(layers, functions, strict=True):
+                module._gradient_checkpointing_func = function
 
     @property
     def recomputing(self) -> bool:
@@ -240,7 +226,7 @@ class Routing:
             return
         acts = layer.running()
         for tasks in tuple(passes):  # a backward pass on several devices adds to them meanwhile
-            if [task for task in tasks if task in layer.pieces] != acts or (len(tasks) > 1 and tasks != tuple(acts)):
+            if [task for task in tasks if task in layer.factors] != acts or (len(tasks) > 1 and tasks != tuple(acts)):
                 raise InlayError(
                     f"A layer is recomputed in the backward pass and no longer knows which rows belong to which task: "
                     f"there were {', '.join(tasks) or 'none'}, and now {', '.join(acts) or 'none'} would act on all. "
