@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from inlay.cli import show
 from inlay.cli.grid import NARROWEST, lay_out
 from inlay.console import visible
+from inlay.papers.commands.blocks import in_blocks
 from pseudo_terminal import SETTINGS, attached
 
 ALPHABET = ["a", "wort", "linear-probe", "0.3267", "runs/digits-vit-s0", "漢字", "e\u0301", "x" * 70, "95\u00a0%", ""]
@@ -55,7 +56,7 @@ def test_headers_and_cells_may_be_empty(columns: tuple[str, ...], rows: int) -> 
         for cell in ("", "0.5"):
             with attached(setting) as (out, err):
                 show.table(columns, [[cell] * len(columns)] * rows, right=(1,), cut=(0,))
-                show.in_blocks(columns, [[cell] * len(columns)] * rows, names=1)
+                in_blocks(columns, [[cell] * len(columns)] * rows, names=1)
             assert out.text
             assert err.text == ""
 

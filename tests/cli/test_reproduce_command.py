@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inlay.cli import show
 from inlay.papers.commands import reproduce as reproduce_command
+from inlay.papers.commands.blocks import in_blocks
 from inlay.papers.reproduce import catalogue
 
 
@@ -48,7 +48,7 @@ def test_a_wide_table_comes_in_blocks_of_whole_numbers(
     cells = [f"{number}1.75 ± 0.79" for number in range(9) for _ in range(2)]
     rows = [["ViT", "AP", *cells, "-"], ["ViT", "VP", *["-"] * 18, "7.5"]]
     on_terminal(monkeypatch, 80)
-    show.in_blocks(head, rows, names=2, pairs=True)
+    in_blocks(head, rows, names=2, pairs=True)
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert max(map(len, printed.splitlines())) <= 80
     for number in range(9):

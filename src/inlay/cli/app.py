@@ -53,22 +53,15 @@ def root(
     """Options of every command."""
 
 
-app.command("tune")(tune.command)
-app.command("compare")(compare.command)
-app.command("sweep")(sweep.command)
-app.command("predict")(predict.command)
-app.command("evaluate")(evaluate.command)
-app.command("compress")(compress.command)
 # Nothing of the core imports the papers: their commands are found by name.
-app.command("reproduce")(importlib.import_module("inlay.papers.commands.reproduce").command)
-app.command("export")(export.command)
-app.command("report")(report.command)
-app.command("serve")(serve.command)
-app.command("methods")(methods.command)
-app.command("tasks")(tasks.command)
-app.command("models")(models.command)
-for name, command in importlib.import_module("inlay.papers.commands.explain").COMMANDS.items():
+reproduce, figures, lab = (
+    importlib.import_module(f"inlay.papers.commands.{name}") for name in ("reproduce", "explain", "lab")
+)
+listed = (tune, compare, sweep, predict, evaluate, compress, reproduce, export, report, serve, methods, tasks, models)
+for module in listed:
+    app.command(module.__name__.rpartition(".")[2])(module.command)
+for name, command in figures.COMMANDS.items():
     explain.app.command(name)(command)
 app.add_typer(explain.app, name="explain")
-app.add_typer(importlib.import_module("inlay.papers.commands.lab").app, name="lab")
+app.add_typer(lab.app, name="lab")
 app.add_typer(runs.app, name="runs")

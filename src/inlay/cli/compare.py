@@ -12,84 +12,48 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.cli.explain.commands import names_in, numbers_in
 from inlay.errors import unknown
 
 if TYPE_CHECKING:
+    from inlay.engines import Engine
     from inlay.workflow.comparison import Comparison
+    from inlay.workflow.planning import Planned
 
-SOME_FAILED = 1
-WHERE = "Where it runs"
 REPORT = "report.html"
 FULL = "full"
 
-Shots = Annotated[
-    str | None,
-    typer.Option(
-        "--shots",
-        help="Train on this many examples, drawn evenly over classes; several numbers, parted by commas, make a table "
-        "each, and full is all of them, as in 64,256,full.",
-        rich_help_panel=o.DATA,
-    ),
-]
-Rates = Annotated[
-    str,
-    typer.Option(
-        help="default: each method's own rate. grid: each method's own grid; or numbers for all, as in 1e-3,3e-3. Of "
-        "several, each method's best on held-out training data counts.",
-        rich_help_panel=o.TRAINING,
-    ),
-]
-Baseline = Annotated[
-    str | None, typer.Option(help="A method to test the others against, paired by seed.", rich_help_panel=o.OUTPUT)
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(help="Begin nothing after this long, and stop what runs; the same command goes on.", min=0),
-]
-Retry = Annotated[bool, typer.Option("--retry-failed", help="Try runs again that are on record as failed.")]
-EngineName = Annotated[
-    str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster.", rich_help_panel=WHERE)
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Runs at a time on this machine; they share its cores.", min=1, rich_help_panel=WHERE)
-]
-Cpus = Annotated[float | None, typer.Option(help="Cores of each run.", rich_help_panel=WHERE)]
-Gpus = Annotated[
-    float | None,
-    typer.Option(help="GPUs of each run: 1, a part of one to share it, or 0 for none.", rich_help_panel=WHERE),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(help="A Ray cluster: host:port, or auto for this machine's. Default: one of its own.",
-                 rich_help_panel=WHERE),
-]  # fmt: skip
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check what was asked, print the runs, and stop.")]
-Plot = Annotated[Path | None, typer.Option(help="Also draw the result here (.png, .svg or .pdf).")]
 
-
-@partial(o.takes_spec, without=("shots",))
+@partial(o.takes_spec, without=("shots",), engine=o.ENGINE, pace=o.PACE)
 def command(
     model: o.Model,
     methods: Annotated[
-        str, typer.Option(help="Methods, parted by commas (see `inlay methods`); or all that fit: all.")
+        str, typer.Option(help="Methods, separated by commas (see `inlay methods`); or all that fit: all.")
     ],
     fields: dict[str, Any],
-    seeds: Annotated[
-        int, typer.Option(min=1, max=o.MOST_SEEDS, help="Runs of each method, with the seeds 0, 1, ...")
-    ] = 3,
-    shots_: Shots = None,
-    learning_rates: Rates = "default",
-    baseline: Baseline = None,
-    minutes: Minutes = None,
-    retry_failed: Retry = False,
-    engine_: EngineName = "local",
-    workers: Workers = None,
-    cpus: Cpus = None,
-    gpus: Gpus = None,
-    address: Address = None,
-    dry_run: DryRun = False,
-    plot: Plot = None,
+    engine: dict[str, Any],
+    pace: dict[str, Any],
+    seeds: o.Seeds = 3,
+    shots_: Annotated[
+        str | None,
+        typer.Option(
+            "--shots",
+            help="Train on this many examples, drawn evenly over classes; several numbers, separated by commas, make a "
+            "table each, and full is all of them, as in 64,256,full.",
+            rich_help_panel=o.DATA,
+        ),
+    ] = None,
+    learning_rates: Annotated[
+        str,
+        typer.Option(
+            help="default: each method's own learning rate. grid: each method's own grid; or numbers for all, as in "
+            "1e-3,3e-3. Of several, each method's best on the validation set counts.",
+            rich_help_panel=o.TRAINING,
+        ),
+    ] = "default",
+    baseline: Annotated[
+        str | None, typer.Option(help="A method to test the others against, paired by seed.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the result here (.png, .svg or .pdf).")] = None,
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
@@ -113,38 +77,55 @@ def command(
     from inlay import engines
     from inlay.records.spec import Spec
     from inlay.report.charts import drawing as charts
-    from inlay.workflow.compare import carry_out
-    from inlay.workflow.planning import check_baseline, plan
+    from inlay.workflow.planning import plan
 
     if plot is not None:
         charts.check_format(plot)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = o.names_in(methods)
     spec = Spec(model=model, method=names[0] if names else "", **fields)
     sizes = [None] if shots_ is None else sizes_in(shots_)
-    rates = learning_rates if learning_rates.isalpha() else numbers_in(learning_rates, "--learning-rates")
-    say = show.nothing if quiet else show.say
-    asked = engines.make(engine_, workers=workers, cpus=cpus, gpus=gpus, address=address)
-    plans = [plan(spec, names, seeds, shots=sizes, rates=rates, say=say)]
+    rates = learning_rates if learning_rates.isalpha() else o.numbers_in(learning_rates, "--learning-rates")
+    asked = engines.make(engine.pop("engine") or "local", **engine)
+    plans = [plan(spec, names, seeds, shots=sizes, rates=rates, say=show.nothing if quiet else show.say)]
+    perform(plans, asked, out, baseline, pace=pace, quiet=quiet, plot=plot)
+
+
+def perform(
+    plans: Sequence[Planned],
+    engine: Engine,
+    out: Path,
+    baseline: str | None,
+    *,
+    pace: dict[str, Any],
+    quiet: bool,
+    plot: Path | None = None,
+) -> None:
+    """Make the planned runs, or only list them; then say what came out."""
+    from inlay.workflow.compare import carry_out
+    from inlay.workflow.planning import check_baseline
+
     check_baseline(baseline, plans)
-    if dry_run:
+    if pace.pop("dry_run"):
         show.plan(plans)
         return
     if not quiet:
-        show.left_out(plans[0].left_out)
-    with asked as engine:
-        found = carry_out(plans, out, engine, minutes=minutes, retry_failed=retry_failed, progress=not quiet, say=say)
+        for planned in plans:
+            show.left_out(planned.left_out)
+    say = show.nothing if quiet else show.say
+    with o.resumable(), engine as ready:
+        found = carry_out(plans, out, ready, progress=not quiet, say=say, **pace)
     conclude(found, out, baseline=baseline, plot=plot, quiet=quiet)
 
 
 def sizes_in(text: str) -> list[int | None]:
-    """Sizes of the training set, parted by commas; `full` (None) is all of it."""
-    parts = names_in(text)
+    """Sizes of the training set, separated by commas; `full` (None) is all of it."""
+    parts = o.names_in(text)
     numbers = [part for part in parts if part != FULL]
     for word in (part for part in numbers if part.isalpha()):
         hint = f"Or give whole numbers, as in --shots 64,256,full; given was {text!r}."
         raise unknown("size", word, (FULL,), hint)
     if numbers or not parts:
-        numbers_in(",".join(numbers), "--shots", whole=True)
+        o.numbers_in(",".join(numbers), "--shots", whole=True)
     return [None if part == FULL else int(part) for part in parts]
 
 
@@ -175,4 +156,4 @@ def conclude(
     if not quiet:
         show.say(f"written: {', '.join(map(str, written))}")
     if any(each.failures or each.unfinished or not each.complete for each in found):
-        raise typer.Exit(SOME_FAILED)
+        raise typer.Exit(o.SOME_FAILED)

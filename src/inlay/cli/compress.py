@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from inlay.workflow.compress import Compression
 
 
+@o.takes(fields={name: o.SPEC[name] for name in ("precision", "set_", "layers", "revision", "trust_remote_code")})
 def command(
     model: o.Model,
     out: Annotated[Path, typer.Option(help="A new folder for the adapter.", rich_help_panel=o.OUTPUT)],
+    fields: dict[str, Any],
     prompt: Annotated[Path | None, typer.Option(help="A text file with the prompt.")] = None,
     prefix_adapter: Annotated[
         Path | None,
@@ -55,12 +57,7 @@ def command(
             rich_help_panel=o.TRAINING,
         ),
     ] = 3e-3,
-    precision: o.Precision = "auto",
-    set_: o.Set = None,
-    layers: o.Layers = None,
-    seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
-    revision: o.Revision = None,
-    trust_remote_code: o.Trust = False,
+    seed: o.Seed = 0,
     quiet: o.Quiet = False,
 ) -> None:
     """Compress a prompt into an NTK-Attention adapter: the model then behaves as if the prompt stood before every text.
@@ -87,11 +84,9 @@ def command(
         texts=count,
         length=length,
         seed=seed,
-        precision=precision,
         distil=distil,
-        settings=o.settings(set_, layers),
-        revision=revision,
-        trust_remote_code=trust_remote_code,
+        settings=o.settings(fields.pop("set_"), fields.pop("layers")),
+        **fields,
     )
     try:
         found = compress(

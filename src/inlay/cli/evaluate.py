@@ -20,7 +20,7 @@ def command(
         str | None, typer.Option(help="Column with the label. Default: the one of training, or the only likely one.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the result as JSON, too.")] = None,
-    model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
+    model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:

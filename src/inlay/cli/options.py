@@ -1,11 +1,14 @@
-"""The options that several commands share: the same words mean the same everywhere."""
+"""The options that several commands share, each declared once: the same words mean the same everywhere."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Collection, Iterator
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,242 +17,180 @@ import typer
 from inlay.cli import show
 from inlay.errors import InlayError
 from inlay.records.spec import MOST_SEEDS as MOST_SEEDS
+from inlay.records.spec import Spec
 
 INTERRUPTED = 130
-DATA, TRAINING, OUTPUT = "What to learn from", "How to train", "Where it goes"
+SOME_FAILED = 1
+DATA, TRAINING, OUTPUT, WHERE = "What to learn from", "How to train", "Where it goes", "Where it runs"
 
 Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).")]
-Task = Annotated[str | None, typer.Option(help="A named task (see `inlay tasks`).", rich_help_panel=DATA)]
-Tasks = Annotated[
-    str | None,
-    typer.Option(
-        help="Several named tasks for one run in mixed batches, as in rte,sst2 (method multi-lora).",
-        rich_help_panel=DATA,
-    ),
-]
-Sampling = Annotated[
-    str,
-    typer.Option(
-        help="How often each of several tasks has a row: proportional (to its data), temperature or uniform.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        help="With --sampling temperature: rows to the power of 1 over this; 1 is proportional, more is more even.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(help="Your own data: a CSV, TSV, JSONL or Parquet file, or a folder of images.", rich_help_panel=DATA),
-]
-Text = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
-        rich_help_panel=DATA,
-    ),
-]
-Label = Annotated[
-    str | None,
-    typer.Option(
-        help="Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in --text "
-        "after one blank.",
-        rich_help_panel=DATA,
-    ),
-]
-Image = Annotated[str | None, typer.Option(help="Column with the paths of images.", rich_help_panel=DATA)]
-Kind = Annotated[
-    str | None, typer.Option(help="Kind of task, where it cannot be told from the data.", rich_help_panel=DATA)
-]
-Template = Annotated[
-    str | None,
-    typer.Option(help="How the fields become one text, e.g. '{premise} {hypothesis}'.", rich_help_panel=DATA),
-]
-TestData = Annotated[str | None, typer.Option(help="Your own test data, where it is apart.", rich_help_panel=DATA)]
+MovedModel = Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")]
+Method = Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")]
+Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
+Seeds = Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each setting, with the seeds 0, 1, ...")]
 DataDir = Annotated[str | None, typer.Option(help="Folder with local copies of named tasks.", rich_help_panel=DATA)]
-Shots = Annotated[
-    int | None,
-    typer.Option(help="Train on this many examples, drawn evenly over classes.", rich_help_panel=DATA),
-]
-Protocol = Annotated[str | None, typer.Option(help="A published protocol, e.g. vtab-1k.", rich_help_panel=DATA)]
-Epochs = Annotated[
-    float | None,
-    typer.Option(
-        help="Passes over the training data. Default: 3; to train on 512 examples at most, with no --batch-size "
-        "or --max-steps either, 30.",
-        rich_help_panel=TRAINING,
-    ),
-]
-MaxSteps = Annotated[int | None, typer.Option(help="Stop after this many updates.", rich_help_panel=TRAINING)]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Examples per update. Default: 32, or 8 where so few are trained on that 30 epochs are the default.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Accumulation = Annotated[
-    int,
-    typer.Option(
-        "--gradient-accumulation", help="Parts a batch is computed in, to save memory.", rich_help_panel=TRAINING
-    ),
-]
-Rate = Annotated[
-    float | None, typer.Option("--learning-rate", "--lr", help="Default: the method's own.", rich_help_panel=TRAINING)
-]
-Decay = Annotated[float, typer.Option(help="Weight decay.", rich_help_panel=TRAINING)]
-Warmup = Annotated[
-    float, typer.Option(help="Share of the updates over which the rate rises.", rich_help_panel=TRAINING)
-]
-Schedule = Annotated[str, typer.Option(help="linear, cosine or constant.", rich_help_panel=TRAINING)]
-Clip = Annotated[float, typer.Option(help="Largest norm of a gradient; longer ones are cut.", rich_help_panel=TRAINING)]
-Patience = Annotated[
-    int | None,
-    typer.Option("--early-stopping", help="Stop after this many evaluations without gain.", rich_help_panel=TRAINING),
-]
-Evaluations = Annotated[
-    int | None,
-    typer.Option(
-        help="Evaluations on held-out data during training. Not given: one an epoch; without --early-stopping at most "
-        "10, and so few that no more examples are evaluated than trained on.",
-        rich_help_panel=TRAINING,
-    ),
-]
-MaxLength = Annotated[int | None, typer.Option(help="Longest text, in tokens.", rich_help_panel=TRAINING)]
-Pooling = Annotated[
-    str,
-    typer.Option(
-        help="What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own (what "
-        "its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
-        rich_help_panel=TRAINING,
-    ),
-]
-GroupByLength = Annotated[
-    bool,
-    typer.Option(
-        "--group-by-length",
-        help="Train on batches of texts that are about equally long: less padding, another order.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Precision = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=TRAINING)]
-Checkpointing = Annotated[
-    bool, typer.Option("--gradient-checkpointing", help="Trade time for memory.", rich_help_panel=TRAINING)
-]
-TrunkCache = Annotated[
-    str,
-    typer.Option(
-        help="Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an error "
-        "where it cannot be) or off.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Augment = Annotated[
-    str | None,
-    typer.Option(
-        help="Change the training pictures a little in every epoch: flip (left to right), crop (a random part), or "
-        "crop-flip.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting of the method, e.g. --set r=16. May be repeated.", rich_help_panel=TRAINING),
-]
-Layers = Annotated[
-    str | None,
-    typer.Option(
-        help="Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
-        "method's own choice.",
-        rich_help_panel=TRAINING,
-    ),
-]
-Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.", rich_help_panel=DATA)]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model. Only if you have read it.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder of runs.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result, no progress.", rich_help_panel=OUTPUT)]
 
-# The options that make a spec, but for the method and the seed: name, type, default.
-SPEC: dict[str, tuple[Any, Any]] = {
-    "task": (Task, None),
-    "tasks": (Tasks, None),
-    "data": (Data, None),
-    "text": (Text, None),
-    "label": (Label, None),
-    "image": (Image, None),
-    "kind": (Kind, None),
-    "template": (Template, None),
-    "test_data": (TestData, None),
-    "data_dir": (DataDir, None),
-    "shots": (Shots, None),
-    "protocol": (Protocol, None),
-    "revision": (Revision, None),
-    "epochs": (Epochs, None),
-    "max_steps": (MaxSteps, None),
-    "batch_size": (BatchSize, None),
-    "gradient_accumulation": (Accumulation, 1),
-    "learning_rate": (Rate, None),
-    "weight_decay": (Decay, 0.0),
-    "warmup": (Warmup, 0.06),
-    "schedule": (Schedule, "linear"),
-    "clip": (Clip, 1.0),
-    "early_stopping": (Patience, None),
-    "evaluations": (Evaluations, None),
-    "max_length": (MaxLength, None),
-    "pooling": (Pooling, "auto"),
-    "group_by_length": (GroupByLength, False),
-    "precision": (Precision, "auto"),
-    "gradient_checkpointing": (Checkpointing, False),
-    "trunk_cache": (TrunkCache, "auto"),
-    "sampling": (Sampling, "proportional"),
-    "temperature": (Temperature, 1.0),
-    "augment": (Augment, None),
-    "layers": (Layers, None),
-    "set_": (Set, None),
-    "trust_remote_code": (Trust, False),
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a group: its help, the panel it is listed in, and its type, default and flags."""
+
+    help: str
+    panel: str | None = None
+    kind: Any = str | None
+    default: Any = None
+    flags: tuple[str, ...] = ()
+    least: float | None = None
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        """As a parameter of a command."""
+        flags = self.flags or ((f"--{name.replace('_', '-')}",) if self.kind is bool else ())
+        option = typer.Option(*flags, help=self.help, rich_help_panel=self.panel, min=self.least)
+        annotated: Any = Annotated
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=annotated[self.kind, option]
+        )
+
+
+# What the options say that make a spec, by the panel they are listed in. A field's type and default are the spec's.
+HELPS: dict[str | None, dict[str, str]] = {
+    DATA: {
+        "task": "A named task (see `inlay tasks`).",
+        "tasks": "Several named tasks for one run in mixed batches, as in rte,sst2 (method multi-lora).",
+        "data": "Your own data: a CSV, TSV, JSONL or Parquet file, or a folder of images.",
+        "text": "Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
+        "label": "Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in "
+        "--text after one blank.",
+        "image": "Column with the paths of images.",
+        "kind": "Kind of task, where the data do not show it.",
+        "template": "How the fields become one text, e.g. '{premise} {hypothesis}'.",
+        "test_data": "Your own test data, if they are in a file or folder of their own.",
+        "data_dir": "Folder with local copies of named tasks.",
+        "shots": "Train on this many examples, drawn evenly over classes.",
+        "protocol": "A published protocol, e.g. vtab-1k.",
+        "revision": "Branch, tag or commit of a hub model.",
+    },
+    TRAINING: {
+        "epochs": "Passes over the training data. Default: 3; with at most 512 training examples, and neither "
+        "--batch-size nor --max-steps given, 30.",
+        "max_steps": "Stop after this many updates.",
+        "batch_size": "Examples per update. Default: 32; 8 where 30 epochs are the default.",
+        "gradient_accumulation": "Parts a batch is computed in, to save memory.",
+        "learning_rate": "Default: the method's own.",
+        "weight_decay": "Weight decay.",
+        "warmup": "Share of the updates over which the learning rate rises.",
+        "schedule": "Schedule of the learning rate: linear, cosine or constant.",
+        "clip": "Largest norm of a gradient; longer ones are clipped.",
+        "early_stopping": "Stop after this many evaluations without improvement.",
+        "evaluations": "Evaluations on the validation split during training. Default: one an epoch; without "
+        "--early-stopping at most 10, and so few that no more examples are evaluated than trained on.",
+        "max_length": "Longest text, in tokens.",
+        "pooling": "What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own "
+        "(what its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
+        "group_by_length": "Train on batches of texts of about equal length: less padding, another order.",
+        "precision": "auto, float32, bfloat16 or float16.",
+        "gradient_checkpointing": "Use less memory and more time: activations are computed again.",
+        "trunk_cache": "Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an "
+        "error where it cannot be) or off.",
+        "sampling": "How often each of several tasks has a row: proportional (to its data), temperature or uniform.",
+        "temperature": "With --sampling temperature: rows to the power of 1 over this; 1 is proportional, more is more "
+        "even.",
+        "augment": "Change the training images a little in every epoch: flip (left to right), crop (a random part), or "
+        "crop-flip.",
+        "layers": "Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
+        "method's own choice.",
+        "set_": "A setting of the method, e.g. --set r=16. May be repeated.",
+    },
+    None: {"trust_remote_code": "Run code that comes with the model. Only if you have read it."},
+}
+TYPED = {"text": list[str] | None, "tasks": str | None, "layers": str | None, "set_": list[str] | None}  # unlike a spec
+FLAGS = {"learning_rate": ("--learning-rate", "--lr"), "set_": ("--set",)}
+
+
+def _spec_options() -> dict[str, Option]:
+    hints, defaults = typing.get_type_hints(Spec), {field.name: field.default for field in dataclasses.fields(Spec)}
+    return {
+        name: Option(help, panel, TYPED[name], flags=FLAGS.get(name, ()))
+        if name in TYPED
+        else Option(help, panel, hints[name], defaults[name], FLAGS.get(name, ()))
+        for panel, helps in HELPS.items()
+        for name, help in helps.items()
+    }
+
+
+# The options that make a spec, but for the model, the method and the seed.
+SPEC = _spec_options()
+JOINT = ("tasks", "sampling", "temperature")  # offered by the commands that train several tasks in one run
+# Where runs are made: what `engines.make` takes.
+ENGINE: dict[str, Option] = {
+    "engine": Option("local (the default): this machine; ray: a Ray cluster.", WHERE),
+    "workers": Option("Runs at a time on this machine; they share its cores.", WHERE, int | None, least=1),
+    "cpus": Option("Cores of each run.", WHERE, float | None),
+    "gpus": Option("GPUs of each run: 1, a part of one to share it, or 0 for none.", WHERE, float | None),
+    "address": Option("A Ray cluster: host:port, or auto for this machine's. Default: one of its own.", WHERE),
+}
+# How many runs are carried out.
+PACE: dict[str, Option] = {
+    "minutes": Option(
+        "Begin nothing after this long, and stop what runs; the same command goes on.", None, float | None, least=0
+    ),
+    "retry_failed": Option("Try runs again that are on record as failed.", None, bool, False),
+    "dry_run": Option("Check what was asked, print the runs, and stop.", None, bool, False),
 }
 
 
-JOINT = ("tasks", "sampling", "temperature")  # offered by the commands that train several tasks in one run
+def takes(**groups: Mapping[str, Option]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command groups of options; it receives each group as one argument, a dictionary of this name."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        listed: list[inspect.Parameter] = []
+        for name, own in inspect.signature(command, eval_str=True).parameters.items():
+            if name in groups:
+                listed += [option.parameter(each) for each, option in groups[name].items()]
+            else:
+                listed.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        def with_options(**given: Any) -> None:
+            command(**{group: {name: given.pop(name) for name in groups[group]} for group in groups}, **given)
+
+        with_options.__doc__ = command.__doc__
+        with_options.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+        with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
+        return with_options
+
+    return decorate
 
 
 def takes_spec(
-    command: Callable[..., None], without: Collection[str] = (), *, joint: bool = False
+    command: Callable[..., None],
+    without: Collection[str] = (),
+    *,
+    joint: bool = False,
+    **groups: Mapping[str, Option],
 ) -> Callable[..., None]:
-    """Give a command the options that make a spec; it receives them together, as its argument `fields`.
+    """Give a command the options that make a spec; it receives them as its argument `fields`, ready for `Spec`.
 
     Those named in `without` are not offered, and keep their defaults; those for several tasks only if it is `joint`.
     """
     without = {*without, *(() if joint else JOINT)}
-    own = inspect.signature(command, eval_str=True).parameters
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in SPEC.items()
-        if name not in without
-    ]
-    before = [parameter for name, parameter in own.items() if name != "fields" and parameter.default is parameter.empty]
-    after = [
-        parameter for name, parameter in own.items() if name != "fields" and parameter.default is not parameter.empty
-    ]
-    listed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*before, *shared, *after)]
 
-    def with_options(**given: Any) -> None:
-        fields = {name: given.pop(name, default) for name, (_, default) in SPEC.items()}
+    def with_fields(fields: dict[str, Any], **given: Any) -> None:
+        fields = {name: fields.get(name, option.default) for name, option in SPEC.items()}
         fields["text"] = tuple(fields["text"] or ())
-        fields["tasks"] = tuple(name.strip() for name in (fields["tasks"] or "").split(",") if name.strip())
+        fields["tasks"] = tuple(names_in(fields["tasks"] or ""))
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         with resumable():
             command(fields=fields, **given)
 
-    with_options.__doc__ = command.__doc__
-    with_options.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in listed}
-    return with_options
+    with_fields.__doc__ = command.__doc__
+    with_fields.__signature__ = inspect.signature(command, eval_str=True)  # type: ignore[attr-defined]
+    offered = {name: option for name, option in SPEC.items() if name not in without}
+    return takes(fields=offered, **groups)(with_fields)
 
 
 @contextmanager
@@ -288,3 +229,20 @@ def layers(chosen: str) -> dict[str, list[int]]:
     if not all(part.isdecimal() for part in parts):
         raise InlayError(f"--layers takes numbers counted from 1, as in 3 or 1,3,5, or auto; got {chosen!r}.")
     return {"layers": sorted({int(part) for part in parts})}
+
+
+def names_in(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def numbers_in(text: str, option: str, *, whole: bool = False) -> list[float]:
+    """Numbers separated by commas, all greater than 0."""
+    try:
+        numbers = [float(int(part)) if whole else float(part) for part in names_in(text)]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(number > 0 for number in numbers):
+        kind = "whole numbers" if whole else "numbers"
+        raise InlayError(f"{option} takes {kind} greater than 0, separated by commas, as in 50,100; got {text!r}.")
+    return numbers

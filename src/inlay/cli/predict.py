@@ -29,7 +29,7 @@ def command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="The probabilities of all classes too, by name.")
     ] = False,
-    model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
+    model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:

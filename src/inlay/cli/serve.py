@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,7 +12,31 @@ from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError
 
+# The settings of a service, each an option of the same name; times are in milliseconds or seconds, sizes in MiB.
+SERVICE = {
+    "host": o.Option("The address to listen on; others than loopback need a token.", None, str, "127.0.0.1"),
+    "port": o.Option("The port; 0 takes any that is free.", None, int, 8000),
+    "max_batch": o.Option("The most rows in one pass of the model.", None, int, 64),
+    "max_wait": o.Option("The longest a row waits for others, in milliseconds.", None, float, 5.0),
+    "max_queue": o.Option("The most rows that wait; one more is answered with 503.", None, int, 1024),
+    "max_body": o.Option("The largest request, in MiB; a larger one gets 413.", None, float, 4.0),
+    "max_characters": o.Option(
+        "The longest text. Default: 100 for each token that the task reads, 20000 at least.", None, int | None
+    ),
+    "max_pixels": o.Option("The largest image; a larger one gets 413.", None, int, 25_000_000),
+    "max_connections": o.Option("The most connections; one more is closed with 503.", None, int, 1024),
+    "max_per_client": o.Option("The most connections of one address. Default: half of all.", None, int | None),
+    "timeout": o.Option("Seconds after which a row is given up, with 504.", None, float, 30.0),
+    "read_timeout": o.Option(
+        "Seconds within which a request must have arrived; a slower one gets 408.", None, float, 30.0
+    ),
+    "add_from": o.Option(
+        "Tasks may be added from below this folder. Default: the run's folder of runs.", None, Path | None
+    ),
+}
 
+
+@o.takes(given=SERVICE)
 def command(
     adapter: Annotated[
         Path,
@@ -20,37 +44,14 @@ def command(
             "--adapter", "--run", help="A run's folder, or a folder of several tasks (`inlay export --to tasks`)."
         ),
     ],
+    given: dict[str, Any],
     tasks: Annotated[str | None, typer.Option(help="Serve only these, as in rte,sst2. Default: all.")] = None,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; others than loopback need a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8000,
     token: Annotated[str | None, typer.Option(hidden=True)] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(help="A file with the token that clients must send. Default: INLAY_TOKEN in the environment."),
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="The most rows in one pass of the model.")] = 64,
-    max_wait: Annotated[float, typer.Option(help="The longest a row waits for others, in milliseconds.")] = 5.0,
-    max_queue: Annotated[int, typer.Option(help="The most rows that wait; one more is answered with 503.")] = 1024,
-    max_body: Annotated[float, typer.Option(help="The largest request, in MiB; a larger one gets 413.")] = 4.0,
-    max_characters: Annotated[
-        int | None,
-        typer.Option(help="The longest text. Default: 100 for each token that the task reads, 20000 at least."),
-    ] = None,
-    max_pixels: Annotated[int, typer.Option(help="The largest picture; a larger one gets 413.")] = 25_000_000,
-    max_connections: Annotated[int, typer.Option(help="The most connections; one more is closed with 503.")] = 1024,
-    max_per_client: Annotated[
-        int | None, typer.Option(help="The most connections of one address. Default: half of all.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a row is given up, with 504.")] = 30.0,
-    read_timeout: Annotated[
-        float, typer.Option(help="Seconds within which a request must have arrived; a slower one gets 408.")
-    ] = 30.0,
-    add_from: Annotated[
-        Path | None, typer.Option(help="Tasks may be added from below this folder. Default: the run's folder of runs.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")] = None,
+    model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
 ) -> None:
     """Serve the tasks of an adapter folder, or a run, over HTTP: rows of different tasks in one pass.
@@ -60,7 +61,7 @@ def command(
     curl localhost:8000/predict --json '{"task": "rte", "sentence1": "A dog runs.", "sentence2": "A dog moves."}'
 
     \b
-    POST   /predict       one request, or a list of them; a picture goes into "image", in base64
+    POST   /predict       one request, or a list of them; an image goes into "image", in base64
     GET    /tasks         what is served, and which fields each task reads
     POST   /tasks         {"task": "sst2", "adapter": "<run>"}: load one more
     DELETE /tasks/sst2    serve it no longer (its files stay)
@@ -72,23 +73,9 @@ def command(
     from inlay.serve.running import serve
     from inlay.serve.settings import Settings
 
-    settings = Settings(
-        host=host,
-        port=port,
-        token=_token(token, token_file),
-        max_batch=max_batch,
-        max_wait=max_wait / 1e3,
-        max_queue=max_queue,
-        max_body=max_body * 2**20,
-        max_characters=max_characters,
-        max_pixels=max_pixels,
-        max_connections=max_connections,
-        max_per_client=max_per_client,
-        timeout=timeout,
-        read_timeout=read_timeout,
-        add_from=add_from,
-    )
-    only = [name.strip() for name in tasks.split(",")] if tasks else None
+    given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
+    settings = Settings(token=_token(token, token_file), **given)
+    only = o.names_in(tasks) if tasks else None
     serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
 
 

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import compare as c
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.cli.compare import perform
 
 
+@o.takes(engine=o.ENGINE, pace=o.PACE)
 def command(
     file: Annotated[Path, typer.Argument(help="The sweep, as YAML.", show_default=False)],
-    engine: Annotated[
-        str | None, typer.Option(help="local: this machine; ray: a Ray cluster.", rich_help_panel=c.WHERE)
-    ] = None,
-    workers: c.Workers = None,
-    cpus: c.Cpus = None,
-    gpus: c.Gpus = None,
-    address: c.Address = None,
-    minutes: c.Minutes = None,
-    retry_failed: c.Retry = False,
-    dry_run: c.DryRun = False,
+    engine: dict[str, Any],
+    pace: dict[str, Any],
     out: Annotated[Path | None, typer.Option(help="Folder of runs. Default: the file's, or runs.")] = None,
     quiet: o.Quiet = False,
 ) -> None:
@@ -49,34 +42,15 @@ def command(
     inlay sweep sweep.yaml --engine ray --address auto
     """
     from inlay import engines
-    from inlay.workflow.compare import carry_out
-    from inlay.workflow.planning import check_baseline
     from inlay.workflow.sweep import read
 
     made = read(file)
-    say = show.nothing if quiet else show.say
-    place = out or Path(made.out)
-    given = {"name": engine, "workers": workers, "cpus": cpus, "gpus": gpus, "address": address}
     # What the file says of an engine is for that one: workers mean nothing to a cluster, an address nothing here.
-    same = engine in (None, made.engine.get("name", "local"))
+    name = engine.pop("engine")
+    same = name in (None, made.engine.get("name", "local"))
+    given = {"name": name, **engine}
     asked = {**(made.engine if same else {}), **{key: value for key, value in given.items() if value is not None}}
     chosen = engines.make(asked.pop("name", "local"), **asked)
-    plans = made.plan(say)
-    check_baseline(made.baseline, plans)
-    if dry_run:
-        show.plan(plans)
-        return
-    if not quiet:
-        for planned in plans:
-            show.left_out(planned.left_out)
-    with o.resumable(), chosen as ready:
-        found = carry_out(
-            plans,
-            place,
-            ready,
-            minutes=made.minutes if minutes is None else minutes,
-            retry_failed=retry_failed,
-            progress=not quiet,
-            say=say,
-        )
-    c.conclude(found, place, baseline=made.baseline, quiet=quiet)
+    pace["minutes"] = made.minutes if pace["minutes"] is None else pace["minutes"]
+    plans = made.plan(show.nothing if quiet else show.say)
+    perform(plans, chosen, out or Path(made.out), made.baseline, pace=pace, quiet=quiet)

@@ -15,9 +15,9 @@ from inlay.cli import show
 @partial(o.takes_spec, joint=True)
 def command(
     model: o.Model,
-    method: Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")],
+    method: o.Method,
     fields: dict[str, Any],
-    seed: Annotated[int, typer.Option(help="Decides everything that is random.")] = 0,
+    seed: o.Seed = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from inlay.workflow.explain.explanation import Explanation
     from inlay.workflow.explain.runs import Curves, Point
 
-SOME_FAILED = 1
 app = typer.Typer(
     help="Show why a model or a method behaves as it does. Each command draws a picture (PNG and SVG) and keeps its "
     "numbers (CSV) and circumstances (JSON) beside it.",
@@ -30,31 +29,18 @@ app = typer.Typer(
 
 Folder = Annotated[
     Path,
-    typer.Option(help="Where the pictures go, a folder each: OUT/<what>-<task>-<model>.", rich_help_panel=o.OUTPUT),
+    typer.Option(help="Where the figures go, a folder each: OUT/<what>-<task>-<model>.", rich_help_panel=o.OUTPUT),
 ]
 Runs = Annotated[Path, typer.Option(help="Folder of runs: made there, or found there.", rich_help_panel=o.OUTPUT)]
-Seeds = Annotated[int, typer.Option(min=1, max=o.MOST_SEEDS, help="Runs of each setting, with the seeds 0, 1, ...")]
 Split = Annotated[str, typer.Option(help="Which rows to look at: train, validation or test.", rich_help_panel=o.DATA)]
 Adapter = Annotated[str | None, typer.Option(help="A finished run: look at the model as that run left it.")]
 Seed = Annotated[int, typer.Option(help="Decides which examples are drawn.")]
 
-# What only training needs; a command that only looks does not offer it.
-TRAINING_ONLY = (
-    "shots",
-    "epochs",
-    "max_steps",
-    "gradient_accumulation",
-    "learning_rate",
-    "weight_decay",
-    "warmup",
-    "schedule",
-    "clip",
-    "early_stopping",
-    "evaluations",
-    "gradient_checkpointing",
-    "layers",
-    "set_",
-)
+# A command that only looks at a model does not offer what only training needs.
+TRAINING_ONLY = [
+    *("shots", "epochs", "max_steps", "gradient_accumulation", "learning_rate", "weight_decay", "warmup", "schedule"),
+    *("clip", "early_stopping", "evaluations", "gradient_checkpointing", "layers", "set_"),
+]
 looks = partial(o.takes_spec, without=TRAINING_ONLY)
 
 
@@ -65,16 +51,16 @@ def layers(
     method: Annotated[str, typer.Option(help="A method that can be put at one layer, such as activation-prompt.")],
     fields: dict[str, Any],
     baselines: Annotated[
-        str, typer.Option(help="Methods drawn as lines across, parted by commas; '' for none.")
+        str, typer.Option(help="Methods drawn as lines across, separated by commas; '' for none.")
     ] = "linear-probe",
     rates: Annotated[
         str | None,
         typer.Option(
-            help="Learning rates, parted by commas, of which each layer gets its best by validation (tried with seed "
-            "0). Default: one rate for all layers."
+            help="Learning rates, separated by commas; each layer gets its best on validation (tried with seed 0). "
+            "Default: one for all layers."
         ),
     ] = None,
-    seeds: Seeds = 3,
+    seeds: o.Seeds = 3,
     runs: Runs = Path("runs"),
     out: Folder = Path("explain"),
     quiet: o.Quiet = False,
@@ -102,8 +88,8 @@ def layers(
     work = partial(
         explain_runs.layers,
         layers=fields["settings"].pop("layers", None),
-        baselines=names_in(baselines),
-        rates=None if rates is None else numbers_in(rates, "--rates"),
+        baselines=o.names_in(baselines),
+        rates=None if rates is None else o.numbers_in(rates, "--rates"),
         seeds=seeds,
         out=runs,
     )
@@ -114,10 +100,10 @@ def layers(
 @o.takes_spec
 def samples(
     model: o.Model,
-    methods: Annotated[str, typer.Option(help="Methods, parted by commas: a curve each.")],
-    sizes: Annotated[str, typer.Option(help="Numbers of training examples, parted by commas, as in 50,100,200.")],
+    methods: Annotated[str, typer.Option(help="Methods, separated by commas: a curve each.")],
+    sizes: Annotated[str, typer.Option(help="Numbers of training examples, separated by commas, as in 50,100,200.")],
     fields: dict[str, Any],
-    seeds: Seeds = 3,
+    seeds: o.Seeds = 3,
     runs: Runs = Path("runs"),
     out: Folder = Path("explain"),
     quiet: o.Quiet = False,
@@ -137,11 +123,11 @@ def samples(
 
     if fields["shots"] is not None:
         raise InlayError(f"--shots {fields['shots']} and --sizes {sizes} both say how many examples: give --sizes.")
-    wanted = names_in(methods)
+    wanted = o.names_in(methods)
     work = partial(
         explain_runs.samples,
         methods=wanted,
-        sizes=[int(number) for number in numbers_in(sizes, "--sizes", whole=True)],
+        sizes=[int(number) for number in o.numbers_in(sizes, "--sizes", whole=True)],
         layers=fields["settings"].pop("layers", None),
         seeds=seeds,
         out=runs,
@@ -156,9 +142,9 @@ def prompt_norm(
     method: Annotated[str, typer.Option(help="A method that trains a prompt, such as activation-prompt.")],
     fields: dict[str, Any],
     rates: Annotated[
-        str | None, typer.Option(help="Learning rates, parted by commas. Default: those the method suggests.")
+        str | None, typer.Option(help="Learning rates, separated by commas. Default: those the method suggests.")
     ] = None,
-    seeds: Seeds = 3,
+    seeds: o.Seeds = 3,
     runs: Runs = Path("runs"),
     out: Folder = Path("explain"),
     quiet: o.Quiet = False,
@@ -177,7 +163,7 @@ def prompt_norm(
     work = partial(
         explain_runs.prompt_norm,
         layers=fields["settings"].pop("layers", None),
-        rates=None if rates is None else numbers_in(rates, "--rates"),
+        rates=None if rates is None else o.numbers_in(rates, "--rates"),
         seeds=seeds,
         out=runs,
     )
@@ -305,29 +291,12 @@ def carry_out(
     for which, why in failures.items():
         show.say(f"failed: {which}: {why}")
     if failures:
-        raise typer.Exit(SOME_FAILED)
+        raise typer.Exit(o.SOME_FAILED)
 
 
 def run_name(adapter: str | None) -> str:
     """A run's name as part of a folder's."""
     return "" if adapter is None else Path(adapter).name
-
-
-def names_in(text: str) -> list[str]:
-    """Names parted by commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def numbers_in(text: str, option: str, *, whole: bool = False) -> list[float]:
-    """Numbers parted by commas, all greater than 0."""
-    try:
-        numbers = [float(int(part)) if whole else float(part) for part in names_in(text)]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(number > 0 for number in numbers):
-        kind = "whole numbers" if whole else "numbers"
-        raise InlayError(f"{option} takes {kind} greater than 0, parted by commas, as in 50,100; got {text!r}.")
-    return numbers
 
 
 def sweep_table(found: Curves) -> None:

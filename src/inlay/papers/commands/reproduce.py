@@ -11,6 +11,7 @@ import typer
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError, first_line
+from inlay.papers.commands.blocks import in_blocks
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.perform import Outcome
@@ -129,7 +130,7 @@ def tell(outcome: Outcome) -> None:
     head, rows = outcome.beside()
     if rows:
         show.say(outcome.heading)
-        show.in_blocks(head, rows, names=1 + (head[0] == "panel"), pairs=True)
+        in_blocks(head, rows, names=1 + (head[0] == "panel"), pairs=True)
     for note in outcome.notes:
         show.say(f"note: {note}")
     claims = [

@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
-from inlay.cli.explain.commands import Folder, carry_out, names_in
+from inlay.cli.explain.commands import Folder, carry_out
 
 Store = Annotated[Path, typer.Option(help="Folder of runs.", rich_help_panel=o.OUTPUT)]
 
@@ -47,7 +47,7 @@ def information(
     from inlay.papers.infoprompt.explain.information import information, prompted
     from inlay.records.store import Store as Runs
 
-    names = [name for given in runs for name in names_in(given)]
+    names = [name for given in runs for name in o.names_in(given)]
     spec = prompted(Runs(store).get(names[0])).spec
     work = partial(
         information,
