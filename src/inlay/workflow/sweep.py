@@ -13,11 +13,13 @@
     out: runs/sweep
     engine: {name: local, workers: 2}         # or {name: ray, address: auto, cpus: 1, gpus: 0.5}
 
-A key that is none of these is an error with the nearest one that is; so is a value of the wrong kind.
+Every model with every task is a comparison. A list among the tasks, as in [[rte, sst2], mrpc], is one comparison whose
+runs train those tasks together. An unknown key, or a value of the wrong kind, is an error with what would do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import types
@@ -30,15 +32,16 @@ from typing import Any
 from inlay.engines import ENGINES
 from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.spec import Spec
+from inlay.workflow.notes import Say
 from inlay.workflow.planning import ALL, DEFAULT, GRID, Planned, Rates, plan
-from inlay.workflow.tune import DEFAULT_OUT, Say
+from inlay.workflow.tune import DEFAULT_OUT
 
 Check = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as it was written: what to compare, and where. Every model with every task is a comparison."""
+    """A sweep as it was written: what to compare, and where. Each of `specs` is a comparison."""
 
     specs: tuple[Spec, ...]
     methods: tuple[str, ...]
@@ -109,56 +112,26 @@ def _unique_keys() -> Any:
 # ------------------------------------------------------------------------------------------------------ the schema
 
 
-class _Wrong(Exception):
+class _WrongValue(Exception):
     """A value of the wrong kind; says what would do."""
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise _Wrong("give a text")
-    return value
+def _kind(kind: type, what: str) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind) or value == "":
+            raise _WrongValue(f"give {what}")
+        return value
+
+    return check
 
 
-def _number(value: Any) -> float:
-    # YAML reads 1e-3 as a text: it wants 1.0e-3.
-    try:
-        if not isinstance(value, bool) and math.isfinite(number := float(value)):
-            return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise _Wrong("give a number")
-
-
-def _positive(value: Any) -> float:
-    if (number := _number(value)) <= 0:
-        raise _Wrong("give a number greater than 0")
-    return number
-
-
-def _whole(value: Any) -> int:
-    number = _number(value)
-    if number != int(number):
-        raise _Wrong("give a whole number")
-    return int(number)
-
-
-def _at_least_one(value: Any) -> int:
-    if (number := _whole(value)) < 1:
-        raise _Wrong("give 1 or more")
-    return number
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _Wrong("give true or false")
-    return value
-
-
-def _one_of(*allowed: str) -> Check:
-    def check(value: Any) -> str:
-        if value not in allowed:
-            raise _Wrong(f"give one of {', '.join(allowed)}")
-        return str(value)
+def _number(what: str, fits: Callable[[float], bool] = lambda number: True, kind: type = float) -> Check:
+    def check(value: Any) -> Any:
+        # YAML reads 1e-3 as a text: it wants 1.0e-3.
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, bool) and math.isfinite(number := float(value)) and fits(number):
+                return kind(number)
+        raise _WrongValue(f"give {what}")
 
     return check
 
@@ -169,49 +142,70 @@ def _list(each: Check, what: str) -> Check:
     def check(value: Any) -> tuple[Any, ...]:
         try:
             found = tuple(each(one) for one in (value if isinstance(value, list) else [value]))
-        except _Wrong:
+        except _WrongValue:
             found = ()
         if not found or len(set(found)) < len(found):
-            raise _Wrong(f"give {what}, each once")
+            raise _WrongValue(f"give {what}, each once")
         return found
 
     return check
 
 
+TEXT, FLAG, NUMBER = _kind(str, "a text"), _kind(bool, "true or false"), _number("a number")
+POSITIVE = _number("a number greater than 0", lambda number: number > 0)
+WHOLE = _number("a whole number", float.is_integer, int)
+COUNT = _number("1 or more", lambda number: number.is_integer() and number >= 1, int)
+NAMES = _list(TEXT, "a name or a list of names")
+
+
 def _seeds(value: Any) -> int | tuple[int, ...]:
-    found = _list(_whole, "a number of seeds, or a list of seeds")(value)
-    if isinstance(value, list):
-        return found
-    return _at_least_one(value)
+    found = _list(WHOLE, "a number of seeds, or a list of seeds")(value)
+    return found if isinstance(value, list) else COUNT(value)
+
+
+def _tasks(value: Any) -> tuple[str | tuple[str, ...], ...]:
+    """Names of tasks; a list among them is of tasks that are trained together."""
+
+    def each(one: Any) -> str | tuple[str, ...]:
+        return NAMES(one) if isinstance(one, list) else TEXT(one)
+
+    return _list(each, "a name or a list of names")(value)
 
 
 def _rates(value: Any) -> Rates:
     if value in (DEFAULT, GRID):
         return str(value)
-    return list(_list(_number, f"{DEFAULT}, {GRID}, or numbers")(value))
+    return list(_list(NUMBER, f"{DEFAULT}, {GRID}, or numbers")(value))
 
 
 def _settings(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
-        raise _Wrong("give settings by method, as in {lora: {r: 16}}")
+        raise _WrongValue("give settings by method, as in {lora: {r: 16}}")
     return value
 
 
-def _section(schema: Mapping[str, Check]) -> Check:
-    def check(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _Wrong(f"give keys and values; the keys are {', '.join(schema)}")
-        return _checked(value, schema)
-
-    return check
+def _engine(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _WrongValue(f"give keys and values; the keys are {', '.join(ENGINE)}")
+    return _checked(value, ENGINE)
 
 
-_BY_TYPE: dict[Any, Check] = {str: _text, int: _whole, float: _number, bool: _flag}
+def _engine_name(value: Any) -> str:
+    if value not in ENGINES:
+        raise _WrongValue(f"give one of {', '.join(ENGINES)}")
+    return str(value)
+
+
+ENGINE: dict[str, Check] = {
+    "name": _engine_name,
+    "workers": COUNT,
+    "cpus": POSITIVE,
+    "gpus": NUMBER,
+    "address": TEXT,
+}
+_BY_TYPE: dict[Any, Check] = {str: TEXT, int: WHOLE, float: NUMBER, bool: FLAG}
 # Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
-_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "sampling", "temperature", "text"}
-_NOT_HERE |= {"trust_remote_code"}
-_NAMES = _list(_text, "a name or a list of names")
-ENGINE = {"name": _one_of(*ENGINES), "workers": _at_least_one, "cpus": _positive, "gpus": _number, "address": _text}
+_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "text", "trust_remote_code"}
 
 
 def _of_spec() -> dict[str, Check]:
@@ -228,20 +222,20 @@ def _of_spec() -> dict[str, Check]:
 def schema() -> dict[str, Check]:
     """Every key of a sweep, and what checks its value."""
     return {
-        "model": _text,
-        "models": _NAMES,
-        "task": _text,
-        "tasks": _NAMES,
-        "text": _NAMES,
-        "methods": _NAMES,
+        "model": TEXT,
+        "models": NAMES,
+        "task": TEXT,
+        "tasks": _tasks,
+        "text": NAMES,
+        "methods": NAMES,
         "seeds": _seeds,
-        "shots": _list(_whole, "a number of examples, or a list of them"),
+        "shots": _list(WHOLE, "a number of examples, or a list of them"),
         "learning_rates": _rates,
-        "baseline": _text,
+        "baseline": TEXT,
         "settings": _settings,
-        "minutes": _positive,
-        "out": _text,
-        "engine": _section(ENGINE),
+        "minutes": POSITIVE,
+        "out": TEXT,
+        "engine": _engine,
         **_of_spec(),
     }
 
@@ -253,12 +247,12 @@ def _checked(data: Mapping[Any, Any], known: Mapping[str, Check]) -> dict[str, A
             raise unknown("key", str(key), known)
         try:
             found[key] = known[key](value)
-        except _Wrong as wrong:
+        except _WrongValue as wrong:
             raise InlayError(f"{key}: {value!r} will not do: {wrong}.") from None
     return found
 
 
-def _either(found: dict[str, Any], one: str, several: str) -> tuple[str, ...]:
+def _either(found: dict[str, Any], one: str, several: str) -> tuple[Any, ...]:
     if one in found and several in found:
         raise InlayError(f"{one} and {several} contradict each other: give one of them.")
     return (found[one],) if one in found else found.get(several, ())
@@ -276,15 +270,15 @@ def _sweep(data: Mapping[Any, Any]) -> Sweep:
     if baseline is not None and methods != (ALL,) and baseline not in methods:
         raise InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}.")
     fields = {name: found[name] for name in (*_of_spec(), "text") if name in found}
+
+    def spec(model: str, task: str | tuple[str, ...] | None) -> Spec:
+        several = {"tasks": task} if isinstance(task, tuple) else {"task": task}
+        return Spec(model=model, method="", **several, **fields)
+
+    kept = {"seeds", "shots", "baseline", "settings", "minutes", "out", "engine"} & found.keys()
     return Sweep(
-        specs=tuple(Spec(model=model, method="", task=task, **fields) for model in models for task in tasks or (None,)),
+        specs=tuple(spec(model, task) for model in models for task in tasks or (None,)),
         methods=methods,
-        seeds=found.get("seeds", 3),
-        shots=found.get("shots", (None,)),
         rates=found.get("learning_rates", DEFAULT),
-        baseline=baseline,
-        settings=found.get("settings", {}),
-        minutes=found.get("minutes"),
-        out=found.get("out", DEFAULT_OUT),
-        engine=found.get("engine", {}),
+        **{name: found[name] for name in kept},
     )
