@@ -113,7 +113,7 @@ def perform(
             show.left_out(planned.left_out)
     say = show.nothing if quiet else show.say
     with o.resumable(), engine as ready:
-        found = carry_out(plans, out, ready, progress=not quiet, say=say, **pace)
+        found = carry_out(plans, out, engine=ready, progress=not quiet, say=say, **pace)
     conclude(found, out, baseline=baseline, plot=plot, quiet=quiet)
 
 

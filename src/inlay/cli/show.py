@@ -216,7 +216,7 @@ def plan(plans: Sequence[Planned]) -> None:
     specs = [spec for planned in plans for spec in planned.specs]
     rows = [
         (
-            *(spec.model, str(spec.task or spec.data), spec.method, str(spec.shots or "all"), str(spec.seed)),
+            *(spec.model, spec.subject, spec.method, str(spec.shots or "all"), str(spec.seed)),
             "its own" if spec.learning_rate is None else f"{spec.learning_rate:g}",
         )
         for spec in specs

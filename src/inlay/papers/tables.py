@@ -134,7 +134,7 @@ def head(*cells: str) -> list[str]:
 
 def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int = 1) -> str:
     """Mean and half of the 95 % interval, times `size`; how many seeds there are where more are wanted."""
-    from inlay.workflow.compare import half_width
+    from inlay.workflow.statistics import half_width
 
     width = half_width(values)
     fewer = "" if len(values) >= wanted else f" ({len(values)} seed{'s' * (len(values) > 1)})"
@@ -143,7 +143,7 @@ def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int =
 
 def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100, digits: int = 1) -> str:
     """The mean of paired differences, times `size`; bold where the 95 % interval leaves 0 out."""
-    from inlay.workflow.compare import half_width
+    from inlay.workflow.statistics import half_width
 
     values = [size * (a - b) for a, b in zip(mine, theirs, strict=True)]
     width = half_width(values)

@@ -125,6 +125,11 @@ class Spec:
             if isinstance(getattr(self, name), int):
                 object.__setattr__(self, name, float(getattr(self, name)))
 
+    @property
+    def subject(self) -> str:
+        """What is learnt, for people: a task by its name, several joined by plus signs, or the path of the data."""
+        return self.task or " + ".join(self.tasks) or str(self.data)
+
     def to_json(self) -> dict[str, Any]:
         """The spec as JSON-ready data."""
         return json.loads(json.dumps(dataclasses.asdict(self)))

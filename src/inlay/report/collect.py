@@ -331,7 +331,7 @@ def set_of(run: Run, metric: str, split: str) -> Set:
     )
     greater = upwards(run.record, metric)
     return Set(
-        task=spec.task or " + ".join(spec.tasks) or str(spec.data),
+        task=spec.subject,
         model=spec.model,
         shots=spec.shots,
         metric=metric + LESS * (greater != upwards({}, metric)),

@@ -104,10 +104,10 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What was learnt from, on which model."""
+        """The task or the data's name, and the model."""
         if self.spec is None:
             return ""
-        what = self.spec.task or Path(str(self.spec.data)).name
+        what = self.spec.subject if self.spec.data is None else Path(self.spec.data).name
         return f"{what} on {self.spec.model}" + (f", {self.spec.shots} examples" if self.spec.shots else "")
 
     @property

@@ -68,7 +68,7 @@ def lines(found: Comparison, baseline: str | None = None) -> list[tuple[Value, .
         each = beside.get(row.method)
         rows.append(
             (
-                *((spec.model, spec.task or spec.data, spec.shots) if spec else (None, None, None)),
+                *((spec.model, spec.subject, spec.shots) if spec else (None, None, None)),
                 *(row.method, row.rate, row.metric, len(row.values), row.mean, row.interval),
                 *(row.trained, row.saved_bytes, row.peak_memory, _mean(row.seconds_per_epoch)),
                 *(_mean(row.train_rate), _mean(row.inference_rate), " ".join(row.front)),

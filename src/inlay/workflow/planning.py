@@ -80,7 +80,7 @@ def plan(
         raise InlayError(
             f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
         )
-    left_out = without_settings(spec, named) | readers_of_states(spec, named)
+    left_out = without_settings(spec, named) | readers_of_states(spec, named) | without_mixing(spec, named)
     if len(left_out) < len(named):
         left_out |= unfit_methods(spec, [name for name in named if name not in left_out])
     made = [
@@ -162,12 +162,21 @@ def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
     return {name: "has class vectors on the tokens' states and reads no pooler" for name in names if reads_states(name)}
 
 
+def without_mixing(spec: Spec, names: Sequence[str]) -> dict[str, str]:
+    """The methods that cannot train the spec's several tasks together, with the reason."""
+    if not spec.tasks:
+        return {}
+    return {name: "trains one task at a time" for name in names if not registry.get(name).mixes_tasks}
+
+
 def kind_of(spec: Spec) -> str:
-    """The kind of a spec's task: from the catalogue where it is named there, else from the data."""
+    """The kind of a spec's task, or of the first of several: from the catalogue where it is named there, else from the
+    data."""
     from inlay import tasks
 
-    if spec.task is not None and tasks.is_named(spec.task):
-        return tasks.describe(spec.task).kind
+    first = spec.task or next(iter(spec.tasks), None)
+    if first is not None and tasks.is_named(first):
+        return tasks.describe(first).kind
     return tasks.load(spec).kind
 
 

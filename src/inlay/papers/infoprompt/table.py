@@ -376,7 +376,7 @@ def value(entry: Entry) -> float:
 
 def with_error(values: Sequence[float], digits: int = 1) -> str:
     """Mean and standard error."""
-    from inlay.workflow.compare import standard_error
+    from inlay.workflow.statistics import standard_error
 
     error = standard_error(values)
     return f"{fmean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -93,7 +93,7 @@ def learning_curves(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[floa
 
     A panel has the values of the seeds for each method and epoch: the line is their mean, the band its standard error.
     """
-    from inlay.workflow.compare import standard_error
+    from inlay.workflow.statistics import standard_error
 
     figure = charts.blank(4.2 * len(panels) + 2.0, 4.0)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
