@@ -205,9 +205,9 @@ def test_cka_is_what_the_features_say(spec: Spec) -> None:
 
     given = spec.with_(batch_size=16)
     found = explain_models.cka(given, split="train", examples=16, features="mean", progress=False)
-    task = explain_models.drawn(given, "train", 16, smallest=4)
-    one = explain_models.subject(given.model, task, given, None, "runs")
-    (batch,) = explain_models.batched(one, task, "train", given, Place.of(given))
+    task = explain_models.draw_examples(given, "train", 16, smallest=4)
+    one = explain_models.load_subject(given.model, task, given)
+    (batch,) = explain_models.batch_examples(one, task, "train", given, Place.of(given))
     with torch.no_grad():
         states = one.model.vit(batch["pixel_values"], output_hidden_states=True).hidden_states
     grams = torch.stack([gram(state.mean(1)) for state in states])

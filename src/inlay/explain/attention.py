@@ -20,6 +20,7 @@ from inlay.anatomy import Anatomy, anatomy
 from inlay.errors import InlayError
 from inlay.explain import distance
 from inlay.explain.windows import Windows, windows
+from inlay.methods.protocol import hooks_of
 
 # Not on Transformers' attention interface: they hand out their weights only where the model is asked for them.
 ASKED = ("deberta-v2", "mpnet")
@@ -60,11 +61,11 @@ def check_attention(model: nn.Module) -> Anatomy:
 
 
 def check_order(model: nn.Module) -> None:
-    """Refuse an adapter whose tokens stand behind the model's own: only those before them are passed over."""
+    """Refuse an adapter whose tokens follow the model's own: only those before them are left out."""
     for config in getattr(model, "peft_config", {}).values():
-        if getattr(config, "kind", None) == "concat":
+        if hooks_of(config).appends_tokens:
             raise InlayError(
-                "An activation prompt of kind 'concat' puts its tokens behind the patches, where they cannot be told "
+                "The adapter puts its tokens (kind='concat') after the patches, where they cannot be distinguished "
                 "from them. Look at the model without --adapter, or at a prompt of kind 'add'."
             )
 

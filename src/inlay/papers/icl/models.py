@@ -13,7 +13,7 @@ from inlay.papers.icl.theory.language import Answerer
 from inlay.papers.icl.theory.problem import Problem
 from inlay.papers.icl.theory.setting import Setting
 from inlay.records.spec import Spec
-from inlay.workflow.explain.models import NO_METHOD, batched, drawn, subject
+from inlay.workflow.explain.models import NO_METHOD, batch_examples, draw_examples, load_subject
 
 
 def real_problem(model: str, task: str, setting: Setting, data_dir: str | None = None) -> Problem:
@@ -66,8 +66,8 @@ def features(model: str, task: str, count: int, seed: int, data_dir: str | None 
         precision="float32",
         batch_size=50,
     )
-    found = drawn(spec, "train", count, smallest=count)
-    one = subject(model, found, spec, None, "")
+    found = draw_examples(spec, "train", count, smallest=count)
+    one = load_subject(model, found, spec)
     parts, place = one.parts, Place.of(spec)
     seen: dict[str, list[Tensor]] = {"first": [], "last": []}
     mask: Tensor | None = None
@@ -87,7 +87,7 @@ def features(model: str, task: str, count: int, seed: int, data_dir: str | None 
         parts.blocks[-1].module.register_forward_hook(after),
     ]
     try:
-        for batch in batched(one, found, "train", spec, place):
+        for batch in batch_examples(one, found, "train", spec, place):
             mask = batch.get("attention_mask")
             one.model(**batch)
     finally:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 # An explanation trains nothing; a spec must say something.
 NO_METHOD = "none"
+
+
+class Surroundings(TypedDict, total=False):
+    """Where finished runs are (`runs`), and how progress and notes are shown."""
+
+    runs: Path | str
+    progress: bool
+    say: Say | None
 
 
 @dataclass(frozen=True)
@@ -165,9 +173,7 @@ def cka(
     features: str | None = None,
     adapter: str | None = None,
     other_adapter: str | None = None,
-    runs: Path | str = DEFAULT_OUT,
-    progress: bool = True,
-    say: Say | None = None,
+    **around: Unpack[Surroundings],
 ) -> Similarity:
     """How alike the layers of `spec.model` and `other` are on a task's examples; `other` None is the model itself.
 
@@ -179,7 +185,7 @@ def cka(
 
     from inlay import backbones
     from inlay.explain.cka import SMALLEST, MinibatchCKA
-    from inlay.explain.features import check_reduction, watching
+    from inlay.explain.features import check_reduction
 
     reads = [
         backbones.modality(name, spec.revision if name == spec.model else None)
@@ -190,7 +196,7 @@ def cka(
             f"{spec.model!r} reads {reads[0]}s and {other!r} reads {reads[1]}s: CKA compares two models on the same "
             "examples. Choose two of one kind."
         )
-    task = drawn(spec, split, examples, smallest=SMALLEST)
+    task = draw_examples(spec, split, examples, smallest=SMALLEST)
     size = len(task.split(split))
     parts = minibatches(spec, size)
     if size // parts < SMALLEST:
@@ -199,18 +205,18 @@ def cka(
             f"{size} examples into {parts}. Give a larger --batch-size."
         )
     how = features or ("flat" if reads[0] == "image" else "mean")
-    first = subject(spec.model, task, spec, adapter, runs, say)
+    first = load_subject(spec.model, task, spec, adapter, **around)
     alone = (other is None or other == spec.model) and other_adapter == adapter
     if alone:
         second = first
     else:
         revision = spec.revision if other in (None, spec.model) else None
-        second = subject(other or spec.model, task, spec.with_(revision=revision), other_adapter, runs, say)
+        second = load_subject(other or spec.model, task, spec.with_(revision=revision), other_adapter, **around)
     for one in (first, second):
         check_reduction(how, one.parts, one.model)
     table = MinibatchCKA()
-    with Bar(parts, "cka", "batches", show=progress) as bar:
-        streams = [grams(one, task, split, spec, how, watching) for one in ((first,) if alone else (first, second))]
+    with Bar(parts, "cka", "batches", show=around.get("progress", True)) as bar:
+        streams = [grams(one, task, split, spec, how) for one in ((first,) if alone else (first, second))]
         for found in zip(*streams, strict=True):
             table.update(found[0], found[-1].to(found[0].device))
             bar.advance()
@@ -221,14 +227,15 @@ def cka(
     return Similarity(spec, first.label, second.label, values.tolist(), size, how, split, alone, about)
 
 
-def grams(one: Subject, task: Task, split: str, spec: Spec, how: str, watching: Any) -> Iterator[torch.Tensor]:
+def grams(one: Subject, task: Task, split: str, spec: Spec, how: str) -> Iterator[torch.Tensor]:
     """A subject's Gram matrices, minibatch by minibatch."""
     import torch
 
+    from inlay.explain.features import watching
     from inlay.training.place import Place
 
     place = Place.of(spec)
-    for batch in batched(one, task, split, spec, place):
+    for batch in batch_examples(one, task, split, spec, place):
         with watching(one.model, how) as seen, torch.no_grad(), place.autocast():
             seen.mask = batch.get("attention_mask")
             one.model(**batch)
@@ -242,9 +249,7 @@ def attention_distance(
     examples: int = 64,
     split: str = "test",
     adapter: str | None = None,
-    runs: Path | str = DEFAULT_OUT,
-    progress: bool = True,
-    say: Say | None = None,
+    **around: Unpack[Surroundings],
 ) -> AttentionDistance:
     """How far each head of each block reaches on a task's examples; `adapter` is a finished run to look at with it."""
     import torch
@@ -252,8 +257,8 @@ def attention_distance(
     from inlay.explain import attention
     from inlay.training.place import Place
 
-    task = drawn(spec, split, examples, smallest=1)
-    one = subject(spec.model, task, spec, adapter, runs, say)
+    task = draw_examples(spec, split, examples, smallest=1)
+    one = load_subject(spec.model, task, spec, adapter, **around)
     parts = attention.check_attention(one.model)
     attention.check_order(one.model)
     place = Place.of(spec)
@@ -268,8 +273,8 @@ def attention_distance(
             total = values.sum(0).cpu()
             kept[name] = kept[name] + total if name in kept else total
 
-    with Bar(minibatches(spec, size), "attention distance", "batches", show=progress) as bar:
-        for each in batched(one, task, split, spec, place):
+    with Bar(minibatches(spec, size), "attention distance", "batches", show=around.get("progress", True)) as bar:
+        for each in batch_examples(one, task, split, spec, place):
             batch = each
             with attention.reading(one.model, take), torch.no_grad(), place.autocast():
                 one.model(**each, **attention.arguments(parts))
@@ -289,7 +294,7 @@ def attention_distance(
 # ---------------------------------------------------------------------------------------------- models and examples
 
 
-def drawn(spec: Spec, split: str, examples: int, *, smallest: int) -> Task:
+def draw_examples(spec: Spec, split: str, examples: int, *, smallest: int) -> Task:
     """The task with one split narrowed to `examples` rows, drawn by the seed and in random order.
 
     The order matters: rows that come sorted by class would make minibatches of one class.
@@ -309,8 +314,8 @@ def drawn(spec: Spec, split: str, examples: int, *, smallest: int) -> Task:
     return dataclasses.replace(task, **{split: task.split(split).select(order.tolist())})
 
 
-def subject(
-    name: str, task: Task, spec: Spec, adapter: str | None, runs: Path | str, say: Say | None = None
+def load_subject(
+    name: str, task: Task, spec: Spec, adapter: str | None = None, **around: Unpack[Surroundings]
 ) -> Subject:
     """The model called `name`, ready for the task's rows; with `adapter`, as that finished run left it."""
     from inlay import backbones
@@ -322,7 +327,7 @@ def subject(
 
     schema, run = task.schema, None
     if adapter is not None:
-        run = Store(runs).get(adapter)
+        run = Store(around.get("runs", DEFAULT_OUT)).get(adapter)
         run.verify()
         if run.spec.tasks:
             raise InlayError(f"The run {run.id} has several tasks, and one is explained at a time: give another run.")
@@ -338,7 +343,7 @@ def subject(
         )
     made = spec if run is None else spec.with_(seed=run.spec.seed, pooling=run.spec.pooling)
     backbone = backbones.load_for(made.with_(model=name), schema)
-    if say is not None:
+    if say := around.get("say"):
         say(f"model: {backbone.source}")
     model = backbone.model
     if run is not None:
@@ -354,7 +359,7 @@ def minibatches(spec: Spec, size: int) -> int:
     return -(-size // batch_size)
 
 
-def batched(one: Subject, task: Task, split: str, spec: Spec, place: Any) -> Iterator[dict[str, torch.Tensor]]:
+def batch_examples(one: Subject, task: Task, split: str, spec: Spec, place: Any) -> Iterator[dict[str, torch.Tensor]]:
     """The split in minibatches of at most `spec.batch_size`, as nearly equal as can be: none is a small remainder."""
     from inlay.training.lengths import longest
 
