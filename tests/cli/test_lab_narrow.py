@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from inlay.papers.findings import Claim, Finding
+from inlay.papers.findings import Finding, MeasuredClaim
 from inlay.papers.lab import print_claims
 
 
 def test_claims_and_measurements_share_the_width(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long = Claim(
+    long = MeasuredClaim(
         "(18): the gap is below (1 - eta_w zeta_0 / (2K))^t of its start; N = 2, K = 4, H = 2",
         "above it, beyond rounding (1e-25), at 0 of 2001 steps; at the end 1.3e-30, the bound 5.4e-10",
         "cannot tell",

@@ -58,11 +58,11 @@ def test_every_experiment_draws_and_tells(run: Lab, tmp_path: Path, command: str
 def test_the_bar_is_as_long_as_the_work(run: Lab, command: str, figure: str) -> None:
     begun: list[str] = []
     if command == "decomposable":
-        small = decomposable.Setting((1, 2), 1, 20)
+        small = decomposable.DecomposableSetting((1, 2), 1, 20)
         decomposable.EXPERIMENTS[figure](small, begun.append)
         assert len(begun) == decomposable.beginnings(figure, small)
     else:
-        setting = softmax.Setting((256, 512), 4, 1)
+        setting = softmax.SoftmaxSetting((256, 512), 4, 1)
         softmax.EXPERIMENTS[figure](setting, begun.append)
         assert len(begun) == softmax.beginnings(figure, setting)
 
@@ -73,12 +73,12 @@ def test_verdicts_that_do_not_depend_on_size(run: Lab) -> None:
     def holds(found: object) -> list[str]:
         return [claim.holds for claim in found.claims]  # type: ignore[attr-defined]
 
-    setting = softmax.Setting((256, 512), 4, 2)
+    setting = softmax.SoftmaxSetting((256, 512), 4, 2)
     assert holds(softmax.lemmas(setting, lambda what: None)) == ["yes", "no", "yes", "yes", "yes", "no", "yes"]
     theorem = softmax.theorem_d1(setting, lambda what: None)
     wanted = ["yes", "yes", "yes", "yes", "no", "yes", "no", "yes", "no", "no", "yes"]
     assert holds(theorem) == wanted, [(claim.claim, claim.measured) for claim in theorem.claims]
-    few = decomposable.Setting((2, 32), 2, 200)
+    few = decomposable.DecomposableSetting((2, 32), 2, 200)
     assert holds(decomposable.lemmas(few, lambda what: None)) == [
         *("yes", "yes", "yes", "no", "yes", "no", "yes", "no", "yes", "yes")
     ]

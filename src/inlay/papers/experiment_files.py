@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding
+from inlay.papers.findings import Finding, MeasuredClaim
 from inlay.records.versions import versions
 from inlay.report.charts import drawing as charts
 
@@ -34,7 +34,7 @@ def read(folder: Path) -> tuple[Finding, dict[str, Any]]:
         facts = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
         with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             columns, *rows = csv.reader(file)
-        claims = [Claim(**claim) for claim in facts["claims"]]
+        claims = [MeasuredClaim(**claim) for claim in facts["claims"]]
         cells = [tuple(map(_cell, row)) for row in rows]
         return Finding(name, tuple(columns), cells, claims, facts["settings"]), facts
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -57,7 +57,7 @@ def _cell(text: str) -> str | int | float | None:
 def redraw(
     folder: Path,
     drawn: Mapping[str, Callable[[Finding], Figure]],
-    claims: Mapping[str, Callable[[Finding], list[Claim]]],
+    claims: Mapping[str, Callable[[Finding], list[MeasuredClaim]]],
 ) -> Finding:
     """Draw a kept experiment anew, with its claims read anew where `claims` can; command and versions stay."""
     found, facts = read(folder)

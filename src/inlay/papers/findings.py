@@ -15,7 +15,7 @@ Row = tuple[str | int | float | None, ...]
 
 
 @dataclass(frozen=True)
-class Claim:
+class MeasuredClaim:
     """A sentence of the paper, and what was seen of it."""
 
     claim: str
@@ -30,7 +30,7 @@ class Finding:
     name: str
     columns: tuple[str, ...]
     rows: list[Row]
-    claims: list[Claim]
+    claims: list[MeasuredClaim]
     facts: dict[str, Any] = field(default_factory=dict)
 
     def column(self, name: str, **where: Any) -> list[Any]:

@@ -9,22 +9,45 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 BENCHMARKS = Path("benchmarks") / "results"  # of a checkout, in whose root a page is written
 NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]
 Entry = dict[str, Any]  # of one run: what names it, and what was found or the error
+NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
 
 
-class Work(Protocol):
-    """One run to make. `named` is what tells it from others."""
+@dataclass(frozen=True)
+class TableLine:
+    """A line of a table: a method with settings. Without a method: the model as it comes."""
+
+    name: str
+    method: str | None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """One run to make, where its model and data lie, and how many steps it has where they are not the protocol's."""
+
+    group: str
+    line: str
+    task: str
+    rate: float
+    seed: int
+    models_dir: str
+    data_dir: str
+    steps: int | None = None
 
     @property
-    def named(self) -> dict[str, Any]: ...
+    def named(self) -> dict[str, Any]:
+        """What tells it from others."""
+        return {name: getattr(self, name) for name in NAMES}
 
 
 Measure = Callable[[Any], dict[str, Any]]  # from a work to what was found
@@ -36,7 +59,7 @@ def where(model: str, models_dir: str) -> str:
     return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
 
 
-def attempt(measure: Measure, work: Work) -> Entry:
+def attempt(measure: Measure, work: TableRun) -> Entry:
     """One run: what the tables need of it, or why there is none."""
     import torch
 

@@ -9,7 +9,7 @@ import torch
 
 from inlay.errors import InlayError
 from inlay.papers.activation_prompts.theory import (
-    Setting,
+    SampleSetting,
     TwoLayerViT,
     expected_push,
     hinge,
@@ -33,7 +33,7 @@ def all_images(model: TwoLayerViT) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("layer", [1, 2])
 def test_expected_gradient_is_descent_on_all_images(layer: int) -> None:
     """A prompt a position, trained plainly on every image at once: the same step counts as the shortcut's."""
-    tokens, setting = 6, Setting(beta=1.8, step=2.0, batch=1)
+    tokens, setting = 6, SampleSetting(beta=1.8, step=2.0, batch=1)
     model = setting.model(tokens, noise=False)
     x, labels = all_images(model)
     delta = torch.zeros(tokens, 4, dtype=torch.float64, requires_grad=True)
@@ -57,7 +57,7 @@ def test_expected_gradient_is_descent_on_all_images(layer: int) -> None:
 
 
 def test_expected_gradient_does_not_depend_on_its_neighbours_and_gives_up() -> None:
-    setting = Setting(batch=1)
+    setting = SampleSetting(batch=1)
     together = with_expected_gradient(setting, [8, 12], 2)
     assert together == [with_expected_gradient(setting, [tokens], 2)[0] for tokens in (8, 12)]
     (given_up,) = with_expected_gradient(setting, [12], 2, most_steps=20)
@@ -66,7 +66,7 @@ def test_expected_gradient_does_not_depend_on_its_neighbours_and_gives_up() -> N
 
 @pytest.mark.parametrize("layer", [1, 2])
 def test_sgd_reaches_zero_error(layer: int) -> None:
-    setting = Setting(held_out=256)
+    setting = SampleSetting(held_out=256)
     found = with_sgd(setting, 8, layer, seeds=2)
     assert [needed.seed for needed in found] == [0, 1]
     for needed in found:
@@ -80,12 +80,12 @@ def test_sgd_reaches_zero_error(layer: int) -> None:
 
 
 def test_sgd_to_zero_risk_and_what_it_cannot_reach() -> None:
-    (found,) = with_sgd(Setting(goal="risk", held_out=64, noise=0.02), 16, 1, seeds=1)
+    (found,) = with_sgd(SampleSetting(goal="risk", held_out=64, noise=0.02), 16, 1, seeds=1)
     assert found.risk is not None
     assert found.error is not None
     assert found.error <= found.risk
     # beta = 1: no prompt at layer 2 reaches the margin, exp(1) < 4.
-    setting = Setting(beta=1.0, goal="risk", held_out=64, budget=2)
+    setting = SampleSetting(beta=1.0, goal="risk", held_out=64, budget=2)
     (lost,) = with_sgd(setting, 8, 2, seeds=1)
     assert lost.risk is None
     assert lost.spent == setting.batch * setting.most_steps(8)
@@ -95,7 +95,7 @@ def test_sgd_to_zero_risk_and_what_it_cannot_reach() -> None:
 def test_margin_at_layer_2_needs_a_sharp_first_layer(beta_squared: float, reached: bool) -> None:
     """Attention all on the telling token gives f = lambda_1 / 4: 1/P only if exp(beta^2) >= 4 (P - 1)/(P - 4)."""
     tokens = 12
-    setting = Setting(beta=math.sqrt(beta_squared))
+    setting = SampleSetting(beta=math.sqrt(beta_squared))
     assert (math.exp(beta_squared) >= 4 * (tokens - 1) / (tokens - 4)) == reached
     model = setting.model(tokens, noise=False)
     x, labels = all_images(model)
@@ -112,7 +112,7 @@ def test_margin_at_layer_2_needs_a_sharp_first_layer(beta_squared: float, reache
 def test_the_push_weakens_once_both_classes_are_active(layer: int, later: tuple[float, ...], power: int) -> None:
     """At the start it is the proofs' 1/(16 P) (1/(4 P), and a quarter of the images); with background silenced and
     both e_1 and e_2 positive it is of order 1/P^2 at layer 1 and 1/P^4 at layer 2."""
-    setting = Setting()
+    setting = SampleSetting()
     start = {tokens: float(expected_push(setting, tokens, layer, (0, 0, 0, 0))[0]) for tokens in (256, 512)}
     assert start[512] * 16 * 512 == pytest.approx(1, rel=0.02)
     assert math.log2(start[256] / start[512]) == pytest.approx(1, abs=0.05)
@@ -175,15 +175,15 @@ def test_experiments() -> None:
     second = lemma_1((3, 8, 16), images=50)
     assert [claim.holds for claim in second.claims] == ["yes", "yes", "no", "no"]
     begun: list[str] = []
-    third = theorem_1(Setting(held_out=64, background="mixed", budget=1), (4, 6), seeds=1, tick=begun.append)
+    third = theorem_1(SampleSetting(held_out=64, background="mixed", budget=1), (4, 6), seeds=1, tick=begun.append)
     assert begun == [f"SGD, layer {layer}, P = {tokens}" for layer in (1, 2) for tokens in (4, 6)]
     assert len(third.rows) == 4
 
 
 def test_bad_input_is_told() -> None:
     with pytest.raises(InlayError, match=r"'eror'.*error"):
-        Setting(goal="eror")
+        SampleSetting(goal="eror")
     with pytest.raises(InlayError, match="step = 0"):
-        Setting(step=0)
+        SampleSetting(step=0)
     with pytest.raises(InlayError, match="one background"):
-        with_expected_gradient(Setting(background="mixed"), [8], 1)
+        with_expected_gradient(SampleSetting(background="mixed"), [8], 1)

@@ -15,7 +15,7 @@ SMALL = [(2, 4, 2, 1.0), (2, 4, 4, 3.0), (2, 6, 8, 1.0), (3, 5, 8, 3.0)]
 
 
 def small(N: int, K: int, heads: int, beta: float, seed: int = 0) -> icl.OneLayer:
-    problem = icl.Problem.sample(N, K, d=5, m=N, tau=1.0, seed=seed, unit=True)
+    problem = icl.InContextProblem.sample(N, K, d=5, m=N, tau=1.0, seed=seed, unit=True)
     return icl.OneLayer(problem, heads, beta=beta, seed=seed)
 
 
@@ -137,7 +137,7 @@ def test_theorem_2_over_many_prompts(N: int, K: int, heads: int, beta: float) ->
 def test_assumptions_are_told_on_the_instance() -> None:
     holds = [claim.holds for claim in icl.assumptions(small(2, 4, 4, 1.0), B=2.0)]
     assert holds == ["yes"] * 5
-    raw = icl.OneLayer(icl.Problem.sample(30, 60, 100, 20, tasks=icl.OUT_OF_DOMAIN), 8)
+    raw = icl.OneLayer(icl.InContextProblem.sample(30, 60, 100, 20, tasks=icl.OUT_OF_DOMAIN), 8)
     assert [claim.holds for claim in icl.assumptions(raw)] == ["no", "no", "yes", "cannot tell", "no"]
 
 
@@ -157,14 +157,14 @@ def test_where_the_theorems_say_nothing() -> None:
 
 def test_without_noise() -> None:
     """tau = 0: Theorem 1 stands while Z^T Z is invertible (N <= m) and not beyond; Theorem 2 divides by it."""
-    within = icl.OneLayer(icl.Problem.sample(2, 4, 5, 3, 0.0, unit=True), 4)
+    within = icl.OneLayer(icl.InContextProblem.sample(2, 4, 5, 3, 0.0, unit=True), 4)
     found = icl.constants(within)
     trace = icl.descend(within, 100, eta_Q=found.eta_Q, eta_w=found.eta_w)
     assert (torch.tensor(trace.gap) <= found.bound(torch.arange(101)) * (1 + 1e-9)).all()
     with pytest.raises(InlayError, match="tau > 0"):
-        icl.constants(icl.OneLayer(icl.Problem.sample(4, 6, 5, 3, 0.0, unit=True), 8))
+        icl.constants(icl.OneLayer(icl.InContextProblem.sample(4, 6, 5, 3, 0.0, unit=True), 8))
     # In single precision too, where rounding alone would make the singular matrix seem regular.
-    beyond = icl.OneLayer(icl.Problem.sample(4, 12, 6, 3, 0.0), 64, dtype=torch.float32)
+    beyond = icl.OneLayer(icl.InContextProblem.sample(4, 12, 6, 3, 0.0), 64, dtype=torch.float32)
     (rank,) = (claim for claim in icl.assumptions(beyond) if claim.claim.startswith("Assumption 2"))
     assert rank.holds == "no"
     assert "singular: tau = 0, m = 3" in rank.measured
@@ -191,7 +191,7 @@ def test_proposition_1_and_what_breaks_it() -> None:
 
 def test_one_head_cannot() -> None:
     """Section 3.3: one head gives a column of one sign, A has both; more heads come nearer."""
-    problem = icl.Problem.sample(4, 12, 4, 3, 0.01, 0, unit=True)
+    problem = icl.InContextProblem.sample(4, 12, 4, 3, 0.01, 0, unit=True)
     A = problem.moments().minimiser()
     assert ((A.max(0).values > 0.01) & (A.min(0).values < -0.01)).any()
     gaps = {}
@@ -213,7 +213,7 @@ def test_bad_descents_are_told(wanted: dict) -> None:
 @pytest.mark.parametrize("heads", [1, 5])
 def test_safe_steps_at_printed_size(heads: int) -> None:
     """Attention that is one-hot up to rounding, in single precision: the largest eigenvalue all the same."""
-    model = icl.OneLayer(icl.Problem.sample(), heads, dtype=torch.float32)
+    model = icl.OneLayer(icl.InContextProblem.sample(), heads, dtype=torch.float32)
     eta = icl.usable_steps(model)[1]
     largest = max(float(torch.linalg.matrix_norm(C, 2)) ** 2 for C in model.attention().detach().double().unbind(-1))
     norm = float(torch.linalg.matrix_norm(model.problem.moments().S, 2))
@@ -221,14 +221,14 @@ def test_safe_steps_at_printed_size(heads: int) -> None:
 
 
 def test_descent_without_step_sizes_never_rises() -> None:
-    trace = icl.descend(icl.OneLayer(icl.Problem.sample(5, 20, 8, 4), 8), 60)
+    trace = icl.descend(icl.OneLayer(icl.InContextProblem.sample(5, 20, 8, 4), 8), 60)
     assert all(after <= before for before, after in zip(trace.gap, trace.gap[1:], strict=False))
     assert trace.gap[-1] < 0.5 * trace.gap[0]
 
 
 def test_training_is_adam() -> None:
     """Against Adam written out, at a size where the gradients' layouts in memory could differ from the weights'."""
-    problem = icl.Problem.sample(30, 200, 100, 20, 0.01, 0)
+    problem = icl.InContextProblem.sample(30, 200, 100, 20, 0.01, 0)
     model, plain = icl.OneLayer(problem, 5), icl.OneLayer(problem, 5)
     icl.train(model, 20, rate=0.01)
     weights = [plain.Q, plain.w]
@@ -246,7 +246,7 @@ def test_training_is_adam() -> None:
 
 def test_sampled_training_tends_to_the_closed_form() -> None:
     """The same Adam on the population and on samples: nearer with larger batches from more samples."""
-    problem = icl.Problem.sample(5, 20, 8, 4, 0.01, 0)
+    problem = icl.InContextProblem.sample(5, 20, 8, 4, 0.01, 0)
 
     def ends(**sampled: int) -> torch.Tensor:
         model = icl.OneLayer(problem, 8)

@@ -94,9 +94,9 @@ def test_what_is_on_record_was_used(figure: str, run: Lab) -> None:
     """Whatever of a setting stands on record changes the numbers; the theorems' sizes are those of their instances."""
     small = {name.strip("-"): int(value) for name, value in given(OPTIONS[figure]).items() if value.isdigit()}
     heads = {"heads": (2, 4)} if figure in ("4", "5") else {"heads": (4,)}
-    setting = lab.Setting(**{**small, **heads, "steps": 12, "seconds": 60.0})
+    setting = lab.InContextSetting(**{**small, **heads, "steps": 12, "seconds": 60.0})
 
-    def numbers(setting: lab.Setting) -> list[tuple]:
+    def numbers(setting: lab.InContextSetting) -> list[tuple]:
         found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
         clock = {found.columns.index("seconds")} if "seconds" in found.columns else set()
         return [tuple(cell for place, cell in enumerate(row) if place not in clock) for row in found.rows]
@@ -113,7 +113,7 @@ def test_what_is_on_record_was_used(figure: str, run: Lab) -> None:
 
 @pytest.mark.parametrize("figure", ["theorem-1", "theorem-2"])
 def test_the_theorems_tell_their_instances(figure: str, run: Lab) -> None:
-    found = lab.EXPERIMENTS[figure](lab.Setting(steps=3), lambda what: None, lambda name, trace: None)
+    found = lab.EXPERIMENTS[figure](lab.InContextSetting(steps=3), lambda what: None, lambda name, trace: None)
     told = [facts for facts in found.facts.values() if isinstance(facts, dict)]
     count = len({row[0] for row in found.rows})
     assert len(told) == count
@@ -163,7 +163,7 @@ def test_all_on_one_page(run: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_figure_3_at_a_small_scale(run: Lab) -> None:
     """Each verdict is the opposite where a strength is wrong."""
-    setting = lab.Setting(N=4, K=30, d=5, m=10, tau=0.5)
+    setting = lab.InContextSetting(N=4, K=30, d=5, m=10, tau=0.5)
     found = lab.EXPERIMENTS["3"](setting, lambda what: None, lambda name, trace: None)
     holds = [claim.holds for claim in found.claims]
     assert holds == ["yes", "no", "no", "yes", "no"]
@@ -174,7 +174,7 @@ def test_figure_3_at_a_small_scale(run: Lab) -> None:
 
 def test_figure_4_at_a_small_scale() -> None:
     """Few heads stay behind, and one head the most."""
-    setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(1, 3, 6, 24), steps=400, rate=0.01)
+    setting = lab.InContextSetting(N=6, K=20, d=8, m=4, heads=(1, 3, 6, 24), steps=400, rate=0.01)
     found = lab.EXPERIMENTS["4"](setting, lambda what: None, lambda name, trace: None)
     ends = {H: [row[6] for row in found.rows if row[:3] == ("norm 1", 0.01, H)][-1] for H in (1, 3, 24)}
     assert ends[24] < ends[3] < ends[1]  # type: ignore[operator]
@@ -292,7 +292,7 @@ def test_theorem_1_shows_what_is_rounding() -> None:
 
 
 def test_figure_2a_at_a_small_scale() -> None:
-    setting = lab.Setting(N=6, K=20, d=8, m=4, heads=(24,), steps=400, rate=0.01)
+    setting = lab.InContextSetting(N=6, K=20, d=8, m=4, heads=(24,), steps=400, rate=0.01)
     found = lab.EXPERIMENTS["2a"](setting, lambda what: None, lambda name, trace: None)
     assert [claim.holds for claim in found.claims if "Gaussian tokens, samples" not in claim.claim] == ["yes"] * 7
     limit = found.claims[-1]
@@ -338,10 +338,10 @@ def test_what_was_kept_is_drawn_and_told_again(run: Lab, tmp_path: Path) -> None
 
 def test_the_seed_reaches_the_tasks_of_training_and_of_testing() -> None:
     """At step 0 the output is 0, whatever the start: losses differ there by the tasks that were drawn alone."""
-    problem = icl.Problem.sample(4, 12, 6, 3, seed=0)
+    problem = icl.InContextProblem.sample(4, 12, 6, 3, seed=0)
     starts = []
     for seed in (0, 1, 1):
-        setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), steps=2, batch=8, seed=seed)
+        setting = lab.InContextSetting(N=4, K=12, d=6, m=3, heads=(2,), steps=2, batch=8, seed=seed)
         starts.append(lab.free(problem, setting, lambda what: None, lambda name, trace: None).rows[0])
     assert starts[1][:-1] == starts[2][:-1]  # all but the seconds
     for name in ("loss", "in-domain", "out-of-domain"):
@@ -351,7 +351,7 @@ def test_the_seed_reaches_the_tasks_of_training_and_of_testing() -> None:
 @pytest.mark.parametrize("figure", ["2a", "2b", "5"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_figures_are_tested_on_the_tasks_of_their_seed(figure: str, seed: int) -> None:
-    setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), steps=1, batch=4, seed=seed, seconds=60)
+    setting = lab.InContextSetting(N=4, K=12, d=6, m=3, heads=(2,), steps=1, batch=4, seed=seed, seconds=60)
     found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
     problem = setting.problem()
     model = icl.OneLayer(problem, 2) if figure == "2a" else deep.DeepTransformer(problem, 2, seed=seed)
@@ -364,7 +364,7 @@ def test_figures_are_tested_on_the_tasks_of_their_seed(figure: str, seed: int) -
 
 def test_other_seeds_of_figure_3_and_proposition_1_draw_nothing_twice(run: Lab) -> None:
     def drawn(figure: str, seed: int, column: str) -> set[float]:
-        setting = lab.Setting(N=4, K=20, d=5, m=6, seed=seed)
+        setting = lab.InContextSetting(N=4, K=20, d=5, m=6, seed=seed)
         found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
         return {value for row in found.rows if (value := findings.number(row[found.columns.index(column)])) > 0}
 
@@ -378,7 +378,7 @@ def test_other_seeds_of_figure_3_and_proposition_1_draw_nothing_twice(run: Lab) 
 
 
 def test_seconds_end_a_training_and_what_it_found_is_kept() -> None:
-    setting = lab.Setting(N=4, K=12, d=6, m=3, heads=(2,), batch=4, steps=1_000_000, seconds=0.05)
+    setting = lab.InContextSetting(N=4, K=12, d=6, m=3, heads=(2,), batch=4, steps=1_000_000, seconds=0.05)
     for figure in ("2a", "2b", "4"):
         found = lab.EXPERIMENTS[figure](setting, lambda what: None, lambda name, trace: None)
         place = found.columns.index("step")
@@ -387,7 +387,7 @@ def test_seconds_end_a_training_and_what_it_found_is_kept() -> None:
 
 
 def test_the_deep_transformer_learns_and_is_its_seed() -> None:
-    problem = icl.Problem.sample(6, 12, 4, 2, 0.01, 0)
+    problem = icl.InContextProblem.sample(6, 12, 4, 2, 0.01, 0)
     one, other = (deep.DeepTransformer(problem, 2, layers=2, d_model=16, d_ff=32, seed=3) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     layers = [layer.linear1.weight for layer in one.encoder.layers]
@@ -410,7 +410,7 @@ def test_the_deep_transformer_learns_and_is_its_seed() -> None:
 
 
 def test_the_theorems_are_not_told_to_hold_where_they_do_not(run: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = lab.Setting(N=4, K=12, d=6, m=3, steps=20)
+    setting = lab.InContextSetting(N=4, K=12, d=6, m=3, steps=20)
     monkeypatch.setattr(theorems, "INSTANCES", theorems.INSTANCES[:1])
 
     def holds(figure: str, begins: str) -> list[str]:
@@ -420,8 +420,8 @@ def test_the_theorems_are_not_told_to_hold_where_they_do_not(run: Lab, monkeypat
     assert holds("theorem-1", "(18): the gap") == ["yes"]
     assert holds("theorem-2", "after T") == ["yes"]
     assert holds("proposition-1", "") == ["yes", "no", "yes", "yes"]
-    bound = icl.Constants.bound
-    monkeypatch.setattr(icl.Constants, "bound", lambda found, steps: bound(found, steps) / 1000)
+    bound = icl.BoundConstants.bound
+    monkeypatch.setattr(icl.BoundConstants, "bound", lambda found, steps: bound(found, steps) / 1000)
     monkeypatch.setattr(theorems, "needed_steps", lambda *given: 2)
     assert holds("theorem-1", "(18): the gap") == ["no"]
     assert holds("theorem-2", "after T") == ["no"]
@@ -559,7 +559,7 @@ def test_curves_in_the_terminal() -> None:
 
 
 def test_a_trace_draws_itself() -> None:
-    trace = icl.descend(icl.OneLayer(icl.Problem.sample(3, 8, 4, 2), 4), 5)
+    trace = icl.descend(icl.OneLayer(icl.InContextProblem.sample(3, 8, 4, 2), 4), 5)
     figure = trace.plot()
     assert len(figure.axes[0].lines) == 3  # two curves and the infimum
 

@@ -15,7 +15,7 @@ from inlay.papers.icl import theory as icl
 from inlay.papers.icl.theory import ridge
 
 
-def started(problem: icl.Problem, heads: int, seed: int = 0) -> icl.OneLayer:
+def started(problem: icl.InContextProblem, heads: int, seed: int = 0) -> icl.OneLayer:
     """A model with weights that are not zero, so that every term of the gradient shows."""
     model = icl.OneLayer(problem, heads, seed=seed)
     draws = torch.Generator().manual_seed(seed + 1)
@@ -45,7 +45,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(2, 4), st.i
 def test_forward_and_gradient(shape: tuple[int, ...], tau: float, seed: int) -> None:
     """The forward is (8); the closed-form gradient is autograd's, of the population's and of a batch's loss."""
     N, more, d, m, heads = shape
-    problem = icl.Problem.sample(N, N + more, d, m, tau, seed)
+    problem = icl.InContextProblem.sample(N, N + more, d, m, tau, seed)
     model = started(problem, heads, seed)
     prompts = problem.prompts(7, seed)
     predicted = model(prompts.shown)
@@ -61,7 +61,7 @@ def test_forward_and_gradient(shape: tuple[int, ...], tau: float, seed: int) -> 
 
 
 def test_gradcheck() -> None:
-    problem = icl.Problem.sample(2, 3, 2, 2, 0.1, 0)
+    problem = icl.InContextProblem.sample(2, 3, 2, 2, 0.1, 0)
     model = started(problem, 2)
 
     def loss(Q: Tensor, w: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ def test_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("tasks", [icl.IN_DOMAIN, icl.OUT_OF_DOMAIN])
-def test_the_population_loss_is_the_mean_over_prompts(tasks: icl.Tasks) -> None:
+def test_the_population_loss_is_the_mean_over_prompts(tasks: icl.TaskDistribution) -> None:
     """Monte Carlo with `eps_k` drawn whole: within five standard errors."""
-    problem = icl.Problem.sample(3, 6, 3, 4, 0.5, 0, tasks=tasks)
+    problem = icl.InContextProblem.sample(3, 6, 3, 4, 0.5, 0, tasks=tasks)
     model = started(problem, 3)
     draws = torch.Generator().manual_seed(0)
     count = 40_000
@@ -93,7 +93,7 @@ def test_the_population_loss_is_the_mean_over_prompts(tasks: icl.Tasks) -> None:
 def test_the_infimum_is_reached_at_the_ridge_solution(shape: tuple[int, ...], tau: float, seed: int) -> None:
     """Lemma 5: L = 1/(2K) sum |Zbar delta|^2 + L*; (34) = (66); A^T y is y* of (20), solved here as least squares."""
     N, more, d, m, heads = shape
-    problem = icl.Problem.sample(N, N + more, d, m, tau, seed)
+    problem = icl.InContextProblem.sample(N, N + more, d, m, tau, seed)
     model, moments = started(problem, heads, seed), problem.moments()
     A = moments.minimiser()
     torch.testing.assert_close(float(moments.loss(A)), problem.infimum(), atol=1e-9, rtol=1e-7)
@@ -109,7 +109,7 @@ def test_the_infimum_is_reached_at_the_ridge_solution(shape: tuple[int, ...], ta
 
 def test_without_noise_labels_are_recovered() -> None:
     """(26): tau = 0 and N >= m, by the pseudo-inverse."""
-    problem = icl.Problem.sample(6, 12, 3, 4, 0.0, 0)
+    problem = icl.InContextProblem.sample(6, 12, 3, 4, 0.0, 0)
     prompts = problem.prompts(5, 0)
     torch.testing.assert_close(prompts.shown @ problem.moments().minimiser(), prompts.y)
     assert abs(problem.infimum()) < 1e-12
@@ -117,7 +117,7 @@ def test_without_noise_labels_are_recovered() -> None:
 
 def test_lemma_4() -> None:
     """E_eps of (24) is (25): fresh noise on the inputs is a ridge of strength N tau / N."""
-    problem = icl.Problem.sample(4, 6, 3, 3, 0.7, 0)
+    problem = icl.InContextProblem.sample(4, 6, 3, 3, 0.7, 0)
     y = problem.prompts(1, 0).shown[0]
     lam = torch.tensor([0.3, -1.0, 0.5], dtype=torch.float64)
     noise = 0.7**0.5 * torch.randn(200_000, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_memory_and_time_of_a_step() -> None:
             return found
 
     N, K, d, H = 6, 40, 12, 30
-    model = started(icl.Problem.sample(N, K, d, 5), H)
+    model = started(icl.InContextProblem.sample(N, K, d, 5), H)
     with Largest() as largest, FlopCounterMode(display=False) as counted:
         model.step()
     assert largest.seen == H * max(d * d, K * N)
@@ -155,7 +155,7 @@ def test_memory_and_time_of_a_step() -> None:
 
 
 def test_one_dtype_lower_is_the_same() -> None:
-    problem = icl.Problem.sample(5, 20, 8, 4, 0.01, 0)
+    problem = icl.InContextProblem.sample(5, 20, 8, 4, 0.01, 0)
     pair = [icl.OneLayer(problem, 6, dtype=dtype) for dtype in (torch.float64, torch.float32)]
     gaps = [icl.train(model, 30, rate=0.01).gap[-1] for model in pair]
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-3)
@@ -163,11 +163,11 @@ def test_one_dtype_lower_is_the_same() -> None:
 
 def test_a_user_function_and_a_table_of_values() -> None:
     tokens = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    by_function = icl.Problem.of(tokens, lambda v: torch.cat([v, v.square()], 1), N=4)
+    by_function = icl.InContextProblem.of(tokens, lambda v: torch.cat([v, v.square()], 1), N=4)
     assert (by_function.m, by_function.K, by_function.d) == (6, 9, 3)
-    by_table = icl.Problem.of(tokens, torch.cat([tokens, tokens.square()], 1), N=4, m=6)
+    by_table = icl.InContextProblem.of(tokens, torch.cat([tokens, tokens.square()], 1), N=4, m=6)
     assert by_function.infimum() == by_table.infimum()
-    sampled = icl.Problem.sample(4, 9, 3, None, f=torch.sin)
+    sampled = icl.InContextProblem.sample(4, 9, 3, None, f=torch.sin)
     assert sampled.m == 3
 
 
@@ -191,26 +191,26 @@ def test_a_user_function_and_a_table_of_values() -> None:
 )
 def test_bad_problems_are_told(settings: dict, words: str) -> None:
     with pytest.raises(InlayError) as told:
-        icl.Problem.sample(**{"N": 4, "K": 8, "d": 3, "m": 2, **settings})
+        icl.InContextProblem.sample(**{"N": 4, "K": 8, "d": 3, "m": 2, **settings})
     assert words in str(told.value)
 
 
 def test_repeated_tokens_and_no_heads_are_told() -> None:
     tokens = torch.eye(3)[[0, 1, 1]]
     with pytest.raises(InlayError, match="1 of the 3 tokens repeat"):
-        icl.Problem.of(tokens, torch.ones(3, 2), N=2)
-    problem = icl.Problem.sample(4, 8, 3, 2)
+        icl.InContextProblem.of(tokens, torch.ones(3, 2), N=2)
+    problem = icl.InContextProblem.sample(4, 8, 3, 2)
     for broken in ({"heads": 0}, {"heads": 2, "beta": 0.0}):
         with pytest.raises(InlayError, match=r"heads|beta"):
             icl.OneLayer(problem, **broken)
     with pytest.raises(InlayError, match="variance"):
-        icl.Tasks(variance=-1)
+        icl.TaskDistribution(variance=-1)
     with pytest.raises(InlayError, match="0 prompts"):
         problem.prompts(0, 0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_same_on_cuda() -> None:
-    problem = icl.Problem.sample(5, 20, 8, 4, 0.01, 0)
+    problem = icl.InContextProblem.sample(5, 20, 8, 4, 0.01, 0)
     gaps = [icl.train(icl.OneLayer(problem.to(device), 6), 30, rate=0.01).gap[-1] for device in ("cpu", "cuda")]
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-9)

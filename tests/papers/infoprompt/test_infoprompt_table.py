@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.papers.infoprompt import table
+from inlay.papers.tables import NAMES
 
 PAGE = Path(__file__).parents[3] / "docs" / "infoprompt-measured.md"
 
@@ -69,7 +70,7 @@ def test_the_tables_choose_the_rate_that_was_run(tmp_path: Path) -> None:
     }
     named = {"group": "mlm-64", "line": "infoprompt"}
     args = argparse.Namespace(models_dir="", data_dir="", steps=None, choosing_seeds=2, seeds=1, groups=["mlm-64"])
-    known = {tuple(run[name] for name in table.NAMES): run for run in runs}
+    known = {tuple(run[name] for name in NAMES): run for run in runs}
     (rate,) = {w.rate for w in table.wanted(known, args) if w.line == "infoprompt" and not w.chooses}
     assert rate == 0.01
     runs += [named | {"task": task, "rate": rate, "seed": 0} | tested for task in table.TASKS]

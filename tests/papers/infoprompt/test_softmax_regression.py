@@ -14,7 +14,7 @@ from torch import Tensor
 from inlay.errors import InlayError
 from inlay.papers.infoprompt.theory import (
     Printed,
-    Problem,
+    SoftmaxProblem,
     SparseDiagonal,
     Sparsified,
     curvature_bound,
@@ -42,7 +42,9 @@ PARTS = [("exp",), ("cent",), ("reg",), ("exp", "cent", "reg")]
 sizes = st.tuples(st.integers(1, 4), st.integers(0, 5), st.integers(0, 99))
 
 
-def instance(d: int, more: int, seed: int, parts: tuple[str, ...] = ("exp", "cent", "reg")) -> tuple[Problem, Tensor]:
+def instance(
+    d: int, more: int, seed: int, parts: tuple[str, ...] = ("exp", "cent", "reg")
+) -> tuple[SoftmaxProblem, Tensor]:
     """Any A, b of any sign, uneven weights, and a point."""
     generator = torch.Generator().manual_seed(seed)
     n = d + more
@@ -50,10 +52,10 @@ def instance(d: int, more: int, seed: int, parts: tuple[str, ...] = ("exp", "cen
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    return Problem(normal(n, d), normal(n), normal(n).abs(), parts), normal(d)
+    return SoftmaxProblem(normal(n, d), normal(n), normal(n).abs(), parts), normal(d)
 
 
-def plain_loss(problem: Problem, x: Tensor) -> float:
+def plain_loss(problem: SoftmaxProblem, x: Tensor) -> float:
     """The definitions, a number at a time."""
     n, d = problem.A.shape
     z = [sum(float(problem.A[i, j] * x[j]) for j in range(d)) for i in range(n)]
@@ -189,7 +191,7 @@ def test_exact_newton_squares_its_error_and_the_gradient_vanishes() -> None:
     assert float(problem.loss(solution)) < float(away)
     errors = newton(problem, torch.zeros_like(solution), 4).errors(solution)
     assert float(errors[2]) < float(errors[1]) ** 1.5
-    half = Problem(problem.A.float(), problem.b.float(), problem.w.float())
+    half = SoftmaxProblem(problem.A.float(), problem.b.float(), problem.w.float())
     assert torch.allclose(solve(half).double(), solution, atol=1e-4)
     stopped = newton(problem, torch.zeros_like(solution), 50, until=1e-10)
     assert 2 <= stopped.steps < 10
@@ -253,15 +255,15 @@ def test_bad_input_is_told() -> None:
     nan = b.clone()
     nan[2] = float("nan")
     cases = [
-        (lambda: Problem(A[0], b, w), "n x d"),
-        (lambda: Problem(A, b[:5], w), "vector of 6"),
-        (lambda: Problem(A, b, w[:, None]), "vector of 6"),
-        (lambda: Problem(A.T.contiguous(), b[:3], w[:3]), "n >= d"),
-        (lambda: Problem(A, nan, w), "b has 1 entries that are NaN"),
-        (lambda: Problem(A, b, -w), "negative entry"),
-        (lambda: Problem(A.float(), b, w), "all in float64"),
-        (lambda: Problem(A.half(), b.half(), w.half()), "all in float64"),
-        (lambda: Problem(A.long(), b.long(), w.long()), "all in float64"),
+        (lambda: SoftmaxProblem(A[0], b, w), "n x d"),
+        (lambda: SoftmaxProblem(A, b[:5], w), "vector of 6"),
+        (lambda: SoftmaxProblem(A, b, w[:, None]), "vector of 6"),
+        (lambda: SoftmaxProblem(A.T.contiguous(), b[:3], w[:3]), "n >= d"),
+        (lambda: SoftmaxProblem(A, nan, w), "b has 1 entries that are NaN"),
+        (lambda: SoftmaxProblem(A, b, -w), "negative entry"),
+        (lambda: SoftmaxProblem(A.float(), b, w), "all in float64"),
+        (lambda: SoftmaxProblem(A.half(), b.half(), w.half()), "all in float64"),
+        (lambda: SoftmaxProblem(A.long(), b.long(), w.long()), "all in float64"),
         (lambda: replace(good, parts=("entropy",)), "cent"),
         (lambda: good.loss(b), "3 finite numbers"),
         (lambda: newton(good, nan[:3], 1), "x0 of shape"),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.infoprompt.theory import Problem, l_exp
+from inlay.papers.infoprompt.theory import SoftmaxProblem, l_exp
 from inlay.papers.multi_lora.theory import (
-    Constants,
     Decomposable,
+    LossConstants,
     Quadratic,
     corrected_hessian,
     counterexample,
@@ -131,7 +131,7 @@ def test_the_counterexample(k: int) -> None:
 def test_softmax_constants_are_within_their_bounds(seed: int, radius: float) -> None:
     loss = softmax_tasks(2, 2, 2, 12, seed)
     seen = estimate(loss, points(loss, 4, radius, seed))
-    bounds = [softmax_bounds(part, math.sqrt(2) * radius) for part in loss.parts if isinstance(part, Problem)]
+    bounds = [softmax_bounds(part, math.sqrt(2) * radius) for part in loss.parts if isinstance(part, SoftmaxProblem)]
     assert len(bounds) == 2
     assert seen.part.gamma <= max(bound.gamma for bound in bounds)
     assert seen.part.beta <= max(bound.beta for bound in bounds)
@@ -202,7 +202,7 @@ def test_bad_input_is_told() -> None:
         (lambda: loss.gradient(y[0], y), "give 2 numbers"),
         (lambda: loss.hessian(x / 0, y), "NaN"),
         (lambda: counterexample(0), "1 or more"),
-        (lambda: lemma_bounds(Constants(1, 1, 1), 0), "1 or more"),
+        (lambda: lemma_bounds(LossConstants(1, 1, 1), 0), "1 or more"),
         (lambda: quadratics(2, 2, 1, 0, condition=0.5), "1 or more"),
         (lambda: points(loss, 0, 1.0, 0), "1 point"),
         (lambda: estimate(loss, []), "No points"),

@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("line", "task"), [("multi-lora", "all"), ("lora", "dart")])
 def test_numbers_are_those_of_the_formula_where_texts_are_written(place: Path, line: str, task: str) -> None:
-    work = table.Work("decoder", line, task, 0.01, 0, str(place), str(place), steps=1, limit=4)
+    work = table.TaskRun("decoder", line, task, 0.01, 0, str(place), str(place), steps=1, limit=4)
     found = table.measure(work)
     assert all("bleu" in score for score in found["scores"].values())
     config = AutoConfig.from_pretrained(place / "smollm2")

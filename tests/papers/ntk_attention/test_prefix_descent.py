@@ -9,7 +9,7 @@ import torch
 
 from inlay.errors import InlayError
 from inlay.papers.ntk_attention.theory import (
-    Constants,
+    PrefixConstants,
     descend,
     draw,
     drift,
@@ -90,7 +90,7 @@ def test_on_unit_inputs_the_decay_holds_at_every_step() -> None:
 
 
 def test_the_theorems_constants() -> None:
-    asked = Constants(4, 3, 1024, 0.4)
+    asked = PrefixConstants(4, 3, 1024, 0.4)
     B = 10 * math.sqrt(math.log(12 / 0.05))
     assert pytest.approx(B) == asked.B
     assert asked.step == pytest.approx(math.log10(0.4 / (1024 * 144)) - 16 * B / math.log(10))

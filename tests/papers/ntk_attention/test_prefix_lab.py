@@ -18,7 +18,7 @@ from inlay.papers.ntk_attention.charts import theory as charts_prefix
 from inlay.papers.ntk_attention.command import FIGURES
 from inlay.papers.ntk_attention.theory import lab
 from inlay.papers.ntk_attention.theory.lab import attention, kernels
-from inlay.papers.ntk_attention.theory.network import Problem, draw
+from inlay.papers.ntk_attention.theory.network import PrefixProblem, draw
 from inlay.papers.ntk_attention.theory.setting import EXAMPLES, SIZE, both_kernels, kept_steps
 
 Lab = Callable[..., tuple[int, str, str]]
@@ -56,14 +56,14 @@ def test_every_experiment_draws_and_tells(run: Lab, tmp_path: Path, figure: str)
 @pytest.mark.parametrize("figure", FIGURES)
 def test_the_bar_is_as_long_as_the_work(run: Lab, figure: str) -> None:
     begun: list[str] = []
-    setting = lab.Setting((16, 64), seeds=1, steps=20)
+    setting = lab.PrefixSetting((16, 64), seeds=1, steps=20)
     lab.EXPERIMENTS[figure](setting, begun.append)
     assert len(begun) == lab.beginnings(figure, setting)
 
 
 def test_verdicts_that_do_not_depend_on_long_runs(run: Lab) -> None:
     """Each of these is the opposite where the computation is wrong."""
-    setting = lab.Setting((64, 256), seeds=2, steps=30)
+    setting = lab.PrefixSetting((64, 256), seeds=2, steps=30)
 
     def holds(figure: str) -> dict[str, str]:
         found = lab.EXPERIMENTS[figure](setting, lambda what: None)
@@ -80,7 +80,7 @@ def test_verdicts_that_do_not_depend_on_long_runs(run: Lab) -> None:
 
 
 def test_the_law_of_b3_and_the_late_rate_by_hand() -> None:
-    setting = lab.Setting((16, 256), seeds=1, steps=40)
+    setting = lab.PrefixSetting((16, 256), seeds=1, steps=40)
     found = lab.EXPERIMENTS["proposition-b3"](setting, lambda what: None)
     rows = {(row[0], row[2]): row for row in found.rows}
     for width in setting.widths:
@@ -94,12 +94,12 @@ def test_the_law_of_b3_and_the_late_rate_by_hand() -> None:
 
 
 def test_a_kernel_with_a_negative_eigenvalue_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def indefinite(problem: Problem) -> tuple[Tensor, Tensor]:
+    def indefinite(problem: PrefixProblem) -> tuple[Tensor, Tensor]:
         printed, true = both_kernels(problem)
         return printed - 2 * torch.linalg.eigvalsh(printed)[0] * torch.eye(len(printed)), true
 
     monkeypatch.setattr(kernels, "both_kernels", indefinite)
-    found = lab.EXPERIMENTS["kernel"](lab.Setting((16, 64), seeds=1, steps=20), lambda what: None)
+    found = lab.EXPERIMENTS["kernel"](lab.PrefixSetting((16, 64), seeds=1, steps=20), lambda what: None)
     (claim,) = [claim for claim in found.claims if claim.claim.startswith("lambda_min")]
     assert claim.holds == "no"
     assert claim.measured.startswith("-")

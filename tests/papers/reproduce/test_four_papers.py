@@ -14,7 +14,7 @@ from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.experiments import Shape
 from inlay.papers.reproduce.predicates import judged
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, UNTESTED
-from inlay.papers.reproduce.results import Cell, Results, Stated
+from inlay.papers.reproduce.results import ResultCell, Results, Stated
 from inlay.records.spec import Spec
 
 # Panels, rows and columns of what is printed.
@@ -288,7 +288,7 @@ def test_what_nobody_has_learnt_decides_nothing() -> None:
     assert (verdict.judgement, "class: Copa" in verdict.measured) == (HOLDS, True)
     assert s.ntk_above("LoRA, r' = 8", ["Copa"])(table).judgement == UNTESTED
     assert s.improves(table).judgement == HOLDS
-    shorter = {**table.cells, ("", "P-Tuning V2, m = 16", "CB"): Cell((60.0,))}
+    shorter = {**table.cells, ("", "P-Tuning V2, m = 16", "CB"): ResultCell((60.0,))}
     assert s.improves(Results(shorter)).judgement == FAILS
 
 
@@ -374,10 +374,10 @@ def test_multi_lora_trains_each_task_by_itself_at_paper(tmp_path: Path) -> None:
 
 
 def test_what_a_table_shows_of_an_experiment() -> None:
-    from inlay.papers.findings import Claim, Finding
+    from inlay.papers.findings import Finding, MeasuredClaim
 
     rows = [(kind, step, step / 2, seed) for kind in ("a", "b") for seed in (0, 1) for step in range(101)]
-    found = Finding("x", ("kind", "step", "loss", "seed"), rows, [Claim("it falls", "no", "no")])  # type: ignore[arg-type]
+    found = Finding("x", ("kind", "step", "loss", "seed"), rows, [MeasuredClaim("it falls", "no", "no")])  # type: ignore[arg-type]
     curve = Shape(("kind",), curve=("step", "loss"), points=3, named={"a": "first"}, within="here").of(found)
     assert list(curve.cells) == [("here", "first", "0"), ("here", "first", "50"), ("here", "first", "100")]
     assert curve.cells["here", "first", "50"].values == (25.0, 25.0)  # one a seed

@@ -13,8 +13,7 @@ import pytest
 
 from inlay import backbones
 from inlay.papers import tables
-from inlay.papers.infoprompt import table as infoprompt
-from inlay.papers.infoprompt.table import NAMES, Work
+from inlay.papers.infoprompt.table import FewShotRun
 from inlay.papers.multi_lora import table as multi_lora
 from inlay.papers.ntk_attention import table as ntk_attention
 from inlay.papers.reproduce import kept
@@ -30,8 +29,8 @@ def test_each_run_names_its_commit_and_known_ones_keep_theirs(tmp_path: Path, mo
     args = argparse.Namespace(
         seconds=300.0, known=str(tmp_path / "known.json"), results=str(tmp_path / "results.json"), workers=1
     )
-    works = [Work(**NAMED, seed=seed, models_dir="", data_dir="") for seed in range(3)]
-    tables.run_all(dataclasses.asdict, lambda entries: works, NAMES, args)
+    works = [FewShotRun(**NAMED, seed=seed, models_dir="", data_dir="") for seed in range(3)]
+    tables.run_all(dataclasses.asdict, lambda entries: works, tables.NAMES, args)
     found = json.loads((tmp_path / "results.json").read_text())
     assert {run["seed"]: run["commit"] for run in found["runs"]} == {0: "old", 1: "older", 2: "new"}
     assert found["versions"]["commit"] == "new"
@@ -56,25 +55,27 @@ def test_a_note_names_the_commits_of_runs_with_their_groups(tmp_path: Path, monk
     assert told.endswith("on a card, commit abcdef0 (encoder, sentences); 0123456 (vision).")
 
 
-def pooled(script: Any, group: str, line: str) -> str:
+def pooled(run: type[Any], group: str, line: str) -> str:
     """What the heads of a group's runs on the embedded MiniLM read."""
-    work = script.Work(group, line, "sst2", 0.1, 0, models_dir="", data_dir="")
+    work = run(group, line, "sst2", 0.1, 0, models_dir="", data_dir="")
     return backbones.settle_pooling("embedded:minilm", "classification", work.spec().pooling)
 
 
 def test_heads_of_minilm_read_the_mean_in_kept_runs_and_in_new_ones() -> None:
-    assert {pooled(multi_lora, group, "lora") for group in ("encoder", "larger")} == {"own"}, "as their kept runs"
+    assert {pooled(multi_lora.TaskRun, group, "lora") for group in ("encoder", "larger")} == {"own"}, (
+        "as their kept runs"
+    )
     backbone = backbones.load("embedded:minilm", kind="classification", num_labels=2)
     assert backbone.pooling == "mean"
     whole = sum(p.numel() for p in backbone.model.parameters())
-    for paper, script, groups in (
-        ("infoprompt", infoprompt, ("minilm-64", "minilm-256")),
-        ("ntk_attention", ntk_attention, ("encoder", "sentences")),
+    for paper, run, groups in (
+        ("infoprompt", FewShotRun, ("minilm-64", "minilm-256")),
+        ("ntk_attention", ntk_attention.ModelRun, ("encoder", "sentences")),
     ):
         table = kept.table(paper)
         assert table is not None
         for group in groups:
-            assert pooled(script, group, "full") == "mean"
+            assert pooled(run, group, "full") == "mean"
             runs = [run for run in table.runs if (run["group"], run["line"]) == (group, "full") and run["task"] != "cb"]
             two = [run for run in runs if run["task"] not in ("semeval2010", "wnut17-spans")]
             assert {run["trained"] for run in two} == {whole}, (

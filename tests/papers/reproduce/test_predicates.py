@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding
+from inlay.papers.findings import Finding, MeasuredClaim
 from inlay.papers.reproduce import catalogue
 from inlay.papers.reproduce.predicates import (
     above,
@@ -29,7 +29,7 @@ from inlay.papers.reproduce.predicates import (
     within,
 )
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, UNTESTED
-from inlay.papers.reproduce.results import Cell, Results, from_finding
+from inlay.papers.reproduce.results import ResultCell, Results, from_finding
 
 TABLE = Results.of(
     {
@@ -79,7 +79,7 @@ def test_the_others() -> None:
     assert rises("c", ["x", "y"])(TABLE).judgement == UNTESTED
     both = Results.of({("", "r", "x"): 1.0, ("", "r", "y"): 2.0, ("", "r", "Average"): 1.5}, printed=True)
     assert mean_of_columns()(both).judgement == HOLDS
-    off = Results({**both.cells, ("", "r", "Average"): Cell((1.6,))}, printed=True)
+    off = Results({**both.cells, ("", "r", "Average"): ResultCell((1.6,))}, printed=True)
     assert mean_of_columns()(off).judgement == FAILS
     assert mean_of_columns()(replace(off, printed=False)).judgement == UNTESTED  # ours are computed
 
@@ -141,7 +141,7 @@ def test_one_seed_never_decides_and_a_count_does() -> None:
     )
     assert [test(seed).kind for test in tests] == [OPEN] * len(tests)
     assert [test(Results.from_json(seed.to_json())).kind for test in tests] == [OPEN] * len(tests)
-    counted = Results({key: Cell(cell.values) for key, cell in seed.cells.items()})
+    counted = Results({key: ResultCell(cell.values) for key, cell in seed.cells.items()})
     assert [test(counted).kind for test in tests] == [HOLDS] * len(tests)
     averaged = seed.with_average()
     assert above("a", "b", columns=["Average"])(averaged).kind == OPEN
@@ -157,10 +157,10 @@ def test_a_claim_on_average_is_about_the_mean_that_there_is() -> None:
 
 def test_an_exact_number_beside_repeated_ones() -> None:
     """The interval is that of what was repeated."""
-    found = difference(Cell((1.0, 2.0, 3.0)), Cell((0.5,)))
+    found = difference(ResultCell((1.0, 2.0, 3.0)), ResultCell((0.5,)))
     assert found.mean == 1.5
-    assert found.half == Cell((1.0, 2.0, 3.0)).half
-    assert difference(Cell((1.0, 2.0, 3.0)), Cell.of_seeds([0.5])).half is None
+    assert found.half == ResultCell((1.0, 2.0, 3.0)).half
+    assert difference(ResultCell((1.0, 2.0, 3.0)), ResultCell.of_seeds([0.5])).half is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -179,12 +179,12 @@ def test_a_curve_prefers_one_end_at_most(values: list[float]) -> None:
 
 
 def test_what_the_lab_has_judged() -> None:
-    claims = [Claim("layer 1: yes", "all", "yes"), Claim("layer 2: who knows", "few", "cannot tell")]
+    claims = [MeasuredClaim("layer 1: yes", "all", "yes"), MeasuredClaim("layer 2: who knows", "few", "cannot tell")]
     finding = Finding(
         "one", ("kind", "P", "value", "seed"), [("s", 4, 1.0, 0), ("s", 4, 3.0, 1), ("t", 8, 2.0, 0)], claims
     )
     found = from_finding(finding, ("kind",), curve=("P", "value"))
-    assert found.cells == {("", "s", "4"): Cell((1.0, 3.0)), ("", "t", "8"): Cell((2.0,))}
+    assert found.cells == {("", "s", "4"): ResultCell((1.0, 3.0)), ("", "t", "8"): ResultCell((2.0,))}
     assert stated("layer 1")(found).judgement == HOLDS
     assert stated("layer 2")(found).judgement == UNTESTED
     assert stated("layer 3")(found).judgement == UNTESTED
@@ -195,12 +195,12 @@ def test_printed_numbers_are_read_with_their_errors(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("panel,row,x,y\np,a,81.3±0.4,\np,b,80,1e3\n", encoding="utf-8")
     table = Results.read(path)
-    assert table.get("a", "x", "p") == Cell((81.3,), printed=0.4)
+    assert table.get("a", "x", "p") == ResultCell((81.3,), printed=0.4)
     assert str(table.get("a", "x", "p")) == "81.3 ± 0.4"
     assert table.get("a", "x", "p").half is None  # type: ignore[union-attr]  # nobody says that it is an interval
     assert Results.read(path, intervals=True).get("a", "x", "p").half == 0.4  # type: ignore[union-attr]
     assert table.get("a", "y", "p") is None
-    assert table.get("b", "y", "p") == Cell((1000.0,))
+    assert table.get("b", "y", "p") == ResultCell((1000.0,))
     assert above("a", "b", columns=["x"])(table).interval is None  # b has no error
     path.write_text("method,x\na,1\n")
     with pytest.raises(InlayError, match="'row'"):

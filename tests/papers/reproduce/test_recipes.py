@@ -14,9 +14,9 @@ from inlay.papers.reproduce import catalogue, kept
 from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.drawing import style
 from inlay.papers.reproduce.latest import count_verdicts, last_verdicts, path_of
-from inlay.papers.reproduce.perform import Outcome, reproduce, with_own_means
+from inlay.papers.reproduce.perform import Reproduction, reproduce, with_own_means
 from inlay.papers.reproduce.predicates import above
-from inlay.papers.reproduce.recipe import SCALES, UNTESTED, Claim, Scale
+from inlay.papers.reproduce.recipe import SCALES, UNTESTED, Claim, RecipeScale
 from inlay.papers.reproduce.results import Results
 from inlay.records.spec import Spec
 from inlay.workflow.tune import tune
@@ -149,8 +149,8 @@ def test_the_page_is_up_to_date(document: Any) -> None:
 
 
 def test_the_models_named_are_those_behind_the_numbers() -> None:
-    beside = Scale("", "", ("a/one",), settings={"if_found": {"panel": "two"}}, behind=("three",))
-    instead = Scale("", "", ("a/one",), settings={"if_found": "two"}, behind=("three",))
+    beside = RecipeScale("", "", ("a/one",), settings={"if_found": {"panel": "two"}}, behind=("three",))
+    instead = RecipeScale("", "", ("a/one",), settings={"if_found": "two"}, behind=("three",))
     for scale, found in ((beside, ("one", "two")), (instead, ("two",))):
         assert scale.models_of(False) == ("one",)
         assert scale.models_of(False, lambda name: name == "two") == found
@@ -162,7 +162,7 @@ def test_results_become_data_of_the_page(
 ) -> None:
     """A result at `here` is kept with its paper, without the paths of who made it, and the page tells it."""
     outcome = reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", progress=False, command=["secret"])
-    as_here = Outcome(outcome.recipe, "here", None, outcome.ours, 1.0, outcome.folder.parent / "here", ("secret",))
+    as_here = Reproduction(outcome.recipe, "here", None, outcome.ours, 1.0, outcome.folder.parent / "here", ("secret",))
     from inlay.papers.reproduce.perform import keep
 
     keep(as_here)

@@ -49,11 +49,11 @@ def command(
     names = choose_figures(figure, FIGURES)
     sizes = parse_sizes(tokens, "--tokens", "8,12,16,24")
     from inlay.papers.activation_prompts import charts
-    from inlay.papers.activation_prompts.theory import Setting, lab
+    from inlay.papers.activation_prompts.theory import SampleSetting, lab
 
     if beta_squared <= 0:
         raise InlayError(f"--beta-squared {beta_squared}: give a number above 0.")
-    setting = Setting(
+    setting = SampleSetting(
         step=step,
         batch=batch,
         beta=beta_squared**0.5,

@@ -14,7 +14,7 @@ from inlay.errors import InlayError, first_line
 from inlay.papers.commands.blocks import in_blocks
 
 if TYPE_CHECKING:
-    from inlay.papers.reproduce.perform import Outcome
+    from inlay.papers.reproduce.perform import Reproduction
     from inlay.papers.reproduce.recipe import Verdict
 
 SOME_FAILED = 1
@@ -121,7 +121,7 @@ def listed() -> None:
     show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))
 
 
-def tell(outcome: Outcome) -> None:
+def tell(outcome: Reproduction) -> None:
     """The paper's numbers beside ours, what one must know of them, then every claim on both."""
     from inlay.papers.reproduce import kept
 

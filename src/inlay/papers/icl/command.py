@@ -153,7 +153,7 @@ def command(
         raise InlayError(f"--redraw trains nothing: leave out {', '.join(f'--{name}' for name in options)}.")
     if not redraw:
         lab.check_given(names or ("run",), optimiser, options)
-    setting = lab.Setting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device, optimiser)
+    setting = lab.InContextSetting(N, K, d, m, tau, counts, steps, seconds, batch, rate, seed, unit, device, optimiser)
     folders = {name: out / experiments.folder_name(name) for name in names or ("run",)}
     if redraw:
         for found, folder in experiments.redraw_all(list(folders.values())):

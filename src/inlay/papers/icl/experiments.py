@@ -41,7 +41,7 @@ def folder_name(name: str) -> str:
 
 
 def make_all(
-    folders: Mapping[str, Path], setting: lab.Setting, own: Models, *, watch: bool = False, quiet: bool = False
+    folders: Mapping[str, Path], setting: lab.InContextSetting, own: Models, *, watch: bool = False, quiet: bool = False
 ) -> Made:
     """Make the experiments, each in its folder; with `watch` their losses are drawn in the terminal as they fall."""
     for name, folder in folders.items():
@@ -60,7 +60,7 @@ def make_all(
     return made
 
 
-def make(name: str, setting: lab.Setting, own: Models, tick: Tick, show: Show) -> Finding:
+def make(name: str, setting: lab.InContextSetting, own: Models, tick: Tick, show: Show) -> Finding:
     """Make one experiment."""
     if name == "language":
         answers = models.language_model(own.language, device=setting.device)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.papers.icl.theory.language import Answerer
-from inlay.papers.icl.theory.problem import Problem
-from inlay.papers.icl.theory.setting import Setting
+from inlay.papers.icl.theory.problem import InContextProblem
+from inlay.papers.icl.theory.setting import InContextSetting
 from inlay.records.spec import Spec
 from inlay.workflow.explain.models import NO_METHOD, batch_examples, draw_examples, load_subject
 
 
-def real_problem(model: str, task: str, setting: Setting, data_dir: str | None = None) -> Problem:
+def real_problem(model: str, task: str, setting: InContextSetting, data_dir: str | None = None) -> InContextProblem:
     """K training examples of a task: what enters a backbone's first block are the tokens `v_k`, what leaves its last
     one (the mean over places) is `f(v_k)`.
 
@@ -28,7 +28,7 @@ def real_problem(model: str, task: str, setting: Setting, data_dir: str | None =
     tokens = components(first, min(setting.d, len(first) - 1, first.shape[1]))
     if setting.unit:
         tokens = tokens / tokens.norm(dim=1, keepdim=True)
-    return Problem.of(tokens, components(last, wanted), setting.N, setting.tau).to(setting.device)
+    return InContextProblem.of(tokens, components(last, wanted), setting.N, setting.tau).to(setting.device)
 
 
 def components(values: Tensor, count: int) -> Tensor:

@@ -38,7 +38,7 @@ def command(
     from inlay.papers.infoprompt import charts
     from inlay.papers.infoprompt.theory import lab
 
-    setting = lab.Setting(sizes, size, seeds, epsilon)
+    setting = lab.SoftmaxSetting(sizes, size, seeds, epsilon)
     perform(
         names,
         lambda name, tick: lab.EXPERIMENTS[name](setting, tick),

@@ -22,15 +22,18 @@ import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import (
+    NAMES,
     Entry,
     Key,
+    TableLine,
+    TableRun,
     difference,
     fill,
     head,
@@ -41,7 +44,6 @@ from inlay.papers.tables import (
     write_options,
 )
 
-NAMES = ("group", "line", "task", "rate", "seed")
 FILE = kept.path("infoprompt", "table.json")
 TASKS = ("sst2", "rte", "mrpc", "cola", "semeval2010", "wnut17-spans")
 CHOOSING = ("sst2", "semeval2010")  # where learning rates are chosen
@@ -53,7 +55,7 @@ SCORED_BATCH = 64
 MOST_LENGTH = 128
 MOST_EXAMPLES = {"wnut17-spans": 1975}  # there are no more to train on
 PROMPTS = (1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-RATES: Mapping[str, tuple[float, ...]] = {
+RATES: Mapping[str | None, tuple[float, ...]] = {
     "infoprompt": PROMPTS,
     "warp": PROMPTS,
     "idpg": PROMPTS,
@@ -63,31 +65,22 @@ RATES: Mapping[str, tuple[float, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a table: a method with settings."""
-
-    name: str
-    method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
 LINES = (
-    Line("infoprompt", "infoprompt"),
-    Line("warp", "warp"),
-    Line("idpg", "idpg"),
-    Line("without head loss", "infoprompt", {"gamma": 0.0}),
-    Line("without representation loss", "infoprompt", {"beta": 0.0}),
-    Line("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
-    Line("adapter", "adapter-pfeiffer"),
-    Line("lora", "lora"),
-    Line("full", "full"),
+    TableLine("infoprompt", "infoprompt"),
+    TableLine("warp", "warp"),
+    TableLine("idpg", "idpg"),
+    TableLine("without head loss", "infoprompt", {"gamma": 0.0}),
+    TableLine("without representation loss", "infoprompt", {"beta": 0.0}),
+    TableLine("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
+    TableLine("adapter", "adapter-pfeiffer"),
+    TableLine("lora", "lora"),
+    TableLine("full", "full"),
 )
-UNIFORM = Line("warp, uniform", "warp", {"initial": "uniform"})
+UNIFORM = TableLine("warp, uniform", "warp", {"initial": "uniform"})
 
 
 @dataclass(frozen=True)
-class Group:
+class FewShotGroup:
     """A model, its lines and seeds, and how they are trained; `name` of the group where its rates are chosen."""
 
     model: str
@@ -95,20 +88,20 @@ class Group:
     batch_size: int
     rates_of: str
     tasks: tuple[str, ...] = TASKS
-    lines: tuple[Line, ...] = LINES
+    lines: tuple[TableLine, ...] = LINES
     seeds: int = 5
     epochs: int = 30
     schedule: str = "linear"
 
-    def line(self, name: str) -> Line:
+    def line(self, name: str) -> TableLine:
         return next(line for line in self.lines if line.name == name)
 
 
 # 240 updates at either N: 30 epochs of batches of 8 (as in the paper) and of 32.
 GROUPS = {
-    "mlm-64": Group("minilm_l6_mlm", 64, 8, "mlm-64"),
-    "mlm-256": Group("minilm_l6_mlm", 256, 32, "mlm-64"),
-    "sensitivity": Group(
+    "mlm-64": FewShotGroup("minilm_l6_mlm", 64, 8, "mlm-64"),
+    "mlm-256": FewShotGroup("minilm_l6_mlm", 256, 32, "mlm-64"),
+    "sensitivity": FewShotGroup(
         "minilm_l6_mlm",
         2000,
         8,
@@ -119,11 +112,11 @@ GROUPS = {
         epochs=1,
         schedule="constant",
     ),
-    "initialisation": Group("minilm_l6_mlm", 64, 8, "mlm-64", tasks=("mrpc",), lines=(UNIFORM,)),
-    "minilm-64": Group("minilm", 64, 8, "minilm-64"),
-    "minilm-256": Group("minilm", 256, 32, "minilm-64"),
-    "smollm2-64": Group("smollm2", 64, 8, "smollm2-64"),
-    "smollm2-256": Group("smollm2", 256, 32, "smollm2-64"),
+    "initialisation": FewShotGroup("minilm_l6_mlm", 64, 8, "mlm-64", tasks=("mrpc",), lines=(UNIFORM,)),
+    "minilm-64": FewShotGroup("minilm", 64, 8, "minilm-64"),
+    "minilm-256": FewShotGroup("minilm", 256, 32, "minilm-64"),
+    "smollm2-64": FewShotGroup("smollm2", 64, 8, "smollm2-64"),
+    "smollm2-256": FewShotGroup("smollm2", 256, 32, "smollm2-64"),
 }
 
 
@@ -131,21 +124,8 @@ GROUPS = {
 
 
 @dataclass(frozen=True)
-class Work:
+class FewShotRun(TableRun):
     """One run, and where its model and data lie."""
-
-    group: str
-    line: str
-    task: str
-    rate: float
-    seed: int
-    models_dir: str
-    data_dir: str
-    steps: int | None = None
-
-    @property
-    def named(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in NAMES}
 
     @property
     def shots(self) -> int:
@@ -195,7 +175,7 @@ def some(data: Any, most: int) -> Any:
     return data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:most]))
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: FewShotRun) -> dict[str, Any]:
     """Train, score the held-out part on the way, and in the end the test part, unless the run is to choose a rate."""
     import dataclasses
 
@@ -278,11 +258,11 @@ def losses(history: Iterable[Mapping[str, Any]], steps: Iterable[int]) -> list[d
     return found
 
 
-def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Work]:
+def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[FewShotRun]:
     """All that is to be run, the most telling first: rates to choose, then seed by seed what they were chosen for."""
 
-    def work(group: str, line: Line, task: str, rate: float, seed: int) -> Work:
-        return Work(group, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
+    def work(group: str, line: TableLine, task: str, rate: float, seed: int) -> FewShotRun:
+        return FewShotRun(group, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
     entries = list(known.values())
     for name in args.groups:
@@ -297,7 +277,7 @@ def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Wor
                 yield work(name, line, task, best, seed)
 
 
-def best_rate(entries: Iterable[Entry], group: str, line: Line, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
+def best_rate(entries: Iterable[Entry], group: str, line: TableLine, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
     """The rate with the best mean accuracy on what was held out; of equals the smallest. None: not all are known.
 
     Tasks differ by far more than rates do: means are of the same tasks and seeds at every rate, or there is no choice.
@@ -309,7 +289,9 @@ def best_rate(entries: Iterable[Entry], group: str, line: Line, seeds: int = len
     return min(scored, key=lambda rate: (-fmean(score or 0.0 for score in scored[rate]), rate))
 
 
-def held_out_scores(entries: Iterable[Entry], group: str, line: Line, seeds: int) -> dict[float, list[float | None]]:
+def held_out_scores(
+    entries: Iterable[Entry], group: str, line: TableLine, seeds: int
+) -> dict[float, list[float | None]]:
     """By rate the accuracy of each task and seed that choose, in one order; None: not run."""
     home = GROUPS[group].rates_of
     name = line.name if line in GROUPS[home].lines else line.method
@@ -322,7 +304,7 @@ def held_out_scores(entries: Iterable[Entry], group: str, line: Line, seeds: int
     return {rate: [found.get((rate, *pair)) for pair in pairs] for rate in RATES[line.method]}
 
 
-def choice(runs: Iterable[Entry], group: str, line: Line) -> tuple[float, int] | None:
+def choice(runs: Iterable[Entry], group: str, line: TableLine) -> tuple[float, int] | None:
     """The rate that `run` chooses, and by how many seeds: by all of those that choose, or else by the first alone."""
     runs = list(runs)
     for seeds in range(len(CHOOSING_SEEDS), 0, -1):
@@ -335,7 +317,7 @@ def run(args: argparse.Namespace) -> None:
     """A window of what is wanted is given out: what is known later may be more telling."""
     window = args.workers + 4
 
-    def next_ones(known: Mapping[Key, Entry]) -> Iterator[Work]:
+    def next_ones(known: Mapping[Key, Entry]) -> Iterator[FewShotRun]:
         missing = (work for work in wanted(known, args) if tuple(work.named.values()) not in known)
         return itertools.islice(missing, window)
 
@@ -358,7 +340,7 @@ def whole(runs: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def cell(runs: Sequence[Entry], group: str, line: Line, task: str) -> dict[int, Entry]:
+def cell(runs: Sequence[Entry], group: str, line: TableLine, task: str) -> dict[int, Entry]:
     """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
     chosen = choice(runs, group, line)
     rate = None if chosen is None else chosen[0]
@@ -382,7 +364,7 @@ def with_error(values: Sequence[float], digits: int = 1) -> str:
     return f"{fmean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def by_seed(runs: Sequence[Entry], group: str, line: Line) -> dict[int, float]:
+def by_seed(runs: Sequence[Entry], group: str, line: TableLine) -> dict[int, float]:
     """The mean over all tasks of each seed that has all of them."""
     cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
     seeds = set.intersection(*(set(found) for found in cells))
@@ -436,7 +418,7 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
     return lines
 
 
-def mean_pair(runs: Sequence[Entry], group: str, one: Line, other: Line) -> tuple[list[float], list[float]]:
+def mean_pair(runs: Sequence[Entry], group: str, one: TableLine, other: TableLine) -> tuple[list[float], list[float]]:
     """The means over tasks of two lines, of the seeds that both have."""
     mine, theirs = by_seed(runs, group, one), by_seed(runs, group, other)
     seeds = sorted(set(mine) & set(theirs))
@@ -482,7 +464,7 @@ def early_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
 
 
 def curve_of(
-    runs: Sequence[Entry], group: str, line: Line, tasks: Sequence[str] = TASKS
+    runs: Sequence[Entry], group: str, line: TableLine, tasks: Sequence[str] = TASKS
 ) -> dict[int, dict[int, float]]:
     """The mean over tasks of the validation metric, by epoch and seed."""
     a_step = -(-GROUPS[group].shots // GROUPS[group].batch_size)

@@ -26,12 +26,13 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from inlay.papers import tables
 from inlay.papers.infoprompt import table as large
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import Entry, Key, difference, fill, head, row, run_all, run_options, write_options
 
 FILE = kept.path("infoprompt", "why.json")
-NAMES = (*large.NAMES, "prompts")
+NAMES = (*tables.NAMES, "prompts")
 GROUPS = ("minilm-64", "mlm-64", "smollm2-64")  # of the last two it is only measured how much texts differ
 TASKS = ("wnut17-spans", "sst2")
 SEEDS = range(5, 10)
@@ -39,7 +40,7 @@ RATE = 0.3
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptLine:
     """A line of the table: a line of the large ones, changed."""
 
     line: str
@@ -49,17 +50,17 @@ class Prompts:
 
 OF_THE_TEXT = "made of the text"
 LINES = {
-    "fixed, started from words (WARP)": Prompts("warp"),
-    "fixed, started from random numbers": Prompts("warp", {"initial": "uniform"}),
-    "fixed, made by matrices": Prompts("without both", alike=True),
-    OF_THE_TEXT: Prompts("without both"),
+    "fixed, started from words (WARP)": PromptLine("warp"),
+    "fixed, started from random numbers": PromptLine("warp", {"initial": "uniform"}),
+    "fixed, made by matrices": PromptLine("without both", alike=True),
+    OF_THE_TEXT: PromptLine("without both"),
 }
 COLUMNS = (("minilm-64", "wnut17-spans"), ("minilm-64", "sst2"), ("minilm-256", "wnut17-spans"))  # group and task
 TITLES = [f"{task}, N = {large.GROUPS[group].shots}" for group, task in COLUMNS]
 
 
 @dataclass(frozen=True)
-class Work(large.Work):
+class WhyRun(large.FewShotRun):
     prompts: str = OF_THE_TEXT
 
     @property
@@ -98,19 +99,19 @@ def spread(states: Sequence[torch.Tensor]) -> float:
     return float(1 - texts.mean(0).square().sum() / texts.square().sum(1).mean())
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: WhyRun) -> dict[str, Any]:
     with states_seen(LINES[work.prompts].alike) as seen:
         found = large.measure(work)
     return found | ({"spread": round(spread(seen), 4)} if seen else {})
 
 
 def run(args: argparse.Namespace) -> None:
-    def wanted(known: Mapping[Key, Entry]) -> Iterator[Work]:
+    def wanted(known: Mapping[Key, Entry]) -> Iterator[WhyRun]:
         folders = (args.models_dir, args.data_dir)
         for group, task in itertools.product(GROUPS[1:], TASKS):
-            yield Work(group, LINES[OF_THE_TEXT].line, task, RATE, SEEDS[0], *folders, steps=1)
+            yield WhyRun(group, LINES[OF_THE_TEXT].line, task, RATE, SEEDS[0], *folders, steps=1)
         for seed, (group, task), name in itertools.product(SEEDS, COLUMNS, LINES):
-            yield Work(group, LINES[name].line, task, RATE, seed, *folders, prompts=name)
+            yield WhyRun(group, LINES[name].line, task, RATE, seed, *folders, prompts=name)
 
     run_all(measure, wanted, NAMES, args)
 

@@ -35,7 +35,7 @@ def command(
     from inlay.papers.multi_lora import charts
     from inlay.papers.multi_lora.theory import lab
 
-    setting = lab.Setting(counts, seeds, samples)
+    setting = lab.DecomposableSetting(counts, seeds, samples)
     perform(
         names,
         lambda name, tick: lab.EXPERIMENTS[name](setting, tick),

@@ -29,7 +29,7 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -37,8 +37,11 @@ from typing import Any
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import (
     BENCHMARKS,
+    NAMES,
     Entry,
     Key,
+    TableLine,
+    TableRun,
     difference,
     fill,
     head,
@@ -52,7 +55,6 @@ from inlay.papers.tables import (
 
 FILE = kept.path("multi_lora", "table.json")
 
-NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
 ALL = "all"  # the task of a run that has all of its group
 RATES: Mapping[str | None, tuple[float, ...]] = {
     None: (0.0,),  # nothing is trained
@@ -64,16 +66,13 @@ RATES: Mapping[str | None, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class TaskLine(TableLine):
     """A line of a table: a method with settings; without a method the model as it comes.
 
     `joint`: one run for all tasks. `trained_a`: the shared factor is trained too. `like` names the line of another
     group whose rate is used. `seeds`, where they are not the group's. `above`: a rate beyond those of the method.
     """
 
-    name: str
-    method: str | None
-    settings: Mapping[str, Any] = field(default_factory=dict)
     joint: bool = False
     trained_a: bool = False
     like: tuple[str, str] | None = None
@@ -87,7 +86,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Group:
+class TaskGroup:
     """A model, its tasks and the lines of its table, the most important first.
 
     `options` are fields of the spec of a run of one task, `rows` how many a task may bring to training, drawn by the
@@ -97,27 +96,27 @@ class Group:
     model: str
     tasks: tuple[str, ...]
     seeds: int
-    lines: tuple[Line, ...]
+    lines: tuple[TaskLine, ...]
     options: Mapping[str, Any]
     rows: int
     written: int = 0
     pooling: str = "auto"
 
-    def line(self, name: str) -> Line:
+    def line(self, name: str) -> TaskLine:
         return next(line for line in self.lines if line.name == name)
 
 
-TOGETHER = Line("multi-lora", "multi-lora", joint=True, above=3e-2)
-ENCODER = Group(
+TOGETHER = TaskLine("multi-lora", "multi-lora", joint=True, above=3e-2)
+ENCODER = TaskGroup(
     model="minilm",
     tasks=("sst2", "mrpc", "cola", "rte", "stsb", "mnli-small", "cb", "boolq"),
     seeds=5,
     lines=(
         TOGETHER,
-        Line("lora", "lora"),
-        Line("vera", "vera", above=0.1),
-        Line("untrained", None, joint=True),
-        Line("full", "full"),
+        TaskLine("lora", "lora"),
+        TaskLine("vera", "vera", above=0.1),
+        TaskLine("untrained", None, joint=True),
+        TaskLine("full", "full"),
     ),
     options={"max_steps": 300, "batch_size": 32, "max_length": 128},
     rows=10_000,
@@ -128,24 +127,24 @@ OTHER_AS = (1, 2, 3, 4)
 QUESTIONS = dataclasses.replace(
     ENCODER,
     lines=(
-        Line("trained A", "multi-lora", joint=True, trained_a=True),
-        Line("alone", "multi-lora", like=("encoder", "multi-lora"), seeds=3),
+        TaskLine("trained A", "multi-lora", joint=True, trained_a=True),
+        TaskLine("alone", "multi-lora", like=("encoder", "multi-lora"), seeds=3),
         *(
-            Line(f"A of seed {seed}", "multi-lora", {"seed": seed}, True, like=("encoder", "multi-lora"), seeds=1)
+            TaskLine(f"A of seed {seed}", "multi-lora", {"seed": seed}, True, like=("encoder", "multi-lora"), seeds=1)
             for seed in OTHER_AS
         ),
     ),
 )
-DECODER = Group(
+DECODER = TaskGroup(
     model="smollm2",
     tasks=("e2e", "webnlg", "dart"),
     seeds=3,
     lines=(
-        Line("multi-lora", "multi-lora", {"r": 4, "lora_alpha": 32}, joint=True, above=3e-2),
-        Line("lora", "lora", {"r": 4, "lora_alpha": 32}, above=1e-2),
-        Line("untrained", None, joint=True, seeds=1),
-        Line("vera", "vera", above=0.1),
-        Line("full", "full", above=1e-3),
+        TaskLine("multi-lora", "multi-lora", {"r": 4, "lora_alpha": 32}, joint=True, above=3e-2),
+        TaskLine("lora", "lora", {"r": 4, "lora_alpha": 32}, above=1e-2),
+        TaskLine("untrained", None, joint=True, seeds=1),
+        TaskLine("vera", "vera", above=0.1),
+        TaskLine("full", "full", above=1e-3),
     ),
     options={"max_steps": 200, "batch_size": 16, "max_length": 256},
     rows=5_000,
@@ -158,22 +157,10 @@ GROUPS = {"encoder": ENCODER, "questions": QUESTIONS, "decoder": DECODER, "large
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskRun(TableRun):
     """One run, where its model and data lie, and how much less than the protocol asks for is done, to try it out."""
 
-    group: str
-    line: str
-    task: str
-    rate: float
-    seed: int
-    models_dir: str
-    data_dir: str
-    steps: int | None = None
     limit: int | None = None
-
-    @property
-    def named(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in NAMES}
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -205,7 +192,7 @@ class Work:
         )
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: TaskRun) -> dict[str, Any]:
     """The scores of a run: of each task on what is held out and on the test set."""
     from inlay import backbones
     from inlay.methods.registry import get
@@ -252,7 +239,7 @@ def measure(work: Work) -> dict[str, Any]:
     } | ({"notes": outcome.notes} if outcome.notes else {})
 
 
-def load(work: Work, name: str) -> tuple[Any, Any]:
+def load(work: TaskRun, name: str) -> tuple[Any, Any]:
     """A task with as many training rows as may be used, and its schema where texts are to be written: training itself
     writes none."""
     from inlay import tasks
@@ -278,7 +265,7 @@ def load(work: Work, name: str) -> tuple[Any, Any]:
     return task.with_schema(dataclasses.replace(whole, metrics=known)), whole
 
 
-def as_it_comes(work: Work, names: Mapping[str, str], loaded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def as_it_comes(work: TaskRun, names: Mapping[str, str], loaded: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The scores of the model without training: a head is as its seed drew it."""
     from inlay import backbones
     from inlay.training.evaluation import evaluate
@@ -340,11 +327,11 @@ def run(args: argparse.Namespace) -> None:
     ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
     chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
 
-    def works(name: str, line: Line, rate: float, seed: int) -> Iterator[Work]:
+    def works(name: str, line: TaskLine, rate: float, seed: int) -> Iterator[TaskRun]:
         for task in (ALL,) if line.joint else GROUPS[name].tasks:
-            yield Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps, args.limit)
+            yield TaskRun(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps, args.limit)
 
-    def wanted(entries: dict[Key, Entry]) -> Iterator[Work]:
+    def wanted(entries: dict[Key, Entry]) -> Iterator[TaskRun]:
         own = [(name, line) for name, line in chosen if line.like is None]
         for name, line in own:
             for rate in line.rates:
@@ -358,7 +345,7 @@ def run(args: argparse.Namespace) -> None:
     run_all(measure, wanted, NAMES, args)
 
 
-def seeds_of(group: str, line: Line, most: int | None = None) -> int:
+def seeds_of(group: str, line: TaskLine, most: int | None = None) -> int:
     found = line.seeds or GROUPS[group].seeds
     return min(found, most or found)
 
@@ -366,7 +353,7 @@ def seeds_of(group: str, line: Line, most: int | None = None) -> int:
 # ------------------------------------------------------------------------------------------------------- the tables
 
 
-def best_rate(runs: Sequence[Entry], group: str, line: Line, settled: bool = False) -> float | None:
+def best_rate(runs: Sequence[Entry], group: str, line: TaskLine, settled: bool = False) -> float | None:
     """The rate that did best with seed 0 on what is held out, on average over the tasks; of equals, the smallest.
 
     None where one of the method's own rates is still to be tried; if it is to be `settled`, the one above them too. A
@@ -384,23 +371,23 @@ def best_rate(runs: Sequence[Entry], group: str, line: Line, settled: bool = Fal
     return min(means, key=lambda rate: (-means[rate], rate), default=None)
 
 
-def _tried(runs: Sequence[Entry], group: str, line: Line, rate: float) -> list[Entry]:
+def _tried(runs: Sequence[Entry], group: str, line: TaskLine, rate: float) -> list[Entry]:
     """The runs that speak for a rate."""
     return [r for r in runs if (r["group"], r["line"], r["seed"], r["rate"]) == (group, line.name, 0, rate)]
 
 
-def untried(runs: Sequence[Entry], group: str, line: Line) -> list[float]:
+def untried(runs: Sequence[Entry], group: str, line: TaskLine) -> list[float]:
     """The rates of a line that lack runs."""
     due = 1 if line.joint else len(GROUPS[group].tasks)
     return [rate for rate in line.rates if len(_tried(runs, group, line, rate)) < due]
 
 
-def rate_of(runs: Sequence[Entry], group: str, line: Line, settled: bool = False) -> float | None:
+def rate_of(runs: Sequence[Entry], group: str, line: TaskLine, settled: bool = False) -> float | None:
     """The rate of a line: its own, or that of the line which it is to be like."""
     return best_rate(runs, *((group, line) if line.like is None else _found(*line.like)), settled=settled)
 
 
-def _found(group: str, name: str) -> tuple[str, Line]:
+def _found(group: str, name: str) -> tuple[str, TaskLine]:
     return group, GROUPS[group].line(name)
 
 

@@ -38,7 +38,7 @@ def command(
     from inlay.papers.ntk_attention.charts import theory as charts
     from inlay.papers.ntk_attention.theory import lab
 
-    setting = lab.Setting(sizes, seeds, steps, c)
+    setting = lab.PrefixSetting(sizes, seeds, steps, c)
     perform(
         names,
         lambda name, tick: lab.EXPERIMENTS[name](setting, tick),

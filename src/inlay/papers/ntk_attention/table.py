@@ -31,8 +31,11 @@ from typing import Any
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import (
     BENCHMARKS,
+    NAMES,
     Entry,
     Key,
+    TableLine,
+    TableRun,
     difference,
     fill,
     head,
@@ -51,7 +54,6 @@ SEEDS = 3
 ANSWERS = 200  # questions of GSM8K's test set that are answered in full
 UNTRAINED = "untrained"
 START = "1/sqrt(r)"  # the spread of Z_A; runs of NTK-Attention with another, or none said, are made again
-NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from another
 # Three of each method's grid, a factor of about three apart. NTK-Attention's 0.001 did worst on the decoder in short
 # runs (kept/start.json), and in the long ones with the old start 0.03 was the best of these three.
 RATES: Mapping[str, tuple[float, ...]] = {
@@ -64,16 +66,7 @@ RATES: Mapping[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a table: a method with settings. Without a method: the model as it comes."""
-
-    name: str
-    method: str | None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Group:
+class ModelGroup:
     """A model, its tasks (the rate is chosen on the first), the lines of its table, the most important first.
 
     `options` are fields of the spec, `own` those of single tasks; `rows` of training are used where it is given.
@@ -81,30 +74,30 @@ class Group:
 
     model: str
     tasks: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     options: Mapping[str, Any]
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
 
-    def line(self, name: str) -> Line:
+    def line(self, name: str) -> TableLine:
         return next(line for line in self.lines if line.name == name)
 
 
-def prefix(length: int, start: str | None = None) -> Line:
+def prefix(length: int, start: str | None = None) -> TableLine:
     """PEFT's prefix, which starts from N(0, 1), or one that starts from zero."""
     name = f"prefix, m = {length}" + (f", from {start}" if start else "")
-    return Line(name, "prefix", {"num_virtual_tokens": length} | ({"init_weights": start} if start else {}))
+    return TableLine(name, "prefix", {"num_virtual_tokens": length} | ({"init_weights": start} if start else {}))
 
 
 # 30 layers of 9 heads of 64 with 3 heads of keys. LoRA of rank 8 and a prefix of 40 train 460,800 numbers each,
 # NTK-Attention 270 (128 s + 64): 466,560 with s = 13.
-LANGUAGE = Group(
+LANGUAGE = ModelGroup(
     model="smollm2",
     tasks=("wikitext2", "gsm8k"),
     lines=(
-        Line(UNTRAINED, None),
-        Line("ntk-attention", "ntk-attention", {"rank": 13}),
-        Line("lora", "lora"),
+        TableLine(UNTRAINED, None),
+        TableLine("ntk-attention", "ntk-attention", {"rank": 13}),
+        TableLine("lora", "lora"),
         prefix(40),
         prefix(40, "zero"),
         prefix(160, "zero"),
@@ -117,29 +110,29 @@ LANGUAGE = Group(
     rows={"wikitext2": 12_000},
 )
 # 6 layers of 12 heads of 32: LoRA of rank 8 and a prefix of 16 train 73,728 numbers, NTK-Attention 76,032 by default.
-ENCODER = Group(
+ENCODER = ModelGroup(
     model="minilm",
     tasks=("rte", "cb", "boolq", "copa", "multirc"),
     lines=(
-        Line("ntk-attention", "ntk-attention"),
-        Line("lora", "lora"),
+        TableLine("ntk-attention", "ntk-attention"),
+        TableLine("lora", "lora"),
         prefix(16),
         prefix(100),
         prefix(1),
-        Line("linear-probe", "linear-probe"),
+        TableLine("linear-probe", "linear-probe"),
         prefix(16, "zero"),
-        Line("full", "full"),
+        TableLine("full", "full"),
     ),
     options={"max_steps": 300, "batch_size": 32, "evaluations": 5, "max_length": 256},
     own={"boolq": {"shots": 2000}, "multirc": {"shots": 2000}},
 )
 # The same where this encoder has something to say: the rates are chosen on SST-2.
-SENTENCES = Group(model="minilm", tasks=("sst2", "mrpc"), lines=ENCODER.lines, options=ENCODER.options)
+SENTENCES = ModelGroup(model="minilm", tasks=("sst2", "mrpc"), lines=ENCODER.lines, options=ENCODER.options)
 # The other lines are in the table of activation prompts, by the same protocol: the whole grid on Oxford Pets.
-VISION = Group(
+VISION = ModelGroup(
     model="vit_tiny_patch16_224",
     tasks=("oxford-pets", "flowers102", "cifar10"),
-    lines=(Line("ntk-attention", "ntk-attention"),),
+    lines=(TableLine("ntk-attention", "ntk-attention"),),
     options={"protocol": "vtab-1k", "epochs": 20.0, "batch_size": 64},
 )
 GROUPS = {"language": LANGUAGE, "encoder": ENCODER, "sentences": SENTENCES, "vision": VISION}
@@ -150,21 +143,8 @@ BESIDE = ("linear-probe", "lora", "vpt-deep", "full")  # read from that table
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelRun(TableRun):
     """One run, and where its model and data lie."""
-
-    group: str
-    line: str
-    task: str
-    rate: float
-    seed: int
-    models_dir: str
-    data_dir: str
-    steps: int | None = None
-
-    @property
-    def named(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in NAMES}
 
     def spec(self) -> Any:
         from inlay import Spec
@@ -186,7 +166,7 @@ class Work:
         )
 
 
-def rates(group: str, line: Line) -> tuple[float, ...]:
+def rates(group: str, line: TableLine) -> tuple[float, ...]:
     """What the learning rate is chosen from; 0 stands for none at all."""
     from inlay.methods.registry import get
 
@@ -195,7 +175,7 @@ def rates(group: str, line: Line) -> tuple[float, ...]:
     return get(line.method).grid if group == "vision" else RATES[line.method]
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: ModelRun) -> dict[str, Any]:
     from inlay import backbones, tasks
     from inlay.methods.registry import get
     from inlay.tasks.metrics import OF_TEXTS
@@ -249,10 +229,10 @@ def run(args: argparse.Namespace) -> None:
     ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
     chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
 
-    def work(name: str, line: Line, task: str, rate: float, seed: int) -> Work:
-        return Work(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
+    def work(name: str, line: TableLine, task: str, rate: float, seed: int) -> ModelRun:
+        return ModelRun(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
-    def wanted(entries: dict[Key, Entry]) -> Iterator[Work]:
+    def wanted(entries: dict[Key, Entry]) -> Iterator[ModelRun]:
         for name, line in chosen:
             yield from (work(name, line, GROUPS[name].tasks[0], rate, 0) for rate in rates(name, line))
         for name, line in chosen:

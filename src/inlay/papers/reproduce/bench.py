@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.engines import Outcome
 from inlay.errors import InlayError, first_line
-from inlay.papers.reproduce.recipe import Scale
+from inlay.papers.reproduce.recipe import RecipeScale
 from inlay.papers.reproduce.results import Key, Results
 from inlay.records.atomic import Unwritable, write_folder, write_json, write_text, writing
 from inlay.records.spec import Spec
@@ -73,7 +73,7 @@ class Bench:
         """The spec of a run, with models and data from where they lie."""
         return Spec(model=self.model(model), method=method, data_dir=self.data_dir, **fields)
 
-    def check(self, name: str, scale: Scale) -> None:
+    def check(self, name: str, scale: RecipeScale) -> None:
         """Find out before the work whether all it needs is there; else say what to download and where to put it."""
         wanted = [self._missing_model(model) for model in scale.models] + [
             self._missing_data(task) for task in scale.data
@@ -116,7 +116,7 @@ class Bench:
             return str(error)
         return None
 
-    def with_standins(self, scale: Scale) -> Bench:
+    def with_standins(self, scale: RecipeScale) -> Bench:
         """The same bench over tiny stand-ins of everything that the scale names; made once for a folder `out`."""
         from inlay.papers.reproduce import standins
 

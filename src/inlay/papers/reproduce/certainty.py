@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, Verdict
-from inlay.papers.reproduce.results import Cell, rough
+from inlay.papers.reproduce.results import ResultCell, rough
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Part:
+class Evidence:
     """One number that a claim rests on: it passes, by the mean, where it lies between the limits."""
 
-    number: Cell | Gap
+    number: ResultCell | Gap
     passes: bool
     low: float = -math.inf
     high: float = math.inf
@@ -49,7 +49,7 @@ class Part:
         return self.low < first and last < self.high if self.passes else last < self.low or first > self.high
 
 
-def clear(parts: Sequence[Part]) -> bool | None:
+def clear(parts: Sequence[Evidence]) -> bool | None:
     """Of "all pass": whether it is settled that all do, or that one does not. None where all numbers are exact."""
     if all(part.number.interval is None and not part.number.lone for part in parts):
         return None
@@ -58,7 +58,7 @@ def clear(parts: Sequence[Part]) -> bool | None:
     return any(part.settled and not part.passes for part in parts)
 
 
-def every(told: str, parts: Sequence[Part], interval: tuple[float, float] | None = None) -> Verdict:
+def every(told: str, parts: Sequence[Evidence], interval: tuple[float, float] | None = None) -> Verdict:
     """The verdict on "all pass"; `interval` is that of the number which decides by the means. Where that one is open
     and another settles that not all pass, the other is told as well, and its interval is the verdict's."""
     sure = [part.number for part in parts if part.settled and not part.passes and part.number.interval is not None]

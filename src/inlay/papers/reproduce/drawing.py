@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inlay.papers.reproduce.predicates import numbered
-from inlay.papers.reproduce.results import Cell, Results
+from inlay.papers.reproduce.results import ResultCell, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +72,6 @@ def _line(axes: Axes, results: Results, panel: str, row: str, colour: str, marke
         axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _span(cell: Cell) -> tuple[float, float]:
+def _span(cell: ResultCell) -> tuple[float, float]:
     half = cell.half or 0.0
     return cell.mean - half, cell.mean + half

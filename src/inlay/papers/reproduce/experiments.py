@@ -80,12 +80,12 @@ def performed(
     *more: Any,
     options: Mapping[str, Any] | None = None,
 ) -> Results:
-    """One experiment of a theory's lab (`THEORIES`); `setting` has the fields of its `Setting`, and `more` and
+    """One experiment of a theory's lab (`THEORIES`); `setting` has the fields of its `SETTING`, and `more` and
     `options` go to it after that."""
 
     def work() -> Results:
         lab = importlib.import_module(f"inlay.papers.{THEORIES[room]}.theory.lab")
-        return shown(lab.EXPERIMENTS[name](lab.Setting(**setting), bench.say, *more, **dict(options or {})), shapes)
+        return shown(lab.EXPERIMENTS[name](lab.SETTING(**setting), bench.say, *more, **dict(options or {})), shapes)
 
     key = {"setting": dict(setting), "options": options, "shapes": [asdict(shape) for shape in shapes]}
     return bench.once(f"{room}/{name}", key, work)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
-from inlay.papers.reproduce.results import Cell, Key, Results
+from inlay.papers.reproduce.results import Key, ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.findings import Finding
@@ -50,7 +50,7 @@ def _there(file: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
+class KeptTable:
     """The runs behind a paper's tables. The paper's `table` module made them and knows which learning rate counts."""
 
     runs: list[dict[str, Any]]
@@ -63,7 +63,7 @@ def has_table(paper: str) -> bool:
     return _there(path(paper, "table.json"))
 
 
-def table(paper: str, more: str = "") -> Table | None:
+def table(paper: str, more: str = "") -> KeptTable | None:
     """The runs of a paper's `table` module; None where there are none. `more`: options of the command that made them.
 
     Those that failed too: a learning rate that failed has been tried.
@@ -74,13 +74,13 @@ def table(paper: str, more: str = "") -> Table | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         runs = list(found["runs"])
-        return Table(runs, _note(file, command + more, found["versions"], _commits(runs)), _named(file))
+        return KeptTable(runs, _note(file, command + more, found["versions"], _commits(runs)), _named(file))
     except (ValueError, KeyError, TypeError) as error:
         raise InlayError(f"{file} cannot be read: {error!r}. Make it again: {command}.") from error
 
 
 @dataclass(frozen=True)
-class Measured:
+class KeptValue:
     """What one kept run gave to a cell, and after how many steps (0: it was not trained)."""
 
     value: float
@@ -88,7 +88,7 @@ class Measured:
 
 
 def whole(
-    found: Table, cells: Mapping[Key, Mapping[int, Measured]], about: str, due: Mapping[str, int] | None = None
+    found: KeptTable, cells: Mapping[Key, Mapping[int, KeptValue]], about: str, due: Mapping[str, int] | None = None
 ) -> Results:
     """The lines of a kept table that are whole, with a note that says from the data how many seeds and steps they have.
 
@@ -112,10 +112,12 @@ def whole(
     notes = [found.note, told + (f", {span(steps)} steps." if steps else ".")]
     if lacking:
         notes.append(f"Incomplete: {lacking} lack seeds or sets in {found.where} and are left out; --fresh makes all.")
-    return Results({key: Cell(tuple(one.value for one in runs)) for key, runs in read.items()}, notes=tuple(notes))
+    return Results(
+        {key: ResultCell(tuple(one.value for one in runs)) for key, runs in read.items()}, notes=tuple(notes)
+    )
 
 
-def _leading(runs: Mapping[int, Measured]) -> int:
+def _leading(runs: Mapping[int, KeptValue]) -> int:
     """How many of the seeds 0, 1, ... there are before the first that is missing."""
     return next(seed for seed in range(len(runs) + 1) if seed not in runs)
 

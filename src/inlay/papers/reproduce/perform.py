@@ -21,7 +21,7 @@ DEFAULT_OUT = "reproduce"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduction:
     """A recipe carried out: the paper's table (None where it prints none), ours, and what both say of each claim."""
 
     recipe: Recipe
@@ -172,7 +172,7 @@ def reproduce(
     progress: bool = True,
     say: Any = None,
     command: Sequence[str] = (),
-) -> Outcome:
+) -> Reproduction:
     """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>.
 
     Some recipes at `here` read kept results of larger measurements (kept.py); `fresh` makes all anew.
@@ -199,7 +199,9 @@ def reproduce(
     seconds = time.perf_counter() - begin
     printed = recipe.printed_results()
     models = chosen.models_of(bool(_read(ours)), bench.has)
-    outcome = Outcome(recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command), models)
+    outcome = Reproduction(
+        recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command), models
+    )
     keep(outcome)
     return outcome
 
@@ -218,7 +220,7 @@ def _one(name: str) -> Recipe:
     return found[0]
 
 
-def keep(outcome: Outcome) -> None:
+def keep(outcome: Reproduction) -> None:
     """Write table (CSV, Markdown), picture (PNG, SVG) and all of it as JSON, whole or not at all."""
     from inlay.report.charts import drawing as charts
 

@@ -13,23 +13,23 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from inlay.papers.reproduce.certainty import Gap, Part, clear, every
+from inlay.papers.reproduce.certainty import Evidence, Gap, clear, every
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, Verdict
-from inlay.papers.reproduce.results import AVERAGES, MEAN_OF, Cell, Results, brief
+from inlay.papers.reproduce.results import AVERAGES, MEAN_OF, ResultCell, Results, brief
 
 Test = Callable[[Results], Verdict]
 
 
-def difference(one: Cell, other: Cell) -> Cell:
+def difference(one: ResultCell, other: ResultCell) -> ResultCell:
     """One cell less another: seed by seed where they pair up, else by their means and errors."""
     if len(one.values) == len(other.values) > 1:
-        return Cell(tuple(a - b for a, b in zip(one.values, other.values, strict=True)))
+        return ResultCell(tuple(a - b for a, b in zip(one.values, other.values, strict=True)))
     lone = one.lone or other.lone
     known = [cell.half for cell in (one, other) if cell.half is not None]
     # Beside what was repeated, one value that is not lone is exact: a count, an untrained model.
     exact = len(known) == 1 and max(len(one.values), len(other.values)) > 1
     error = None if lone or not (len(known) == 2 or exact) else math.hypot(*known)
-    return Cell((one.mean - other.mean,), error, lone)
+    return ResultCell((one.mean - other.mean,), error, lone)
 
 
 def gaps(
@@ -74,7 +74,7 @@ def above(
         worst = min(found, key=lambda gap: gap.mean)
         count = sum(gap.mean > by for gap in found)
         told = f"in {count} of {len(found)}; least {worst}" if len(found) > 1 else str(worst)
-        return every(told, [Part(gap, gap.mean > by, low=by) for gap in found], worst.interval)
+        return every(told, [Evidence(gap, gap.mean > by, low=by) for gap in found], worst.interval)
 
     return test
 
@@ -94,7 +94,7 @@ def above_on_average(
         if not means:
             return Verdict.untested(f"the table does not have {better} beside {worse}")
         worst = min(means, key=lambda gap: gap.mean)
-        parts = [Part(gap, gap.mean > by, low=by) for gap in means]
+        parts = [Evidence(gap, gap.mean > by, low=by) for gap in means]
         return every("; ".join(map(str, means)), parts, worst.interval)
 
     return test
@@ -135,7 +135,7 @@ def best_in(
                 mine, others = rivals(results, row, among, column, panel)
                 if mine is not None and all(others.values()):
                     gaps_here = [difference(mine, cell) for cell in others.values() if cell is not None]
-                    tried.append([Part(gap, gap.mean >= 0, low=0) for gap in gaps_here])
+                    tried.append([Evidence(gap, gap.mean >= 0, low=0) for gap in gaps_here])
         if not tried:
             return Verdict.untested(f"the table does not have {row} beside {', '.join(among)}")
         won = [all(part.passes for part in parts) for parts in tried]
@@ -159,7 +159,7 @@ def best_in(
 
 def rivals(
     results: Results, row: str, among: Sequence[str], column: str, panel: str
-) -> tuple[Cell | None, dict[str, Cell | None]]:
+) -> tuple[ResultCell | None, dict[str, ResultCell | None]]:
     """A row's cell, and those of the others that it is held against."""
     return results.get(row, column, panel), {name: results.get(name, column, panel) for name in among if name != row}
 
@@ -172,7 +172,7 @@ def near(row: str, column: str, value: float, *, panel: str = "", relative: floa
         if cell is None:
             return Verdict.untested(f"the table has no {row}, {column}" + (f" of {panel}" if panel else ""))
         slack = relative * abs(value)
-        part = Part(cell, abs(cell.mean - value) <= slack, value - slack, value + slack)
+        part = Evidence(cell, abs(cell.mean - value) <= slack, value - slack, value + slack)
         return every(f"{brief(cell.mean)} against {brief(value)}", [part], cell.interval)
 
     return test
@@ -188,7 +188,7 @@ def rises(row: str, columns: Sequence[str], *, panel: str = "", slack: float = 0
         steps = [difference(after, before) for (_, before), (_, after) in pairwise(cells)]
         least = min(steps, key=lambda step: step.mean)
         values = " -> ".join(brief(cell.mean) for _, cell in cells)
-        return every(values, [Part(step, step.mean > -slack, low=-slack) for step in steps], least.interval)
+        return every(values, [Evidence(step, step.mean > -slack, low=-slack) for step in steps], least.interval)
 
     return test
 
@@ -223,7 +223,7 @@ def within(
         if not found:
             return Verdict.untested(f"the table does not have {one} beside {other}")
         worst = max(found, key=lambda gap: abs(gap.mean))
-        parts = [Part(gap, abs(gap.mean) <= most, -most, most) for gap in found]
+        parts = [Evidence(gap, abs(gap.mean) <= most, -most, most) for gap in found]
         return every(f"largest {worst}", parts, worst.interval)
 
     return test
@@ -247,7 +247,7 @@ def within_on_average(
             return Verdict.untested(f"the table does not have {one} beside {other}")
         worst = max(means, key=lambda gap: -gap.mean if below else abs(gap.mean))
         high = math.inf if below else most
-        parts = [Part(gap, -most <= gap.mean <= high, -most, high) for gap in means]
+        parts = [Evidence(gap, -most <= gap.mean <= high, -most, high) for gap in means]
         return every("; ".join(map(str, means)), parts, worst.interval)
 
     return test
@@ -263,7 +263,7 @@ def above_at_most(
         if not found:
             return Verdict.untested(f"the table does not have {one} beside {other}")
         most_gained = max(found, key=lambda gap: gap.mean)
-        parts = [Part(gap, gap.mean <= most, high=most) for gap in found]
+        parts = [Evidence(gap, gap.mean <= most, high=most) for gap in found]
         return every(f"largest {most_gained}", parts, most_gained.interval)
 
     return test
@@ -293,7 +293,7 @@ def ranked(
             if mine is None or not all(others.values()):
                 continue
             behind = [difference(mine, cell) if lowest else difference(cell, mine) for cell in others.values() if cell]
-            parts = [Part(gap, gap.mean > 0, low=0) for gap in behind]
+            parts = [Evidence(gap, gap.mean > 0, low=0) for gap in behind]
             exact = exact and clear(parts) is None
             surely = sum(part.passes and part.settled for part in parts)
             place = 1 + sum(part.passes for part in parts)
@@ -323,10 +323,10 @@ def times(one: str, other: str, column: str, at_least: float, *, panel: str = ""
         mine, unit = cells[0], cells[1]
         ratio = mine.mean / unit.mean
         # "At least k times" as a difference, which pairs by seed: one less k times the other is not below 0.
-        rest = difference(mine, Cell(tuple(at_least * value for value in unit.values), lone=unit.lone))
+        rest = difference(mine, ResultCell(tuple(at_least * value for value in unit.values), lone=unit.lone))
         span = None if rest.interval is None else tuple(at_least + end / unit.mean for end in rest.interval)
         told = f"{ratio:.3g} times" + (f" [{span[0]:.3g}, {span[1]:.3g}]" if span else "")
-        return every(told, [Part(rest, ratio >= at_least, low=0)])
+        return every(told, [Evidence(rest, ratio >= at_least, low=0)])
 
     return test
 
@@ -375,12 +375,12 @@ def prefers(row: str, end: str, *, panel: str = "", columns: Sequence[str] | Non
         gap = difference(halves[1], halves[0]) if end == "late" else difference(halves[0], halves[1])
         best = max(curve, key=lambda entry: entry[1].mean)[0]
         told = f"the {end} half is above the other by {gap.mean:+.3g}; best at {brief(best)} of {brief(curve[-1][0])}"
-        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
 
-def numbered(results: Results, row: str, panel: str = "") -> list[tuple[float, Cell]]:
+def numbered(results: Results, row: str, panel: str = "") -> list[tuple[float, ResultCell]]:
     """The cells of a row whose columns are numbers, in their order: a curve."""
     found = []
     for column in results.columns:
@@ -390,10 +390,10 @@ def numbered(results: Results, row: str, panel: str = "") -> list[tuple[float, C
     return sorted(found, key=lambda entry: entry[0])
 
 
-def together(cells: Sequence[Cell]) -> Cell:
+def together(cells: Sequence[ResultCell]) -> ResultCell:
     """The mean of several cells, seed by seed where they have the same seeds; else with errors as if independent."""
     if len({len(cell.values) for cell in cells}) == 1 and len(cells[0].values) > 1:
-        return Cell(tuple(map(fmean, zip(*(cell.values for cell in cells), strict=True))))
+        return ResultCell(tuple(map(fmean, zip(*(cell.values for cell in cells), strict=True))))
     errors = [cell.half for cell in cells if cell.half is not None]
     error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
-    return Cell((fmean(cell.mean for cell in cells),), error, any(cell.lone for cell in cells))
+    return ResultCell((fmean(cell.mean for cell in cells),), error, any(cell.lone for cell in cells))

@@ -109,7 +109,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Scale:
+class RecipeScale:
     """How large a recipe is run, with what, and how long it takes. `settings` go to the recipe's `run` as they are.
 
     `models` and `data` are looked for before anything starts: hub ids, `embedded:NAME`, or names of folders in
@@ -151,7 +151,7 @@ class Recipe:
 
     name: str
     title: str
-    scales: Mapping[str, Scale]
+    scales: Mapping[str, RecipeScale]
     run: Callable[[Bench, Mapping[str, Any]], Results]
     claims: tuple[Claim, ...]
     printed: Path | None = None

@@ -26,7 +26,7 @@ MEAN_OF = "mean of "  # what a mean of other columns than the paper's is called,
 
 
 @dataclass(frozen=True)
-class Cell:
+class ResultCell:
     """One value a seed, in the order of the seeds; `error` is half of the interval, where only that is known.
 
     `lone`: the value of one seed where others would give others, so that nothing is known of the spread. A count of
@@ -39,7 +39,7 @@ class Cell:
     printed: float | None = None
 
     @classmethod
-    def of_seeds(cls, values: Iterable[float]) -> Cell:
+    def of_seeds(cls, values: Iterable[float]) -> ResultCell:
         """What runs gave, a value a seed: of one seed, a lone value."""
         known = tuple(map(float, values))
         return cls(known, lone=len(known) == 1)
@@ -79,7 +79,7 @@ def rough(value: float) -> str:
 
 @dataclass(frozen=True)
 class Stated:
-    """A claim that an experiment of the lab has judged itself: `inlay.papers.findings.Claim` as plain data."""
+    """A claim that an experiment of the lab has judged itself: `inlay.papers.findings.MeasuredClaim` as plain data."""
 
     claim: str
     measured: str
@@ -94,7 +94,7 @@ class Results:
     `printed`: it is a paper's table.
     """
 
-    cells: Mapping[Key, Cell] = field(default_factory=dict)
+    cells: Mapping[Key, ResultCell] = field(default_factory=dict)
     stated: tuple[Stated, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Results:
         A cell is a number, `81.3±0.4`, or empty where the paper prints nothing. What comes after ± is shown; only with
         `intervals` is it half of a 95 % interval.
         """
-        cells: dict[Key, Cell] = {}
+        cells: dict[Key, ResultCell] = {}
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             names = [name for name in reader.fieldnames or () if name not in ("panel", "row")]
@@ -118,16 +118,20 @@ class Results:
                     if (text := (line[name] or "").strip()) != "":
                         value, _, error = text.partition(PLUS_MINUS)
                         half = float(error) if error else None
-                        cell = Cell((float(value),), half) if intervals else Cell((float(value),), printed=half)
+                        cell = (
+                            ResultCell((float(value),), half)
+                            if intervals
+                            else ResultCell((float(value),), printed=half)
+                        )
                         cells[line.get("panel") or "", line["row"], name] = cell
         return cls(cells, printed=True)
 
     @classmethod
-    def of(cls, cells: Mapping[Key, float | Sequence[float] | Cell], **more: Any) -> Results:
+    def of(cls, cells: Mapping[Key, float | Sequence[float] | ResultCell], **more: Any) -> Results:
         """Results from plain numbers, which are exact, or from lists of one number a seed."""
         return cls({key: _cell(value) for key, value in cells.items()}, **more)
 
-    def get(self, row: str, column: str, panel: str = "") -> Cell | None:
+    def get(self, row: str, column: str, panel: str = "") -> ResultCell | None:
         """One cell; None where there is none."""
         return self.cells.get((panel, row, column))
 
@@ -167,7 +171,7 @@ class Results:
                 found = [cell for column in wanted if (cell := self.get(row, column, panel)) is not None]
                 if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
                     means = map(fmean, zip(*(cell.values for cell in found), strict=True))
-                    cells[panel, row, name] = Cell(tuple(means), lone=any(cell.lone for cell in found))
+                    cells[panel, row, name] = ResultCell(tuple(means), lone=any(cell.lone for cell in found))
         return replace(self, cells=cells)
 
     def with_columns_named(self, names: Mapping[Key, str | None]) -> Results:
@@ -210,7 +214,7 @@ class Results:
         """What `to_json` made."""
         return cls(
             {
-                (one["panel"], one["row"], one["column"]): Cell(
+                (one["panel"], one["row"], one["column"]): ResultCell(
                     tuple(one["values"]), one["error"], one.get("lone", False)
                 )
                 for one in data["cells"]
@@ -221,10 +225,10 @@ class Results:
         )
 
 
-def _cell(value: float | Sequence[float] | Cell) -> Cell:
-    if isinstance(value, Cell):
+def _cell(value: float | Sequence[float] | ResultCell) -> ResultCell:
+    if isinstance(value, ResultCell):
         return value
-    return Cell((float(value),)) if isinstance(value, int | float) else Cell.of_seeds(value)
+    return ResultCell((float(value),)) if isinstance(value, int | float) else ResultCell.of_seeds(value)
 
 
 def from_finding(
@@ -242,7 +246,7 @@ def from_finding(
     """
     names = list(found.columns)
     shown = list(columns) or [name for name in names if name not in row and name != panel]
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     for line in found.rows:
         by_name = dict(zip(names, line, strict=True))
         label = ", ".join(_short(by_name[name], name) for name in row) or "all"
@@ -253,7 +257,7 @@ def from_finding(
         for name, value in entries.items():
             if isinstance(value, int | float):
                 key = (where, label, name)
-                cells[key] = Cell((*(cells[key].values if key in cells else ()), float(value)))
+                cells[key] = ResultCell((*(cells[key].values if key in cells else ()), float(value)))
     return Results(cells, tuple(Stated(claim.claim, claim.measured, claim.holds) for claim in found.claims))
 
 

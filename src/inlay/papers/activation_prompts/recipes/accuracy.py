@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.papers.activation_prompts.recipes import protocol as p
 from inlay.papers.reproduce import kept
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.predicates import (
     Test,
     above,
@@ -18,8 +18,8 @@ from inlay.papers.reproduce.predicates import (
     near,
     together,
 )
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Results
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
@@ -40,7 +40,7 @@ def accuracies(bench: Bench, settings: Mapping[str, Any]) -> Results:
     return bench.values(specs, settings["seeds"], p.accuracy).with_average()
 
 
-def smoke(rows: tuple[str, ...], models: Mapping[str, str]) -> Scale:
+def smoke(rows: tuple[str, ...], models: Mapping[str, str]) -> RecipeScale:
     """One step of some rows on one set."""
     settings = {
         "models": models,
@@ -49,7 +49,7 @@ def smoke(rows: tuple[str, ...], models: Mapping[str, str]) -> Scale:
         "training": p.ONE_STEP,
         "seeds": 1,
     }
-    return Scale("One step of a few methods.", "2 s", tuple(models.values()), ("oxford-pets",), settings)
+    return RecipeScale("One step of a few methods.", "2 s", tuple(models.values()), ("oxford-pets",), settings)
 
 
 def between(
@@ -70,7 +70,7 @@ def between(
         passing = [low <= gap.mean <= high for gap in found]
         least, most = min(found, key=lambda gap: gap.mean), max(found, key=lambda gap: gap.mean)
         told = f"in {sum(passing)} of {len(found)}; from {least} to {most}"
-        return every(told, [Part(gap, ok, low, high) for gap, ok in zip(found, passing, strict=True)])
+        return every(told, [Evidence(gap, ok, low, high) for gap, ok in zip(found, passing, strict=True)])
 
     return test
 
@@ -82,11 +82,11 @@ def mean_gap(better: str, worse: str, value: float, slack: float, *, columns: Se
         found = gaps(results, better, worse, columns)
         if not found:
             return Verdict.untested(f"the table does not have {better} beside {worse}")
-        cells = [Cell((gap.mean,), gap.half, gap.lone) for gap in found]
+        cells = [ResultCell((gap.mean,), gap.half, gap.lone) for gap in found]
         whole = together(cells)
         told = f"{whole.mean:+.3g} on average over {len(found)} against {value:g}"
         return every(
-            told, [Part(whole, abs(whole.mean - value) <= slack, value - slack, value + slack)], whole.interval
+            told, [Evidence(whole, abs(whole.mean - value) <= slack, value - slack, value + slack)], whole.interval
         )
 
     return test
@@ -97,14 +97,14 @@ TABLE_1 = Recipe(
     title="Accuracy on 19 data sets with all their data",
     printed=p.printed("table-1"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ResNet-101 and ViT-L/16, 19 sets, 100 epochs, 5 trials. {p.OURS}.",
             "weeks on one GPU",
             tuple(HUB.values()),
             tuple(p.FULL_DATA.values()),
             {"models": HUB, "rows": p.MAIN, "sets": p.FULL_DATA, "training": p.PAPER, "seeds": p.TRIALS},
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ResNet and ViT on 200 digits, 5 epochs, each method's own rate, 3 seeds.",
             "8 min on two cores",
             tuple(p.HOUSE.values()),
@@ -169,7 +169,7 @@ TABLE_3 = Recipe(
     title="Accuracy on VTAB-1k: 1,000 training pictures a set",
     printed=p.printed("table-3"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ResNet-101 and ViT-L/16, the 19 sets of VTAB-1k, 100 epochs, 5 trials. {p.OURS}{p.ONLY_800}",
             "3 days on one GPU",
             tuple(HUB.values()),
@@ -182,7 +182,7 @@ TABLE_3 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "A ViT-tiny/16 and a ResNet-50 of ImageNet from --models-dir, 1,000 pictures of four sets, 20 epochs. The "
             "kept runs behind docs/visual-methods.md are read, whose rates were chosen as well; with --fresh 3 seeds, "
             "each method's own rate.",
@@ -247,7 +247,7 @@ TABLE_5 = Recipe(
     title="AP and VP on CLIP and Swin",
     printed=p.printed("table-5"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"CLIP ViT-B/32 and Swin-B, seven sets, 100 epochs, 5 trials. {p.OURS}.",
             "a week on one GPU",
             (p.CLIP, p.SWIN),
@@ -260,7 +260,7 @@ TABLE_5 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ViT on 200 digits, 5 epochs, 3 seeds; CLIP and Swin as well where --models-dir has "
             f"{p.CLIP} and {p.SWIN}.",
             "3 min on two cores without them",
@@ -332,7 +332,7 @@ TABLE_A2 = Recipe(
     title="AP in the setting of VPT",
     printed=p.printed("table-a2"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ViT-B/16 of ImageNet-21k; FGVC with all its data, VTAB-1k with 1,000 pictures; 100 epochs, 5 trials. "
             f"{p.OURS}{p.ONLY_800}",
             "a week on one GPU",
@@ -349,7 +349,7 @@ TABLE_A2 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The total parameters of ViT-B/16, exactly; accuracy of the small embedded ViT on 200 digits, 3 seeds.",
             "6 min on two cores",
             ("embedded:vit",),
@@ -362,7 +362,7 @@ TABLE_A2 = Recipe(
                 "seeds": p.SEEDS,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Totals of a shallow model; one step of AP.",
             "2 s",
             (p.VIT_BASE,),

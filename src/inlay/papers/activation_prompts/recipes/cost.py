@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.papers.activation_prompts.recipes import protocol as p
 from inlay.papers.reproduce.predicates import above, near
-from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ TABLE_2 = Recipe(
     title="What the methods cost: parameters, memory, time, throughput",
     printed=p.printed("table-2"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ResNet-101 and ViT-L/16 on CIFAR-10, batches of 128, on one GPU; 2 epochs are enough. Not in the paper, "
             "ours: the GPU.",
             "15 min on one GPU of 48 GB",
@@ -77,7 +77,7 @@ TABLE_2 = Recipe(
                 "seeds": 1,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Parameters of ResNet-101 and ViT-L/16, exactly. The rest is what benchmarks/vision.py measured of the "
             "same models on an H200; with --fresh runs of the small embedded ResNet and ViT on 200 digits, 3 seeds.",
             "seconds; with --fresh 8 min on two cores",
@@ -93,7 +93,7 @@ TABLE_2 = Recipe(
             },
             behind=("resnet-101", "vit-large, both with random weights"),
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "The counts of shallow models; one step of AP and of VP.",
             "2 s",
             (p.VIT_LARGE,),

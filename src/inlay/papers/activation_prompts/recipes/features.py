@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.activation_prompts.recipes import protocol as p
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.predicates import Test, above, difference, numbered, prefers, together
-from inlay.papers.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Key, Results
+from inlay.papers.reproduce.recipe import READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import Key, ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
@@ -27,19 +27,19 @@ def dissect(bench: Bench, settings: Mapping[str, Any]) -> Results:
     from inlay.workflow.explain import models as explain_models
 
     def work() -> Results:
-        cells: dict[Key, Cell] = {}
+        cells: dict[Key, ResultCell] = {}
         spec = bench.spec(
             settings["resnet"], explain_models.NO_METHOD, task=settings["task"], batch_size=settings["batch"]
         )
         look: dict[str, Any] = {"progress": bench.progress, "say": bench.say}
         similar = explain_models.cka(spec, bench.model(settings["vit"]), examples=settings["examples"], **look)
         for layer, value in enumerate(similar.values[-1]):
-            cells[CKA, "ViT", str(layer)] = Cell((value,))
+            cells[CKA, "ViT", str(layer)] = ResultCell((value,))
         reach = explain_models.attention_distance(
             spec.with_(model=bench.model(settings["vit"])), examples=settings["examples"], **look
         )
         for layer, heads in enumerate(reach.weighted, start=1):
-            cells[REACH, "ViT", str(layer)] = Cell((fmean(heads),))
+            cells[REACH, "ViT", str(layer)] = ResultCell((fmean(heads),))
         return Results(cells, notes=(similar.sentence, reach.sentence))
 
     where = [bench.models_dir, bench.data_dir]  # the same names elsewhere may be other models and other pictures
@@ -71,14 +71,14 @@ FIGURE_5 = Recipe(
     name="activation-prompts/figure-5",
     title="CKA between a ResNet and a ViT; attention distance of the ViT",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ResNet-101 and ViT-L/16 on OxfordPets. Not in the paper, ours: 500 pictures.",
             "5 min on one GPU",
             (p.RESNET_101, p.VIT_LARGE),
             ("oxford-pets",),
             {"resnet": p.RESNET_101, "vit": p.VIT_LARGE, "task": "oxford-pets", "examples": 500, "batch": 100},
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "A ResNet-50 and a ViT-tiny/16 of ImageNet from --models-dir, 64 pictures of OxfordPets.",
             "1 min on two cores",
             ("resnet50_v1", "vit_tiny_patch16_224"),
@@ -91,7 +91,7 @@ FIGURE_5 = Recipe(
                 "batch": 32,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Eight pictures.",
             "1 s",
             (p.RESNET_101, p.VIT_LARGE),
@@ -117,7 +117,7 @@ def by_size(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """Test accuracy against the number of training examples, of several methods or of one at several layers."""
     from inlay.workflow.explain import runs as explain_runs
 
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     failures: dict[str, str] = {}
     for panel, (model, task) in settings["panels"].items():
         for method, layers in settings["curves"]:
@@ -133,7 +133,7 @@ def by_size(bench: Bench, settings: Mapping[str, Any]) -> Results:
             )
             for point in found.points:
                 row = NAMES.get(point.method, point.method) if point.layer is None else f"AP, layer {point.layer}"
-                cells[panel, row, str(point.examples)] = Cell.of_seeds(100 * value for value in point.test)
+                cells[panel, row, str(point.examples)] = ResultCell.of_seeds(100 * value for value in point.test)
             failures |= found.failures
     return Results(cells, failures=failures)
 
@@ -152,7 +152,7 @@ def shallow_above_deep(results: Results) -> Verdict:
     whole = together(gaps)
     count = sum(gap.mean > 0 for gap in gaps)
     told = f"{rows[0]} less {rows[-1]}: {whole.mean:+.3g} on average; above at {count} of {len(gaps)} sizes"
-    return every(told, [Part(whole, whole.mean > 0, low=0)], whole.interval)
+    return every(told, [Evidence(whole, whole.mean > 0, low=0)], whole.interval)
 
 
 def gains_most(row: str) -> Test:
@@ -178,7 +178,7 @@ FIGURE_6 = Recipe(
     name="activation-prompts/figure-6",
     title="Sample complexity of AP at shallow and deep layers of a ViT",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ViT-L/16 on OxfordPets, 100 epochs, 5 trials. {p.OURS}, layers and sizes (the text has none).",
             "3 days on one GPU",
             (p.VIT_LARGE,),
@@ -191,7 +191,7 @@ FIGURE_6 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ViT on 50, 100 and 200 digits, AP at layers 1 and 6, 5 epochs, 3 seeds.",
             "4 min on two cores",
             ("embedded:vit",),
@@ -204,7 +204,7 @@ FIGURE_6 = Recipe(
                 "seeds": p.SEEDS,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step at one layer.",
             "1 s",
             (p.VIT_LARGE,),
@@ -232,7 +232,7 @@ FIGURE_A3 = Recipe(
     name="activation-prompts/figure-a3",
     title="Accuracy against the size of the training set",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 pictures, 10 % to "
             f"100 % of CIFAR-10 alone. {p.OURS}.",
             "weeks on one GPU",
@@ -246,7 +246,7 @@ FIGURE_A3 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ResNet on 50, 200 and 400 digits, 5 epochs, each method's own rate, 3 seeds.",
             "8 min on two cores",
             ("embedded:resnet",),
@@ -259,7 +259,7 @@ FIGURE_A3 = Recipe(
                 "seeds": p.SEEDS,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step of AP.",
             "1 s",
             (p.RESNET_101,),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.activation_prompts.recipes import protocol as p
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.drawing import ANY, curves
 from inlay.papers.reproduce.predicates import Test, difference, near, numbered, prefers, together
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Key, Results
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import Key, ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
@@ -41,7 +41,7 @@ def by_layer(bench: Bench, settings: Mapping[str, Any]) -> Results:
     if settings.get("kept") and (known := kept_curves(settings["kept"])) is not None:
         return known
     models = p.models(bench, settings)
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     failures: dict[str, str] = {}
     sets = settings["sets"]
     for panel, model in models.items():
@@ -68,14 +68,14 @@ def kept_curves(models: Mapping[str, str]) -> Results | None:
     """The curves of docs/visual-methods.md: a ViT-tiny and a ResNet-50 on 1,000 pictures of OxfordPets."""
     from inlay.papers.reproduce import kept
 
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     notes = []
     for panel, model in models.items():
         found = kept.rows("activation_prompts", f"layers-{model}", LAYERS_COMMAND)
         if found is None:
             return None
         for line in found[0]:
-            cell = Cell((100 * float(line["test_mean"]),), 100 * float(line["test_interval"]))
+            cell = ResultCell((100 * float(line["test_mean"]),), 100 * float(line["test_interval"]))
             cells[panel, ROWS[line["method"]], line["layer"] or ANY] = cell
         layers = [line for line in found[0] if line["layer"]]
         rates, seeds = {float(line["learning_rate"]) for line in layers}, {int(line["seeds"]) for line in layers}
@@ -94,8 +94,8 @@ def kept_curves(models: Mapping[str, str]) -> Results | None:
     return Results(cells, notes=(*notes, *others.notes))
 
 
-def percent(point: Point) -> Cell:
-    return Cell.of_seeds(100 * value for value in point.test)
+def percent(point: Point) -> ResultCell:
+    return ResultCell.of_seeds(100 * value for value in point.test)
 
 
 def with_counts(bench: Bench, settings: Mapping[str, Any]) -> Results:
@@ -129,7 +129,7 @@ def best_above(row: str, other: str, *, panel: str = "", by: float = 0.0, from_l
         layer, best = max(curve, key=lambda entry: entry[1].mean)
         gap = difference(best, against)
         told = f"{gap.mean:+.3g} at layer {layer:.0f}, the best by test"
-        return every(told, [Part(gap, gap.mean > by, low=by)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > by, low=by)], gap.interval)
 
     return test
 
@@ -144,7 +144,7 @@ def best_above_layer_0(panel: str) -> Test:
         layer = max((each for each in curve if each > 0), key=lambda each: curve[each].mean)
         gap = difference(curve[layer], curve[0])
         told = f"{gap.mean:+.3g} at layer {layer:.0f}, the best by test"
-        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
@@ -176,7 +176,7 @@ def layerwise(one: str, other: str, panel: str = "") -> Test:
         gaps = [difference(curves_[0][layer], curves_[1][layer]) for layer in shared]
         whole = together(gaps)
         told = f"{whole.mean:+.3g} on average; above at {sum(gap.mean > 0 for gap in gaps)} of {len(shared)}"
-        return every(told, [Part(whole, whole.mean > 0, low=0)], whole.interval)
+        return every(told, [Evidence(whole, whole.mean > 0, low=0)], whole.interval)
 
     return test
 
@@ -187,16 +187,16 @@ RESNET = {"ResNet": p.RESNET_101}
 SMOKE_LAYERS = {"ResNet": [1], "ViT": [1], "CLIP": [1], "Swin": [1]}
 
 
-def smoke(models: Mapping[str, str], **more: Any) -> Scale:
+def smoke(models: Mapping[str, str], **more: Any) -> RecipeScale:
     settings = {"models": models, "sets": PETS, "layers": SMOKE_LAYERS, "training": p.ONE_STEP, "seeds": 1, **more}
-    return Scale("One step at one layer.", "1 s", tuple(models.values()), ("oxford-pets",), settings)
+    return RecipeScale("One step at one layer.", "1 s", tuple(models.values()), ("oxford-pets",), settings)
 
 
 FIGURE_2 = Recipe(
     name="activation-prompts/figure-2",
     title="AP at each layer of a ResNet, beside VP and NORM-TUNE",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ResNet-101 on OxfordPets (the caption; the text has CIFAR-10), 100 epochs, 5 trials. {p.OURS}.",
             "2 days on one GPU",
             (p.RESNET_101,),
@@ -210,7 +210,7 @@ FIGURE_2 = Recipe(
                 "shape": "ResNet-101",
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The kept curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 epochs. "
             "With --fresh the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all "
             "layers. Parameters of ResNet-101, exactly.",
@@ -266,7 +266,7 @@ FIGURE_4 = Recipe(
     name="activation-prompts/figure-4",
     title="Layer preference of AP: ResNets and ViTs",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ResNet-50, ResNet-101, ViT-B and ViT-L/16 of ImageNet-1K on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "a week on one GPU",
             ("microsoft/resnet-50", p.RESNET_101, p.VIT_BASE_1K, p.VIT_LARGE),
@@ -284,7 +284,7 @@ FIGURE_4 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The kept curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures of "
             "OxfordPets, 20 epochs. With --fresh the small embedded ResNet and ViT on 200 digits, 5 epochs, 3 "
             "seeds. One rate for all layers.",
@@ -319,7 +319,7 @@ FIGURE_A1 = Recipe(
     name="activation-prompts/figure-a1",
     title="Layer preference on more data sets",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ResNet-101 and ViT-L/16 on CIFAR-10, Flowers102 and DTD, 100 epochs, 5 trials. "
             f"{p.OURS}, the sets (the text names none).",
             "weeks on one GPU",
@@ -332,7 +332,7 @@ FIGURE_A1 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ResNet and ViT on 200 pictures of CIFAR-10 and of Fashion-MNIST, 5 epochs, two early "
             "and two late layers, 2 seeds.",
             "15 min on two cores with 1,000 and 2,000 test pictures in --data-dir; more with the hub's 10,000",
@@ -356,14 +356,14 @@ FIGURE_7 = Recipe(
     name="activation-prompts/figure-7",
     title="Layer preference of AP on CLIP and Swin",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"CLIP ViT-B/32 and Swin-B on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "3 days on one GPU",
             (p.CLIP, p.SWIN),
             ("oxford-pets",),
             {"models": {"CLIP": p.CLIP, "Swin": p.SWIN}, "sets": PETS, "training": p.PAPER, "seeds": p.TRIALS},
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ViT on 200 digits, 5 epochs, 3 seeds; CLIP and Swin as well where --models-dir has "
             f"{p.CLIP} and {p.SWIN}.",
             "7 min on two cores, none where figure 4 has made the runs",
@@ -391,7 +391,7 @@ FIGURE_A2 = Recipe(
     name="activation-prompts/figure-a2",
     title="AP and VPT at one layer at a time",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"ViT-L/16 on OxfordPets, 100 epochs, 5 trials. {p.OURS}.",
             "3 days on one GPU",
             (p.VIT_LARGE,),
@@ -404,7 +404,7 @@ FIGURE_A2 = Recipe(
                 "seeds": p.TRIALS,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The small embedded ViT on 200 digits, 5 epochs, each method's own rate, 3 seeds.",
             "12 min on two cores, half where figure 4 has made the runs",
             ("embedded:vit",),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.activation_prompts.recipes import protocol as p
 from inlay.papers.activation_prompts.recipes.cost import MEMORY, PARAMETERS, PORTRAIT, THROUGHPUT, TIMES, kept_costs
 from inlay.papers.reproduce.predicates import above, above_at_most, near, ranked, rises, times, within
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def recipe(
         title=title,
         printed=p.printed(item),
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 f"ViT-L/16, the 19 sets of table 1, 100 epochs, 5 trials. {p.OURS}.",
                 "weeks on one GPU",
                 (p.VIT_LARGE,),
@@ -108,7 +108,7 @@ def recipe(
                     "seeds": p.TRIALS,
                 },
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 read if kept else runs,
                 f"seconds; with --fresh {minutes} min on two cores" if kept else f"{minutes} min on two cores",
                 ("embedded:vit",),
@@ -124,7 +124,7 @@ def recipe(
                 },
                 behind=("vit_tiny_patch16_224 for accuracy", "vit-large with random weights for costs") if kept else (),
             ),
-            "smoke": Scale(
+            "smoke": RecipeScale(
                 "Counts of a shallow model; one step of AP.",
                 "1 s",
                 (p.VIT_LARGE,),

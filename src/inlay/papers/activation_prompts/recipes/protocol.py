@@ -210,7 +210,7 @@ def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results |
             for column, task in SMALL_SETS.items():
                 runs = chosen(table.runs, model, WAYS[row].method, task) if row in KEPT_ROWS else []
                 cells[panel, row, column] = {
-                    run["seed"]: kept.Measured(100 * run["test"], run.get("steps")) for run in runs
+                    run["seed"]: kept.KeptValue(100 * run["test"], run.get("steps")) for run in runs
                 }
     read = kept.whole(table, cells, "AP" if "AP" in named else named[0])
     return read.with_average(columns=list(SMALL_SETS)) if read.cells else None

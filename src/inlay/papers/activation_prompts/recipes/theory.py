@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.reproduce.predicates import stated
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results, from_finding
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def lemma_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
 
 def theorem_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
-    from inlay.papers.activation_prompts.theory import Setting, lab
+    from inlay.papers.activation_prompts.theory import SampleSetting, lab
 
     def work() -> Results:
-        found = lab.theorem_1(Setting(**settings["setting"]), settings["sizes"], settings["seeds"], bench.say)
+        found = lab.theorem_1(SampleSetting(**settings["setting"]), settings["sizes"], settings["seeds"], bench.say)
         return from_finding(found, ("gradient", "layer"), curve=("P", "samples to zero error"))
 
     return bench.once("activation-prompts/theorem-1", settings, work)
@@ -52,9 +52,9 @@ RECIPES = (
         name="activation-prompts/proposition-1",
         title="Norm tuning is an activation prompt, under conditions",
         scales={
-            "paper": Scale("Exact in doubles. Not in the paper, ours: all sizes.", "1 s"),
-            "here": Scale("Exact in doubles; the paper has no sizes.", "1 s"),
-            "smoke": Scale("The same with fewer positions.", "1 s", settings={"positions": 4, "channels": 3}),
+            "paper": RecipeScale("Exact in doubles. Not in the paper, ours: all sizes.", "1 s"),
+            "here": RecipeScale("Exact in doubles; the paper has no sizes.", "1 s"),
+            "smoke": RecipeScale("The same with fewer positions.", "1 s", settings={"positions": 4, "channels": 3}),
         },
         run=proposition_1,
         claims=(
@@ -73,9 +73,9 @@ RECIPES = (
         name="activation-prompts/lemma-1",
         title="Attention distance before and after layer 1",
         scales={
-            "paper": Scale("P from 3 to 64. Not in the paper, ours: all sizes.", "2 s"),
-            "here": Scale("P from 3 to 64; the paper has no sizes.", "2 s"),
-            "smoke": Scale("P = 3, 4 and 8.", "1 s", settings={"sizes": (3, 4, 8), "images": 10}),
+            "paper": RecipeScale("P from 3 to 64. Not in the paper, ours: all sizes.", "2 s"),
+            "here": RecipeScale("P from 3 to 64; the paper has no sizes.", "2 s"),
+            "smoke": RecipeScale("P = 3, 4 and 8.", "1 s", settings={"sizes": (3, 4, 8), "images": 10}),
         },
         run=lemma_1,
         claims=(
@@ -90,17 +90,17 @@ RECIPES = (
         name="activation-prompts/theorem-1",
         title="Samples that a prompt needs at layer 1 and at layer 2, against P",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "SGD for P = 8 to 24 with 10 seeds, and the expected gradient. Not in the paper, ours: all sizes.",
                 "3 min on one core",
                 settings={"setting": {"beta": 3**0.5}, "sizes": (8, 12, 16, 24), "seeds": 10},
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 "SGD for P = 8, 12, 16 and 24 with 5 seeds, and the expected gradient up to P = 256.",
                 "1 min on one core",
                 settings={"setting": {"beta": 3**0.5}, "sizes": (8, 12, 16, 24), "seeds": 5},
             ),
-            "smoke": Scale(
+            "smoke": RecipeScale(
                 "SGD for P = 6 and 8 with one seed.",
                 "1 s",
                 settings={

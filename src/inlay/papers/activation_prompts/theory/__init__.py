@@ -12,7 +12,7 @@ from __future__ import annotations
 from inlay.papers.activation_prompts.theory.distance import Distances, average_attention_distance, distances
 from inlay.papers.activation_prompts.theory.network import Data, TwoLayerViT, hinge
 from inlay.papers.activation_prompts.theory.proposition import (
-    Pair,
+    NormPair,
     batch_norm,
     batch_norm_from_prompt,
     layer_norm,
@@ -22,7 +22,7 @@ from inlay.papers.activation_prompts.theory.proposition import (
 )
 from inlay.papers.activation_prompts.theory.samples import (
     Needed,
-    Setting,
+    SampleSetting,
     expected_push,
     with_expected_gradient,
     with_sgd,
@@ -32,8 +32,8 @@ __all__ = [
     "Data",
     "Distances",
     "Needed",
-    "Pair",
-    "Setting",
+    "NormPair",
+    "SampleSetting",
     "TwoLayerViT",
     "average_attention_distance",
     "batch_norm",

@@ -11,14 +11,14 @@ from torch import Tensor
 from inlay.papers.activation_prompts.theory.distance import distances
 from inlay.papers.activation_prompts.theory.network import Data
 from inlay.papers.activation_prompts.theory.proposition import (
-    Pair,
+    NormPair,
     batch_norm_from_prompt,
     layer_norm_from_prompt,
     prompt_from_batch_norm,
     prompt_from_layer_norm,
 )
-from inlay.papers.activation_prompts.theory.samples import Needed, Setting, with_expected_gradient, with_sgd
-from inlay.papers.findings import Claim, Exponent, Finding, Row, Tick, exponent, verdict
+from inlay.papers.activation_prompts.theory.samples import Needed, SampleSetting, with_expected_gradient, with_sgd
+from inlay.papers.findings import Exponent, Finding, MeasuredClaim, Row, Tick, exponent, verdict
 
 DEPARTURES = (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 # From far below what counts as a tie to the most that the paper allows.
@@ -51,7 +51,7 @@ def proposition_1(seed: int = 0, images: int = 8, positions: int = 12, channels:
     by_position, by_image, by_channel = normal(positions, channels), normal(images, positions, 1), normal(channels)
     sigma = (x @ weight.T).flatten(0, 1).std(0, correction=0)
 
-    def cases(size: float) -> Iterator[tuple[str, str, Pair]]:
+    def cases(size: float) -> Iterator[tuple[str, str, NormPair]]:
         yield "BN", "delta_p = delta_*", batch_norm_from_prompt(x, weight, delta + size * by_position)
         gamma = sigma * torch.exp(size * by_channel)
         yield "BN", "gamma_d / sigma_d = 1", prompt_from_batch_norm(x, weight, beta, gamma)
@@ -74,12 +74,12 @@ def proposition_1(seed: int = 0, images: int = 8, positions: int = 12, channels:
         met = max(float(row[4] or 0) for row in rows if row[0] == norm and row[2] == 0)
         broken = min(float(row[3] or 0) for row in rows if row[0] == norm and row[2] == DEPARTURES[-1])
         claims += [
-            Claim(
+            MeasuredClaim(
                 f"{network}: the same function as a prompt, under the conditions",
                 f"largest gap {met:.1e}",
                 verdict(met < SAME),
             ),
-            Claim(
+            MeasuredClaim(
                 f"{network}: each condition is needed",
                 f"gap of {broken:.0%} or more with any one dropped",
                 verdict(broken > 1e-3),
@@ -116,13 +116,15 @@ def lemma_1(
         )
     first, second = noisy[0.1]
     claims = [
-        Claim("layer 1: (1 + d_A)/P, without noise", f"largest difference {worst[0]:.1e}", verdict(worst[0] < SAME)),
-        Claim(
+        MeasuredClaim(
+            "layer 1: (1 + d_A)/P, without noise", f"largest difference {worst[0]:.1e}", verdict(worst[0] < SAME)
+        ),
+        MeasuredClaim(
             f"layer 2: 1/P, without noise, where exp(beta^2) < P - 1 (P > {1 + math.exp(beta**2):.1f})",
             f"largest difference {worst[1]:.1e}",
             verdict(worst[1] < SAME),
         ),
-        Claim(
+        MeasuredClaim(
             f"with noise, sigma = 0.1/P, P = {largest}: {(1 + d_a) / largest:.3g}, then {1 / largest:.3g}",
             f"{first:.3g}, then {second:.3g} (a key at random: {(largest**2 - 1) / 3 / largest:.3g})",
             verdict(abs(first - (1 + d_a) / largest) < 0.1 * first),
@@ -133,7 +135,7 @@ def lemma_1(
         same = all(row[5] == row[3] for row in at)
         claims.insert(
             2,
-            Claim(
+            MeasuredClaim(
                 f"lambda_1 < 1/2 (said after A19) also for P = {', '.join(map(str, outside))}",
                 "layer 2 keeps layer 1's distance" if same else "layer 2 differs from layer 1",
                 verdict(not same),
@@ -144,7 +146,7 @@ def lemma_1(
 
 
 def theorem_1(
-    setting: Setting,
+    setting: SampleSetting,
     sizes: Sequence[int] = (8, 12, 16, 24),
     seeds: int = 5,
     tick: Tick | None = None,
@@ -162,7 +164,7 @@ def theorem_1(
         for tokens in sizes:
             tick(f"SGD, layer {layer}, P = {tokens}")
             found += with_sgd(setting, tokens, layer, seeds)
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     fits: dict[str, dict[str, float]] = {}
     for way, goal in (("SGD", setting.goal), ("expected gradient", "error"), ("expected gradient", "risk")):
         chosen = [needed for needed in found if (needed.seed is None) == (way != "SGD")]
@@ -194,12 +196,12 @@ def theorem_1(
     return Finding("theorem-1", columns, rows, claims, {**vars(setting), "seeds": seeds, "exponents": fits})
 
 
-def trainings(setting: Setting, sizes: Sequence[int]) -> int:
+def trainings(setting: SampleSetting, sizes: Sequence[int]) -> int:
     """How often `theorem_1` begins something: the expected gradient where it is defined, and a size, at each layer."""
     return 2 * (len(sizes) + (setting.background == "one"))
 
 
-def _orders(way: str, goal: str, found: list[Needed], fits: dict[str, dict[str, float]]) -> list[Claim]:
+def _orders(way: str, goal: str, found: list[Needed], fits: dict[str, dict[str, float]]) -> list[MeasuredClaim]:
     """The theorem's two orders and their comparison, against the slopes that were measured.
 
     SGD is judged by the interval of its slope over all sizes: one as wide as a whole power agrees with too much to say
@@ -216,7 +218,7 @@ def _orders(way: str, goal: str, found: list[Needed], fits: dict[str, dict[str, 
         if way != "SGD":
             reached = reached[-2:]
         if len({tokens for tokens, _ in reached}) < 2:
-            claims.append(Claim(claim, f"too few trainings reached it{missed}", "cannot tell"))
+            claims.append(MeasuredClaim(claim, f"too few trainings reached it{missed}", "cannot tell"))
             continue
         tokens, samples = zip(*reached, strict=True)
         fit = exponent(tokens, samples)
@@ -233,14 +235,14 @@ def _orders(way: str, goal: str, found: list[Needed], fits: dict[str, dict[str, 
                 f"P^{fit.slope:.2f} at the end, claimed P^{wanted:.2f}",
                 verdict(abs(fit.slope - wanted) < NEAR),
             )
-        claims.append(Claim(claim, told + missed, holds))
+        claims.append(MeasuredClaim(claim, told + missed, holds))
     claim = f"{way}, zero {goal}: layer 2 needs more, order-wise"
     if len(slopes) < 2:
-        return [*claims, Claim(claim, "too few trainings reached it", "cannot tell")]
+        return [*claims, MeasuredClaim(claim, "too few trainings reached it", "cannot tell")]
     first, second = slopes
     apart = second.low > first.high or first.low > second.high
     told = f"P^{second.slope:.2f} against P^{first.slope:.2f}"
-    return [*claims, Claim(claim, told, verdict(second.low > first.high) if apart else "cannot tell")]
+    return [*claims, MeasuredClaim(claim, told, verdict(second.low > first.high) if apart else "cannot tell")]
 
 
 def claimed_order(layer: int, tokens: float) -> float:

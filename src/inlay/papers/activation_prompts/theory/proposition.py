@@ -16,7 +16,7 @@ from inlay.errors import InlayError
 
 
 @dataclass(frozen=True)
-class Pair:
+class NormPair:
     """What norm tuning and the prompt make of the same input, and what they were given to do it.
 
     `departures` says how far each condition of the proposition is from holding, as the largest absolute deviation.
@@ -52,7 +52,7 @@ def layer_norm(z: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     return gamma * (z - mu) / sigma + beta
 
 
-def batch_norm_from_prompt(x: Tensor, weight: Tensor, delta: Tensor) -> Pair:
+def batch_norm_from_prompt(x: Tensor, weight: Tensor, delta: Tensor) -> NormPair:
     """The batch norm that does what a prompt before a 1 x 1 convolution does, equations (A4) to (A8).
 
         z = W x,   gamma_d = sigma_d,   beta_d = w_d delta_* + mu_d:   BN(z) = W (x + delta)
@@ -68,7 +68,7 @@ def batch_norm_from_prompt(x: Tensor, weight: Tensor, delta: Tensor) -> Pair:
     return _batch_norm_pair(x, weight, sigma[0, 0], beta, delta, departures)
 
 
-def prompt_from_batch_norm(x: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor | None = None) -> Pair:
+def prompt_from_batch_norm(x: Tensor, weight: Tensor, beta: Tensor, gamma: Tensor | None = None) -> NormPair:
     """The prompt that does what a tuned batch norm does: `W delta = beta - mu`, equation (A8) solved for `delta`.
 
     A solution needs `beta - mu` in the range of W (always so if W is onto, never for most `beta` if it has more rows
@@ -86,7 +86,7 @@ def prompt_from_batch_norm(x: Tensor, weight: Tensor, beta: Tensor, gamma: Tenso
     return _batch_norm_pair(x, weight, gamma, beta, delta, departures)
 
 
-def layer_norm_from_prompt(z: Tensor, delta: Tensor) -> Pair:
+def layer_norm_from_prompt(z: Tensor, delta: Tensor) -> NormPair:
     """The layer norm that does what a prompt does, equations (A10) and (A11).
 
         gamma_d = sigma_bp,   beta_d = delta_pd + mu_p:   LN(z) = z + delta
@@ -100,7 +100,7 @@ def layer_norm_from_prompt(z: Tensor, delta: Tensor) -> Pair:
     return _layer_norm_pair(z, wanted.mean(0), delta, {"delta_pd + mu_p = beta_d": _spread(wanted, 0)})
 
 
-def prompt_from_layer_norm(z: Tensor, beta: Tensor) -> Pair:
+def prompt_from_layer_norm(z: Tensor, beta: Tensor) -> NormPair:
     """The prompt that does what a layer norm with shift `beta` does: `delta_pd = beta_d - mu_p`, (A11) solved."""
     _check(z, beta)
     mu, _ = _moments(z, (2,))
@@ -109,11 +109,11 @@ def prompt_from_layer_norm(z: Tensor, beta: Tensor) -> Pair:
 
 def _batch_norm_pair(
     x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, delta: Tensor, departures: dict[str, float]
-) -> Pair:
-    return Pair(batch_norm(x @ weight.T, gamma, beta), (x + delta) @ weight.T, gamma, beta, delta, departures)
+) -> NormPair:
+    return NormPair(batch_norm(x @ weight.T, gamma, beta), (x + delta) @ weight.T, gamma, beta, delta, departures)
 
 
-def _layer_norm_pair(z: Tensor, beta: Tensor, delta: Tensor, departures: dict[str, float]) -> Pair:
+def _layer_norm_pair(z: Tensor, beta: Tensor, delta: Tensor, departures: dict[str, float]) -> NormPair:
     mu, sigma = _moments(z, (2,))
     gamma = sigma.mean().expand(z.shape[2])
     departures = {
@@ -121,7 +121,7 @@ def _layer_norm_pair(z: Tensor, beta: Tensor, delta: Tensor, departures: dict[st
         "mu_bp = mu_p": _spread(mu, 0),
         **departures,
     }
-    return Pair(layer_norm(z, gamma, beta), z + delta, gamma, beta, delta, departures)
+    return NormPair(layer_norm(z, gamma, beta), z + delta, gamma, beta, delta, departures)
 
 
 def _moments(z: Tensor, over: tuple[int, ...]) -> tuple[Tensor, Tensor]:

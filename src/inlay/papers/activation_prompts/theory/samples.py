@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Setting:
+class SampleSetting:
     """How to train, the same for every P. `step` is eta; the noise is `sigma = noise / P`, as the paper bounds it.
 
     `beta` is not 1 by default because a prompt at layer 2 that draws all attention to the telling token gives
@@ -82,7 +82,7 @@ class Needed:
     norm: float
 
 
-def with_sgd(setting: Setting, tokens: int, layer: int, seeds: int) -> list[Needed]:
+def with_sgd(setting: SampleSetting, tokens: int, layer: int, seeds: int) -> list[Needed]:
     """Train a prompt (P, d) from zero by SGD, all seeds side by side, each on images of its own.
 
     The held-out set is looked at after 1, 2, ... steps, and from 20 on each time 5 % more have been made.
@@ -145,7 +145,7 @@ class Since:
         """Whether it has held for as long again as it took, and for no fewer than `SHORTEST_WINDOW` steps."""
         return self.step is not None and step - self.step >= max(self.step, SHORTEST_WINDOW)
 
-    def samples(self, end: int, setting: Setting) -> int | None:
+    def samples(self, end: int, setting: SampleSetting) -> int | None:
         """The samples it took, if by the step `end` it was kept."""
         return self.step * setting.batch if self.step is not None and self.kept(end) else None
 
@@ -166,7 +166,7 @@ def _worst_margin(model: TwoLayerViT, held: tuple[Tensor, Tensor], delta: Tensor
 
 
 def with_expected_gradient(
-    setting: Setting, tokens: Sequence[int], layer: int, most_steps: int = 40_000
+    setting: SampleSetting, tokens: Sequence[int], layer: int, most_steps: int = 40_000
 ) -> list[Needed]:
     """Follow the mean gradient over all noise-free images, for all P side by side. A step counts as a batch.
 
@@ -202,7 +202,7 @@ def with_expected_gradient(
     ]
 
 
-def expected_push(setting: Setting, tokens: int, layer: int, delta: Sequence[float]) -> Tensor:
+def expected_push(setting: SampleSetting, tokens: int, layer: int, delta: Sequence[float]) -> Tensor:
     """Where the mean gradient pushes, at one position, a prompt that is `delta` at each: minus the gradient, (4,)."""
     model = setting.model(tokens, noise=False)
     sizes, images, labels, count = _every_image(model, [tokens])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.experiments import Shape, from_lab, performed
 from inlay.papers.reproduce.predicates import stated
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -76,19 +76,19 @@ RECIPES = (
         name="icl/figure-2",
         title="Training and inference losses of a one-layer and of a four-layer transformer",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 f"{PRINTED_SIZES}, H = 64 and 8. Not in the paper, ours: 200 epochs of 10,000 / 256 updates (its "
                 "iteration fits an epoch).",
                 "4 min of one core for one layer; on one GPU 10 min for four",
                 settings={"2a": {"heads": (64,)}, "2b": {"heads": (8,), "device": "cuda"}},
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 f"{PRINTED_SIZES}, H = 64 and 8, as docs/icl.md shows it. With --fresh one layer for 200 epochs, "
                 "four layers for 4 minutes with batches of 16.",
                 "1 s; with --fresh 8 min on one core",
                 settings={"kept": True, "2a": {"heads": (64,)}, "2b": {"heads": (8,)}},
             ),
-            "smoke": Scale("N = 3, two steps.", "1 s", settings={"2a": TINY, "2b": {**TINY, "heads": (2,)}}),
+            "smoke": RecipeScale("N = 3, two steps.", "1 s", settings={"2a": TINY, "2b": {**TINY, "heads": (2,)}}),
         },
         run=figure_2,
         claims=(
@@ -117,13 +117,15 @@ RECIPES = (
         name="icl/figure-3",
         title="The gap between y* and y_best against N",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "m = 100, K = 200, tau = 0.01, N = 50 to 150. Not in the paper, ours: in closed form, untrained.",
                 "10 s",
                 settings={"3": {}},
             ),
-            "here": Scale("m = 100, K = 200, tau = 0.01, N = 50 to 150, in closed form.", "10 s", settings={"3": {}}),
-            "smoke": Scale("m = 3, K = 8.", "1 s", settings={"3": TINY}),
+            "here": RecipeScale(
+                "m = 100, K = 200, tau = 0.01, N = 50 to 150, in closed form.", "10 s", settings={"3": {}}
+            ),
+            "smoke": RecipeScale("m = 3, K = 8.", "1 s", settings={"3": TINY}),
         },
         run=figure_3,
         claims=(
@@ -140,17 +142,17 @@ RECIPES = (
         name="icl/figure-4",
         title="Training losses of one layer by the number of heads",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 f"{PRINTED_SIZES}, H = 1 to 400. Not in the paper, ours: 600 epochs of 10,000 / 256 updates.",
                 "15 min on one GPU",
                 settings={"4": {"device": "cuda"}},
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 f"{PRINTED_SIZES}, H = 1 to 400, as docs/icl.md shows it: 200 epochs on a CPU, 600 on a GPU.",
                 "1 s; with --fresh 15 min on two cores",
                 settings={"kept": True, "4": {}},
             ),
-            "smoke": Scale("N = 3, H = 1 and 5, two steps.", "1 s", settings={"4": {**TINY, "heads": (1, 5)}}),
+            "smoke": RecipeScale("N = 3, H = 1 and 5, two steps.", "1 s", settings={"4": {**TINY, "heads": (1, 5)}}),
         },
         run=figure_4,
         claims=(
@@ -180,17 +182,17 @@ RECIPES = (
         name="icl/figure-5",
         title="Training losses of four layers by the number of heads, in 100 s each",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 f"{PRINTED_SIZES}, H = 1 to 64, 100 s each. Not in the paper, ours: the GPU.",
                 "12 min on one GPU",
                 settings={"5": {"device": "cuda"}},
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 f"{PRINTED_SIZES} (on a CPU 16), H = 1 to 64, 100 s each with --fresh; else the 60 s of docs/icl.md.",
                 "1 s; with --fresh 12 min on two cores",
                 settings={"kept": True, "5": {}},
             ),
-            "smoke": Scale(
+            "smoke": RecipeScale(
                 "N = 3, H = 1 and 4, two steps.", "1 s", settings={"5": {**TINY, "heads": (1, 4), "seconds": 5.0}}
             ),
         },

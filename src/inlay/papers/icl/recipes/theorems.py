@@ -9,7 +9,7 @@ from inlay.papers.icl.recipes.figures import LAB, nobody
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.experiments import Shape, performed
 from inlay.papers.reproduce.predicates import Test, judged, stated
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -40,13 +40,15 @@ RECIPES = (
         name="icl/theorem-1",
         title="Gradient descent at the theorem's step sizes: the bound (18) at every step",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "N = 2 to 4, tau = 1, unit tokens; 2,000 steps. Not in the paper, ours: all sizes, as the bound says "
                 "nothing at the figures' sizes.",
                 "20 s on one core",
             ),
-            "here": Scale("N = 2 to 4, tau = 1, unit tokens; 2,000 steps.", "20 s on one core"),
-            "smoke": Scale("The same for five steps.", "1 s", settings={"N": 3, "K": 8, "d": 6, "m": 3, "steps": 5}),
+            "here": RecipeScale("N = 2 to 4, tau = 1, unit tokens; 2,000 steps.", "20 s on one core"),
+            "smoke": RecipeScale(
+                "The same for five steps.", "1 s", settings={"N": 3, "K": 8, "d": 6, "m": 3, "steps": 5}
+            ),
         },
         run=theorem_1,
         claims=(
@@ -82,12 +84,12 @@ RECIPES = (
         name="icl/theorem-2",
         title="After the theorem's number of steps, how many prompts are within epsilon of y*",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "N = 2 and 3, tau = 1, unit tokens; 10,000 prompts. Not in the paper, ours: all sizes.",
                 "10 s on one core",
             ),
-            "here": Scale("N = 2 and 3, tau = 1, unit tokens; 10,000 prompts.", "10 s on one core"),
-            "smoke": Scale("The same.", "2 s"),
+            "here": RecipeScale("N = 2 and 3, tau = 1, unit tokens; 10,000 prompts.", "10 s on one core"),
+            "smoke": RecipeScale("The same.", "2 s"),
         },
         run=theorem_2,
         claims=tuple(

@@ -11,20 +11,27 @@
 from __future__ import annotations
 
 from inlay.papers.icl.theory import ridge
-from inlay.papers.icl.theory.bounds import Constants, assumptions, constants, needed_steps, zeta_0
+from inlay.papers.icl.theory.bounds import BoundConstants, assumptions, constants, needed_steps, zeta_0
 from inlay.papers.icl.theory.descent import Trace, descend, held_out, train, usable_steps
 from inlay.papers.icl.theory.model import OneLayer, quadratic
-from inlay.papers.icl.theory.problem import IN_DOMAIN, OUT_OF_DOMAIN, Moments, Problem, Prompts, Tasks
+from inlay.papers.icl.theory.problem import (
+    IN_DOMAIN,
+    OUT_OF_DOMAIN,
+    DrawnPrompts,
+    InContextProblem,
+    Moments,
+    TaskDistribution,
+)
 
 __all__ = [
     "IN_DOMAIN",
     "OUT_OF_DOMAIN",
-    "Constants",
+    "BoundConstants",
+    "DrawnPrompts",
+    "InContextProblem",
     "Moments",
     "OneLayer",
-    "Problem",
-    "Prompts",
-    "Tasks",
+    "TaskDistribution",
     "Trace",
     "assumptions",
     "constants",

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, verdict
+from inlay.papers.findings import MeasuredClaim, verdict
 from inlay.papers.icl.theory.model import OneLayer, attention
-from inlay.papers.icl.theory.problem import Problem
+from inlay.papers.icl.theory.problem import InContextProblem
 from inlay.papers.icl.theory.proposition import distinct_row
 
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Constants:
+class BoundConstants:
     """What Theorem 1 is made of. `norm` is `|Zbar|_2`, `f_max` is (12), `delta_0` the gap at the start, `zeta_0` (14).
 
     `gamma` is any number that satisfies (15). With it `alpha` (44) is fixed, and `L` (61):
@@ -107,7 +107,7 @@ def zeta_0(model: OneLayer) -> float:
         return float(torch.linalg.svdvals(s @ root)[:, -1].min() ** 2)
 
 
-def constants(model: OneLayer, gamma: float | None = None) -> Constants:
+def constants(model: OneLayer, gamma: float | None = None) -> BoundConstants:
     """Theorem 1's constants for a model at its start (`w = 0`); `gamma` None: twenty times the least of (15).
 
     A larger gamma brings the rate nearer to its limit `zeta_0 / (2 sqrt(2) H |Zbar|^2)`.
@@ -135,14 +135,14 @@ def constants(model: OneLayer, gamma: float | None = None) -> Constants:
         )
     f_max = math.sqrt(float(problem.moments().S.diagonal().max()))
     A = float(torch.linalg.matrix_norm(problem.moments().minimiser(), 2))
-    found = Constants(problem.K, problem.N, model.heads, norm, f_max, A, model.gap(), zeta, 1.0)
+    found = BoundConstants(problem.K, problem.N, model.heads, norm, f_max, A, model.gap(), zeta, 1.0)
     least = found.least_gamma
     if gamma is not None and gamma < least:
         raise InlayError(f"gamma = {gamma}: (15) asks for {least:.6g} or more.")
-    return Constants(**{**vars(found), "gamma": 20 * least if gamma is None else gamma})
+    return BoundConstants(**{**vars(found), "gamma": 20 * least if gamma is None else gamma})
 
 
-def needed_steps(problem: Problem, found: Constants, epsilon: float, delta: float, B: float) -> int:
+def needed_steps(problem: InContextProblem, found: BoundConstants, epsilon: float, delta: float, B: float) -> int:
     """Theorem 2's T (21), for `|lambda| <= B`, error epsilon and probability 1 - delta."""
     if problem.tau == 0:
         raise InlayError(
@@ -157,7 +157,7 @@ def needed_steps(problem: Problem, found: Constants, epsilon: float, delta: floa
     return max(1, math.ceil(math.log(inside) / -math.log1p(-found.rate)))
 
 
-def assumptions(model: OneLayer, B: float | None = None) -> list[Claim]:
+def assumptions(model: OneLayer, B: float | None = None) -> list[MeasuredClaim]:
     """Assumptions 1 to 4, and what the proofs use besides, on this instance."""
     problem = model.problem
     tasks, lengths = problem.tasks, problem.tokens.norm(dim=1)
@@ -166,28 +166,28 @@ def assumptions(model: OneLayer, B: float | None = None) -> list[Claim]:
     zeta, largest = zeta_0(model), float(sizes[-1])
     singular = float(sizes[0]) <= ROUNDING * largest
     return [
-        Claim(
+        MeasuredClaim(
             "Assumption 1: E[lambda_i] = 0, E[lambda_i^2] = 1",
             f"mean {tasks.mean:g}, second moment {tasks.variance + tasks.mean**2:g}",
             verdict(tasks.mean == 0 and tasks.variance == 1),
         ),
-        Claim(
+        MeasuredClaim(
             "Assumption 2: every B_k at the start has full row rank",
             f"zeta_0 = {zeta:.2g} beside |Zbar|^2 = {largest:.2g}; {model.heads} heads, N = {problem.N}"
             + (f"; Zbar itself is singular: tau = {problem.tau:g}, m = {problem.m}" if singular else ""),
             verdict(zeta > ROUNDING * largest),
         ),
-        Claim(
+        MeasuredClaim(
             "Assumption 3: one entry tells all tokens of the prompt apart",
             "none" if entry is None else f"entry {entry}",
             verdict(entry is not None),
         ),
-        Claim(
+        MeasuredClaim(
             "Assumption 4: |lambda| <= B at inference",
             "no bound was given; normal lambda have none" if B is None else f"B = {B:g}",
             "cannot tell" if B is None else verdict(B > 0),
         ),
-        Claim(
+        MeasuredClaim(
             "section 2: tokens of norm 1 (Lemma 7 uses it)",
             f"norms {float(lengths.min()):.3g} to {float(lengths.max()):.3g}",
             verdict(bool(((lengths - 1).abs() < 1e-9).all())),

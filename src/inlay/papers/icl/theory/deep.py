@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.papers.icl.theory import ridge
 from inlay.papers.icl.theory.descent import BATCH, EPOCH, RATE, SAMPLES, Trace, Watch
-from inlay.papers.icl.theory.problem import Problem, Prompts
+from inlay.papers.icl.theory.problem import DrawnPrompts, InContextProblem
 
 LAYERS, D_MODEL, D_FF = 4, 256, 512
 
@@ -28,7 +28,7 @@ class DeepTransformer(nn.Module):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: InContextProblem,
         heads: int = 8,
         *,
         layers: int = LAYERS,
@@ -72,7 +72,7 @@ def train_deep(
     samples: int = SAMPLES,
     seed: int = 0,
     every: int = EPOCH,
-    tests: Mapping[str, Prompts] | None = None,
+    tests: Mapping[str, DrawnPrompts] | None = None,
     watch: Watch | None = None,
 ) -> Trace:
     """Adam on mini-batches until `steps` or `seconds` are over; testing does not count as time.
@@ -125,7 +125,7 @@ def train_deep(
 
 
 @torch.no_grad()
-def _inference(model: DeepTransformer, star: Tensor, tests: Mapping[str, Prompts]) -> dict[str, float]:
+def _inference(model: DeepTransformer, star: Tensor, tests: Mapping[str, DrawnPrompts]) -> dict[str, float]:
     """`1/K |yhat - y*|^2`, the mean over each test set."""
     found = {}
     for name, test in tests.items():

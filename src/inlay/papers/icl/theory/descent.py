@@ -12,7 +12,7 @@ import torch
 
 from inlay.errors import InlayError
 from inlay.papers.icl.theory.model import OneLayer, quadratic
-from inlay.papers.icl.theory.problem import IN_DOMAIN, OUT_OF_DOMAIN, Problem, Prompts
+from inlay.papers.icl.theory.problem import IN_DOMAIN, OUT_OF_DOMAIN, DrawnPrompts, InContextProblem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +69,7 @@ class Trace:
 Watch = Callable[[Trace], None]
 
 
-def held_out(problem: Problem, count: int = TESTS, seed: int = 0) -> dict[str, Prompts]:
+def held_out(problem: InContextProblem, count: int = TESTS, seed: int = 0) -> dict[str, DrawnPrompts]:
     """Section 4's: as in training, and `lambda ~ N(1, 4 I)`."""
     draws = 1_000 + 20_000 * seed  # never the seed of the training's own samples, 10,000 + seed
     return {
@@ -153,7 +153,7 @@ def train(
     seed: int = 0,
     every: int = EPOCH,
     seconds: float | None = None,
-    tests: Mapping[str, Prompts] | None = None,
+    tests: Mapping[str, DrawnPrompts] | None = None,
     watch: Watch | None = None,
 ) -> Trace:
     """Adam at `rate`: on the population loss in closed form, or, with `batch`, on mini-batches of `samples` prompts.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding, Holds, Row, Tick
+from inlay.papers.findings import Finding, Holds, MeasuredClaim, Row, Tick
 
 # Probabilities (B, 100) of the answers 00 to 99 to each of B texts.
 Answerer = Callable[[Sequence[str]], Tensor]
@@ -117,7 +117,7 @@ def in_context(answer: Answerer, name: str, tick: Tick, *, count: int = 40, seed
     """Compare the answers with ridge regression's, at the strength that matches them best, as N grows."""
     values = torch.arange(100, dtype=torch.float64)
     rows: list[Row] = []
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     for kind in KINDS:
         tasks = TextTasks.sample(kind, count, max(SIZES), seed)
         said: dict[int, Tensor] = {}
@@ -192,7 +192,7 @@ COLUMNS = (
 
 def _claims(
     tasks: TextTasks, said: dict[int, Tensor], matched: dict[int, float], widths: dict[int, float]
-) -> list[Claim]:
+) -> list[MeasuredClaim]:
     """What the theory would lead one to expect of a transformer in context, for one kind of tasks."""
     few, most = SIZES[1], SIZES[-1]
     near = {N: tasks.ridge(N, matched[N]) for N in (few, most)}
@@ -202,23 +202,23 @@ def _claims(
     apart = {N: (said[N] - near[N]).square() for N in (few, most)}
     wanted = tasks.m * TAU
     return [
-        Claim(
+        MeasuredClaim(
             f"{tasks.kind}: the error falls as N grows from {few} to {most}",
             f"{_root(error[few])} to {_root(error[most])}; ridge regression with m tau: {_root(theory)} at N = {most}",
             _less(error[most], error[few]),
         ),
-        Claim(
+        MeasuredClaim(
             f"{tasks.kind}: the answers come nearer to the best matching ridge regression, N = {few} to {most}",
             f"{_root(apart[few])} to {_root(apart[most])} (in units of y, whose spread is about {SCALE:g})",
             _less(apart[most], apart[few]),
         ),
-        Claim(
+        MeasuredClaim(
             f"{tasks.kind}: at N = {most} ridge regression tells the answers better than a kernel average of labels, "
             "each with its own number matched",
             f"off by {_root(apart[most])}; the kernel average of width {widths[most]:.3g}: {_root(smooth)}",
             _less(apart[most], smooth),
         ),
-        Claim(
+        MeasuredClaim(
             f"{tasks.kind}: the matching strength is the theory's m tau = {wanted:g}, within a factor of 10",
             ", ".join(f"N = {N}: {matched[N]:.3g}" for N in SIZES),
             "yes" if all(0.1 <= matched[N] / wanted <= 10 for N in SIZES[2:]) else "no",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
-from inlay.papers.icl.theory.problem import Moments, Problem
+from inlay.papers.icl.theory.problem import InContextProblem, Moments
 
 
 class OneLayer(nn.Module):
@@ -29,7 +29,13 @@ class OneLayer(nn.Module):
     A: Tensor
 
     def __init__(
-        self, problem: Problem, heads: int, *, beta: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float64
+        self,
+        problem: InContextProblem,
+        heads: int,
+        *,
+        beta: float = 1.0,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
         if heads < 1:

@@ -19,7 +19,7 @@ Representation = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Tasks:
+class TaskDistribution:
     """How `lambda` is drawn: independent normal entries. Assumption 1 asks for mean 0 and variance 1."""
 
     mean: float = 0.0
@@ -34,8 +34,8 @@ class Tasks:
         return self.variance * torch.eye(m, dtype=torch.float64) + self.mean**2 * torch.ones(m, m, dtype=torch.float64)
 
 
-IN_DOMAIN = Tasks()
-OUT_OF_DOMAIN = Tasks(mean=1.0, variance=4.0)
+IN_DOMAIN = TaskDistribution()
+OUT_OF_DOMAIN = TaskDistribution(mean=1.0, variance=4.0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class DrawnPrompts:
     """Drawn tasks `lam` (B, m) and their labels `y` (B, K); a prompt shows the first N of each row."""
 
     lam: Tensor
@@ -94,7 +94,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Problem:
+class InContextProblem:
     """K tokens `v_k` (rows of `tokens`, (K, d)), their representation `f(v_k)` (rows of `features`, (K, m)), N of them
     in the prompt, and noise tau: `y_k = lambda^T (f(v_k) + eps_k)`, `eps_k ~ N(0, tau I_m)` (1).
 
@@ -105,7 +105,7 @@ class Problem:
     features: Tensor
     N: int
     tau: float = 0.01
-    tasks: Tasks = IN_DOMAIN
+    tasks: TaskDistribution = IN_DOMAIN
 
     def __post_init__(self) -> None:
         tokens, features = self.tokens, self.features
@@ -145,8 +145,8 @@ class Problem:
         *,
         unit: bool = False,
         f: Representation | None = None,
-        tasks: Tasks = IN_DOMAIN,
-    ) -> Problem:
+        tasks: TaskDistribution = IN_DOMAIN,
+    ) -> InContextProblem:
         """Tokens from N(0, I_d), of norm 1 where `unit` (as in section 2), represented by N(0, I_m) (as in section 4).
 
         With `f`, the representation is `f(tokens)`, of shape (K, m).
@@ -175,8 +175,8 @@ class Problem:
         tau: float = 0.01,
         *,
         m: int | None = None,
-        tasks: Tasks = IN_DOMAIN,
-    ) -> Problem:
+        tasks: TaskDistribution = IN_DOMAIN,
+    ) -> InContextProblem:
         """Your own tokens (K, d), and `f` of them: a function, or its values (K, m)."""
         with torch.no_grad():
             features = f(tokens) if callable(f) else f
@@ -189,7 +189,7 @@ class Problem:
             )
         return cls(tokens, features.detach(), N, tau, tasks)
 
-    def to(self, device: str | torch.device) -> Problem:
+    def to(self, device: str | torch.device) -> InContextProblem:
         return replace(self, tokens=self.tokens.to(device), features=self.features.to(device))
 
     @property
@@ -219,7 +219,7 @@ class Problem:
         """The representation of the others (19), (m, K - N)."""
         return self.features[self.N :].T
 
-    def moments(self, tasks: Tasks | None = None) -> Moments:
+    def moments(self, tasks: TaskDistribution | None = None) -> Moments:
         """The population's moments, of the training tasks or of others."""
         second = (tasks or self.tasks).second(self.m).to(self.features)
         everything = self.features @ second @ self.features.T
@@ -230,7 +230,9 @@ class Problem:
         """`inf L` (Lemma 5): the loss of the ridge regression (20)."""
         return self.moments().infimum()
 
-    def prompts(self, count: int, seed: int, tasks: Tasks | None = None, lam: Tensor | None = None) -> Prompts:
+    def prompts(
+        self, count: int, seed: int, tasks: TaskDistribution | None = None, lam: Tensor | None = None
+    ) -> DrawnPrompts:
         """Draw `count` tasks (or take `lam`, (B, m)) and label every token.
 
         `lambda^T eps_k` is drawn as what it is, N(0, tau |lambda|^2): the m numbers of `eps_k` are not needed.
@@ -244,4 +246,4 @@ class Problem:
         noise = torch.randn(len(lam), self.K, generator=draws, dtype=torch.float64)
         lam, noise = lam.to(self.features), noise.to(self.features)
         y = lam @ self.features.T + self.tau**0.5 * lam.norm(dim=1, keepdim=True) * noise
-        return Prompts(lam, y, self.N)
+        return DrawnPrompts(lam, y, self.N)

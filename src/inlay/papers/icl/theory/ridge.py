@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.icl.theory.problem import Problem
+from inlay.papers.icl.theory.problem import InContextProblem
 
 
-def coefficients(problem: Problem, strength: float) -> Tensor:
+def coefficients(problem: InContextProblem, strength: float) -> Tensor:
     """`(I, Z^T (Z Z^T + strength I)^+ ZQ)` (66), (N, K): given labels as they are, ridge regression for the others."""
     if strength < 0:
         raise InlayError(f"A ridge strength of {strength}: give a number from 0 on.")
@@ -22,17 +22,17 @@ def coefficients(problem: Problem, strength: float) -> Tensor:
     return torch.cat([torch.eye(problem.N).to(Z), Z.T @ inner @ problem.ZQ], 1)
 
 
-def star(problem: Problem) -> Tensor:
+def star(problem: InContextProblem) -> Tensor:
     """The coefficients of `y*` (22): strength `m tau`, by (20) and (67)."""
     return coefficients(problem, problem.m * problem.tau)
 
 
-def best(problem: Problem) -> Tensor:
+def best(problem: InContextProblem) -> Tensor:
     """The coefficients of `y_best` (23): strength `N tau`, by (25)."""
     return coefficients(problem, problem.N * problem.tau)
 
 
-def solution(problem: Problem, shown: Tensor, strength: float) -> Tensor:
+def solution(problem: InContextProblem, shown: Tensor, strength: float) -> Tensor:
     """`argmin 1/(2N) sum_i (y_i - lambda^T f(v_i))^2 + strength/(2N) |lambda|^2` for each prompt (B, N), (B, m).
 
     (20) is `strength = m tau`, (25) is `strength = N tau`.

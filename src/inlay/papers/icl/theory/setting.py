@@ -10,7 +10,7 @@ import torch
 
 from inlay.errors import InlayError, did_you_mean, unknown
 from inlay.papers.icl.theory.descent import EPOCH, RATE, SAMPLES, Trace
-from inlay.papers.icl.theory.problem import Problem
+from inlay.papers.icl.theory.problem import InContextProblem
 
 OPTIMISERS = ("adam", "gd")
 # Who wants to see a training as it goes: its name, and what has been kept so far.
@@ -41,7 +41,7 @@ def reads(name: str, optimiser: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Setting:
+class InContextSetting:
     """Section 4's values, for all figures but where a figure has its own. None: the figure's own.
 
     `unit`: tokens of norm 1, as section 2 has them; section 4 draws them from N(0, I). `heads` are those compared in
@@ -86,15 +86,19 @@ class Setting:
                 f"Device {self.device!r} is not there: use cpu, or cuda where there is one.{hint}"
             ) from error
         # Refuses what makes no sense, before any work. N against K is for those that read N: see `lab.check`.
-        Problem.sample(min(self.N, self.K), self.K, self.d, 20 if self.m is None else self.m, self.tau, unit=self.unit)
+        InContextProblem.sample(
+            min(self.N, self.K), self.K, self.d, 20 if self.m is None else self.m, self.tau, unit=self.unit
+        )
 
     @property
     def on_cpu(self) -> bool:
         return torch.device(self.device).type == "cpu"
 
-    def problem(self, unit: bool | None = None) -> Problem:
+    def problem(self, unit: bool | None = None) -> InContextProblem:
         m = 20 if self.m is None else self.m
-        drawn = Problem.sample(self.N, self.K, self.d, m, self.tau, self.seed, unit=self.unit if unit is None else unit)
+        drawn = InContextProblem.sample(
+            self.N, self.K, self.d, m, self.tau, self.seed, unit=self.unit if unit is None else unit
+        )
         return drawn.to(self.device)
 
     def facts(self, name: str) -> dict[str, object]:

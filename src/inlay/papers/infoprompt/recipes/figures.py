@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.infoprompt import table
 from inlay.papers.infoprompt.recipes import protocol as p
 from inlay.papers.reproduce import kept
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.predicates import Test, above, above_on_average, difference, numbered
-from inlay.papers.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Key, Results
+from inlay.papers.reproduce.recipe import READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import Key, ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
@@ -35,7 +35,7 @@ def figure_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """The bound on I(P; Z | X) of each text, by where its prompts are from; a value a text."""
     from inlay.papers.infoprompt.explain.information import RANDOM, information
 
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     notes = []
     for panel, task in settings["tasks"].items():
         columns = {NATS: (task, {"num_prompt_tokens": 4})}
@@ -54,8 +54,8 @@ def figure_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
         named = {"warp": "WARP", "infoprompt": "InfoPrompt", RANDOM: "random"}
         named |= {f"'{phrase}'": row for phrase, row in zip(PHRASES[panel], BY_HAND, strict=True)}
         for source in found.sources:
-            cells[panel, named[source.name], NATS] = Cell(tuple(source.values))
-        cells[panel, END, NATS] = Cell((found.most,))
+            cells[panel, named[source.name], NATS] = ResultCell(tuple(source.values))
+        cells[panel, END, NATS] = ResultCell((found.most,))
         notes.append(f"{panel}. {found.sentence}")
     return Results(cells, notes=tuple(notes))
 
@@ -84,13 +84,14 @@ def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     def work() -> Results:
         found = landscape(spec, **settings["look"], progress=bench.progress, say=bench.say)
         cells = {
-            (SURFACE, f"{name} loss", ROUGH): Cell.of_seeds([roughness(grid)]) for name, grid in found.values.items()
+            (SURFACE, f"{name} loss", ROUGH): ResultCell.of_seeds([roughness(grid)])
+            for name, grid in found.values.items()
         }
         for path in found.paths:
             shown = range(0, len(path.steps), max(1, len(path.steps) // 10))
             for place in sorted({*shown, len(path.steps) - 1}):
                 for panel, losses in ((PATH, path.task), (PATH_OF_STATE, path.representation)):
-                    cells[panel, path.name, str(path.steps[place])] = Cell.of_seeds([losses[place]])
+                    cells[panel, path.name, str(path.steps[place])] = ResultCell.of_seeds([losses[place]])
         return Results(cells, notes=(found.sentence,))
 
     return bench.once("infoprompt/figure-2", {**settings, "spec": spec.to_json()}, work)
@@ -115,7 +116,7 @@ def descends_more(one: str, other: str, panel: str) -> Test:
                 return Verdict.untested(f"no path of {row}")
             falls.append(difference(curve[0][1], curve[-1][1]))
         gap = difference(falls[0], falls[1])
-        return every(f"{falls[0].mean:.3g} against {falls[1].mean:.3g}", [Part(gap, gap.mean > 0, low=0)])
+        return every(f"{falls[0].mean:.3g} against {falls[1].mean:.3g}", [Evidence(gap, gap.mean > 0, low=0)])
 
     return test
 
@@ -148,7 +149,7 @@ def kept_curves() -> Results:
     found = kept.table("infoprompt")
     if found is None:
         return Results()
-    cells: dict[Key, dict[int, kept.Measured]] = {}
+    cells: dict[Key, dict[int, kept.KeptValue]] = {}
     for panel, task in {"NER": "wnut17-spans", "SST2": "sst2"}.items():
         for row in CURVES:
             line = table.GROUPS["mlm-64"].line(p.LINES[row])
@@ -156,7 +157,7 @@ def kept_curves() -> Results:
             for seed, entry in made.items():
                 for step, value in entry["curve"]:
                     own = cells.setdefault((panel, row, str(step)), {})
-                    own[seed] = kept.Measured(value, entry.get("steps"))
+                    own[seed] = kept.KeptValue(value, entry.get("steps"))
             if not made:
                 cells[panel, row, "0"] = {}
     return kept.whole(found, cells, "InfoPrompt")
@@ -172,7 +173,7 @@ def ends_above(one: str, other: str, panel: str) -> Test:
             return Verdict.untested(f"no curves of {one} and {other} on {panel}")
         gap = difference(sides[0][max(shared)], sides[1][max(shared)])
         told = f"{gap.mean:+.3g} after {max(shared):g} updates"
-        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
@@ -187,14 +188,14 @@ def steadier(one: str, other: str, panel: str) -> Test:
             if len(curve) < 3:
                 return Verdict.untested(f"no curve of {row} on {panel}")
             falls.append(
-                Cell.of_seeds(
+                ResultCell.of_seeds(
                     max(max(0.0, a - b) for a, b in pairwise(values))
                     for values in zip(*(cell.values for _, cell in curve), strict=True)
                 )
             )
         gap = difference(falls[1], falls[0])
         told = f"largest falls {falls[0].mean:.3g} and {falls[1].mean:.3g}"
-        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
@@ -204,7 +205,7 @@ FIGURE_1 = Recipe(
     name="infoprompt/figure-1",
     title="Information that prompts carry, by where they are from",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "RoBERTa-large on MRPC and SST-2 (all training data), 30 epochs; 256 texts, 300 updates of the critic. "
             f"{p.OURS} The number of texts and the critic's training are ours too.",
             "a day on one GPU",
@@ -218,7 +219,7 @@ FIGURE_1 = Recipe(
                 "steps": 300,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "MiniLM (minilm_l6_mlm where --models-dir has it) trained on 64 examples of MRPC and of SST-2 for 8 "
             "epochs; 128 texts, 300 updates of the critic.",
             "5 min on two cores",
@@ -233,7 +234,7 @@ FIGURE_1 = Recipe(
                 "steps": 300,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step of each; 8 texts, 2 updates of the critic.",
             "2 s",
             (p.ROBERTA,),
@@ -270,7 +271,7 @@ FIGURE_2 = Recipe(
     name="infoprompt/figure-2",
     title="Surfaces of the task loss and of the representation loss, and the first steps on them",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "RoBERTa-large on MRPC, one prompt token, 500 steps, 20 texts, a grid of 21. "
             f"{p.OURS} The grid is ours too.",
             "10 min on one GPU",
@@ -283,7 +284,7 @@ FIGURE_2 = Recipe(
                 "look": {"examples": 20, "steps": 500, "grid": 21},
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "MiniLM (minilm_l6_mlm where --models-dir has it) on 64 examples of MRPC, 120 steps, 20 texts, a grid "
             "of 13.",
             "4 min on two cores",
@@ -297,7 +298,7 @@ FIGURE_2 = Recipe(
                 "look": {"examples": 20, "steps": 120, "grid": 13},
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Two steps, 4 texts, a grid of 3.",
             "1 s",
             (p.ROBERTA,),
@@ -339,7 +340,7 @@ FIGURE_3 = Recipe(
     name="infoprompt/figure-3",
     title="Learning curves",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             f"RoBERTa-large on ACE 2005 and SST-2, all training data, 30 epochs, 50 evaluations. {p.OURS}",
             "a day on one GPU",
             (p.ROBERTA,),
@@ -352,7 +353,7 @@ FIGURE_3 = Recipe(
                 "seeds": 1,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The kept runs are read where they are whole: a masked MiniLM, 64 "
             "examples, 30 epochs. Else MiniLM, 64 examples, 8 epochs, 4 evaluations, 2 seeds.",
             "seconds; with --fresh 10 min on two cores",
@@ -368,7 +369,7 @@ FIGURE_3 = Recipe(
             },
             behind=(p.BETTER,),
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Three steps of WARP and InfoPrompt.",
             "1 s",
             (p.ROBERTA,),

@@ -120,11 +120,11 @@ def specs(
 PROMPT_METHODS = ("warp", "idpg", "infoprompt")
 
 
-def kept_runs(found: kept.Table, group: str, row: str, task: str) -> dict[int, kept.Measured]:
+def kept_runs(found: kept.KeptTable, group: str, row: str, task: str) -> dict[int, kept.KeptValue]:
     """The kept runs of one cell, by seed."""
     line = next((one for one in table.GROUPS[group].lines if one.name == LINES[row]), None)
     entries = {} if line is None else table.cell(found.runs, group, line, task)
-    return {seed: kept.Measured(entry["test"][entry["metric"]], entry.get("steps")) for seed, entry in entries.items()}
+    return {seed: kept.KeptValue(entry["test"][entry["metric"]], entry.get("steps")) for seed, entry in entries.items()}
 
 
 def kept_cells(panel: str, columns: Mapping[str, tuple[str, str]], rows: Iterable[str]) -> Results:

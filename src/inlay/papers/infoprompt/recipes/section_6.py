@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.infoprompt.recipes import protocol as p
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.predicates import Test, above
-from inlay.papers.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Results
+from inlay.papers.reproduce.recipe import READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import ResultCell, Results
 
 if TYPE_CHECKING:
     from inlay.papers.reproduce.bench import Bench
@@ -53,7 +53,7 @@ def kept_section() -> Results:
     return Results().with_([replace(part, cells={}) if not all(one.cells for one in parts) else part for part in parts])
 
 
-def standard_error(cell: Cell) -> float | None:
+def standard_error(cell: ResultCell) -> float | None:
     """Of the seeds, or as printed."""
     from inlay.workflow.statistics import standard_error as of
 
@@ -94,7 +94,7 @@ RECIPES = (
         title="Sensitivity to where prompts start",
         printed=p.printed("section-6"),
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "RoBERTa-large: MRPC with 64 examples and 5 seeds; one epoch of SST-2 and ACE 2005 with 10 seeds. "
                 f"{p.OURS} So are the 64 examples: the text has no number, and its 0.706 is table 3's with N = 64.",
                 "hours on one GPU",
@@ -110,7 +110,7 @@ RECIPES = (
                     "early_seeds": 10,
                 },
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 "The kept runs are read where they are whole: a masked MiniLM, "
                 "one epoch of 2,000 examples. Else MiniLM, 5 seeds, one epoch of 300 examples; MRPC with 64 and 8 "
                 "epochs, 2.",
@@ -129,7 +129,7 @@ RECIPES = (
                 },
                 behind=(p.BETTER,),
             ),
-            "smoke": Scale(
+            "smoke": RecipeScale(
                 "One step of each, two seeds after one epoch.",
                 "3 s",
                 (p.ROBERTA,),

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.infoprompt.recipes import protocol as p
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.predicates import Test, above_on_average, difference, together
-from inlay.papers.reproduce.recipe import READING, Claim, Recipe, Scale, Verdict
+from inlay.papers.reproduce.recipe import READING, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def wider(row: str, panel: str, than: str = "full") -> Test:
         one, other = (together([side[column] for column in shared]) for side in sides)
         gap = difference(one, other)
         told = f"{one.mean:+.4f} ({panel}) against {other.mean:+.4f} ({than}), {len(shared)} sets"
-        return every(told, [Part(gap, gap.mean > 0, low=0)], gap.interval)
+        return every(told, [Evidence(gap, gap.mean > 0, low=0)], gap.interval)
 
     return test
 
@@ -114,11 +114,11 @@ def scales(
     smoke: Mapping[str, Any],
     words: tuple[str, str, str],
     minutes: tuple[str, str],
-) -> dict[str, Scale]:
+) -> dict[str, RecipeScale]:
     """The three scales of one table; `printed` are its own tasks."""
     first = dict(list(tasks.items())[-1:])
     return {
-        "paper": Scale(
+        "paper": RecipeScale(
             f"RoBERTa-large, 30 epochs of batches of 8, prompts at rate 0.001, {words[0]}, 5 seeds. {p.OURS}",
             minutes[0],
             (p.ROBERTA,),
@@ -132,7 +132,7 @@ def scales(
                 **paper,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             words[1],
             minutes[1],
             (p.HOUSE,),
@@ -140,7 +140,7 @@ def scales(
             {"model": p.HOUSE, "if_found": p.BETTER, "tasks": here, "printed": tasks, **own},
             behind=(p.BETTER,),
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             words[2],
             "2 s",
             (p.ROBERTA,),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.experiments import Shape, performed
 from inlay.papers.reproduce.predicates import stated
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ RECIPES = (
         name="infoprompt/theorem-3-1",
         title="A gradient-descent-type algorithm finds the optimum: theorem D.1 and its lemmas",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "n = 8,192, d = 16, 5 seeds; times for n up to 262,144, d = 256. Not in the paper, ours: all sizes.",
                 "1 min",
             ),
-            "here": Scale("n = 8,192, d = 16, 5 seeds; times for n up to 262,144, d = 256.", "1 min, 0.5 GB"),
-            "smoke": Scale(
+            "here": RecipeScale("n = 8,192, d = 16, 5 seeds; times for n up to 262,144, d = 256.", "1 min, 0.5 GB"),
+            "smoke": RecipeScale(
                 "n = 8,192, d = 16, one seed; times for n = 64 and 128.",
                 "2 s",
                 settings={"rows": (64, 128), "size": 8, "seeds": 1},

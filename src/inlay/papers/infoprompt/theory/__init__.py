@@ -21,7 +21,7 @@ from inlay.papers.infoprompt.theory.bounds import (
 )
 from inlay.papers.infoprompt.theory.losses import curvature, gradient, hessian, l_cent, l_exp, l_reg, predict
 from inlay.papers.infoprompt.theory.newton import Path, Sparsified, iterations, newton, solve
-from inlay.papers.infoprompt.theory.problem import Problem, draw
+from inlay.papers.infoprompt.theory.problem import SoftmaxProblem, draw
 from inlay.papers.infoprompt.theory.sampling import (
     SparseDiagonal,
     leverage_scores,
@@ -34,7 +34,7 @@ from inlay.papers.infoprompt.theory.sampling import (
 __all__ = [
     "Path",
     "Printed",
-    "Problem",
+    "SoftmaxProblem",
     "SparseDiagonal",
     "Sparsified",
     "curvature",

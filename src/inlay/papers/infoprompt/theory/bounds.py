@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.infoprompt.theory.problem import Problem
+from inlay.papers.infoprompt.theory.problem import SoftmaxProblem
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ def lipschitz_bound(A: Tensor, b: Tensor) -> float:
     return norm**3 * (31 + 13 * float(b.norm()) + 3 * abs(float(b.sum()))) / 2
 
 
-def least_eigenvalue(problem: Problem, x: Tensor) -> float:
+def least_eigenvalue(problem: SoftmaxProblem, x: Tensor) -> float:
     """Of the Hessian: Lemma C.15, part 1, has it at l or more."""
     return float(torch.linalg.eigvalsh(problem.hessian(x))[0])
 
 
-def weight_ratio(problem: Problem, x: Tensor) -> tuple[float, float]:
+def weight_ratio(problem: SoftmaxProblem, x: Tensor) -> tuple[float, float]:
     """The least and largest c with `W^2 = c B~` in some direction; part 2 of C.15 has them in [0.99, 1.01].
 
     The eigenvalues of `W (B(x) + W^2)^-1 W`. Where B~ is not positive definite there is no such statement.
@@ -93,7 +93,7 @@ def weight_ratio(problem: Problem, x: Tensor) -> tuple[float, float]:
     return float(values[0]), float(values[-1])
 
 
-def hessian_change(problem: Problem, x: Tensor, y: Tensor) -> float:
+def hessian_change(problem: SoftmaxProblem, x: Tensor, y: Tensor) -> float:
     """`|H(x) - H(y)| / |x - y|`, which Lemma C.16 bounds."""
     distance = float((x - y).norm())
     if not distance:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding, Holds, Row, Tick, number, verdict
+from inlay.papers.findings import Finding, Holds, MeasuredClaim, Row, Tick, number, verdict
 from inlay.papers.infoprompt.theory import bounds
 from inlay.papers.infoprompt.theory.newton import Path, Sparsified, iterations, newton, solve
-from inlay.papers.infoprompt.theory.problem import Problem, draw
+from inlay.papers.infoprompt.theory.problem import SoftmaxProblem, draw
 from inlay.papers.infoprompt.theory.sampling import leverage_scores, sparsify, spectral_error
 
 R = 4.0  # the least that the lemmas allow
@@ -24,7 +24,7 @@ DRAWS = 64
 
 
 @dataclass(frozen=True)
-class Setting:
+class SoftmaxSetting:
     """Sizes of the instances that are timed, seeds, and the error epsilon to be reached."""
 
     rows: tuple[int, ...] = (16384, 32768, 65536, 131072, 262144)
@@ -43,7 +43,7 @@ class Setting:
             )
 
 
-def lemmas(setting: Setting, tick: Tick) -> Finding:
+def lemmas(setting: SoftmaxSetting, tick: Tick) -> Finding:
     """Lemmas C.15 and C.16 on random instances with |A| = R: what is needed, what is proved, what is printed."""
     rows: list[Row] = []
     for n in LEMMA_ROWS:
@@ -82,38 +82,38 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
     least, norms, bound = all_of("least eigenvalue of B"), all_of("|B|"), all_of("|B|, bound")
     lipschitz = all_of("Lipschitz, bound")
     claims = [
-        Claim(
+        MeasuredClaim(
             "H >= l I where w_i^2 >= 10 R_0 + l / sigma_min(A)^2 (C.15, part 1)",
             f"the least eigenvalue is {min(weights):.2g} l or more in {len(rows)} instances, {POINTS} points each",
             verdict(min(weights) >= 1),
         ),
-        Claim(
+        MeasuredClaim(
             "R_0 = exp(R^2 + log n) is of the size that is needed (C.15)",
             f"B goes down to {min(least):.2g}; R_0 is 10^{min(all_of('log10 R_0')):.0f} or more",
             verdict(min(least) < -0.01 * 10 ** min(all_of("log10 R_0"))),
         ),
-        Claim(
+        MeasuredClaim(
             "10 + 6 |b| + |<1, b>| / 2 in place of 10 R_0 is enough (ours)",
             f"|B| is {max(a / b for a, b in zip(norms, bound, strict=True)):.2g} of it at most; the least eigenvalue "
             f"of H is {min(ours):.3g} l or more",
             verdict(min(ours) >= 1 and all(a <= b for a, b in zip(norms, bound, strict=True))),
         ),
-        Claim(
+        MeasuredClaim(
             "0.99 B~ <= W^2 <= 1.01 B~ where w_i^2 >= 10^4 R_0 + l / sigma_min(A)^2 (C.15, part 2)",
             f"W^2 is 1 - {1 - min(low):.0e} to 1 + {max(high) - 1:.0e} of B~",
             verdict(min(low) >= 0.99 and max(high) <= 1.01),
         ),
-        Claim(
+        MeasuredClaim(
             "|H(x) - H(y)| <= n^4 exp(R^2 + log n) |x - y| (C.16)",
             f"{max(change):.2g} |x - y| at most; printed: 10^{min(all_of('log10 Lipschitz, printed')):.0f} or more",
             verdict(all(math.log10(a) <= b for a, b in zip(change, all_of("log10 Lipschitz, printed"), strict=True))),
         ),
-        Claim(
+        MeasuredClaim(
             "C.16 needs |A (x - y)|_inf < 0.01",
             f"the ratio is {max(far):.2g} at most far apart, {max(near):.2g} near",
             verdict(max(far) > max(lipschitz)),
         ),
-        Claim(
+        MeasuredClaim(
             "|A|^3 (31 + 13 |b| + 3 |<1, b>|) / 2 bounds it for all x, y (ours)",
             f"measured is {max(a / b for a, b in zip(change, lipschitz, strict=True)):.2g} of it at most",
             verdict(all(a <= b for a, b in zip(change, lipschitz, strict=True))),
@@ -122,7 +122,7 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
     return replace(found, claims=claims)
 
 
-def _bounds(problem: Problem, seed: int) -> tuple[float, ...]:
+def _bounds(problem: SoftmaxProblem, seed: int) -> tuple[float, ...]:
     """A row of `lemmas`, without its name."""
     A, b, n = problem.A, problem.b, problem.rows
     printed = bounds.Printed(n, R)
@@ -131,7 +131,7 @@ def _bounds(problem: Problem, seed: int) -> tuple[float, ...]:
     spectra = [torch.linalg.eigvalsh(problem.curvature(x)) for x in points]
     least = 1.0
 
-    def weighted(squared: float) -> Problem:
+    def weighted(squared: float) -> SoftmaxProblem:
         return problem.with_weights(torch.full_like(b, squared**0.5))
 
     asked = weighted(printed.weight(A, least, 10))
@@ -163,14 +163,14 @@ class Case:
     """One way to run Algorithm 1, on one kind of instance, with the error to reach."""
 
     name: str
-    instance: Callable[[int], Problem]
-    start: Callable[[Problem, int], Tensor]
+    instance: Callable[[int], SoftmaxProblem]
+    start: Callable[[SoftmaxProblem, int], Tensor]
     how: Sparsified | None
     epsilon: float
     sign: int = -1
 
 
-def theorem_weights(problem: Problem) -> Problem:
+def theorem_weights(problem: SoftmaxProblem) -> SoftmaxProblem:
     """Weights as theorem D.1 wants them for a start at distance 1: `100 M + l / sigma^2`, `M |x_0 - x*| = 0.1 l`."""
     printed = bounds.Printed(problem.rows, R)
     least = 10 * 10**printed.R_0
@@ -181,22 +181,22 @@ def cases() -> list[Case]:
     """What is compared; n = 8192, d = 16."""
     n, d = CONVERGENCE_ROWS, CONVERGENCE_SIZE
 
-    def plain(seed: int) -> Problem:
+    def plain(seed: int) -> SoftmaxProblem:
         return draw(n, d, seed, spread=1.0)
 
-    def strong(seed: int) -> Problem:
+    def strong(seed: int) -> SoftmaxProblem:
         return draw(n, d, seed, spread=1.0, weight=10 / n)
 
-    def literal(seed: int) -> Problem:
+    def literal(seed: int) -> SoftmaxProblem:
         return theorem_weights(draw(n, d, seed, norm=R))
 
-    def uneven(seed: int) -> Problem:
+    def uneven(seed: int) -> SoftmaxProblem:
         return draw(n, d, seed, spread=0.2, heavy=5.0)
 
-    def zero(problem: Problem, seed: int) -> Tensor:
+    def zero(problem: SoftmaxProblem, seed: int) -> Tensor:
         return torch.zeros_like(problem.A[0])
 
-    def one_away(problem: Problem, seed: int) -> Tensor:
+    def one_away(problem: SoftmaxProblem, seed: int) -> Tensor:
         there = bounds.ball(1, problem.size, 1.0, seed)[0]
         return there / there.norm()
 
@@ -216,7 +216,7 @@ def cases() -> list[Case]:
     ]
 
 
-def theorem_d1(setting: Setting, tick: Tick) -> Finding:
+def theorem_d1(setting: SoftmaxSetting, tick: Tick) -> Finding:
     """The error of Algorithm 1 at every step beside `exp(-t)`, which is what T of the theorem amounts to."""
     rows: list[Row] = []
     reached: dict[str, list[tuple[int | None, int]]] = {}
@@ -235,7 +235,7 @@ def theorem_d1(setting: Setting, tick: Tick) -> Finding:
             solutions.setdefault(case.name, []).append(float(solution.norm()))
     spectral = _spectral(setting)
 
-    def in_time(name: str, words: str) -> Claim:
+    def in_time(name: str, words: str) -> MeasuredClaim:
         steps = reached[name]
         met = [step for step, _ in steps if step is not None]
         told = f"in {len(met)} of {len(steps)} runs"
@@ -243,7 +243,7 @@ def theorem_d1(setting: Setting, tick: Tick) -> Finding:
             told += (
                 f", after {min(met)} to {max(met)} steps; T = {min(T for _, T in steps)} to {max(T for _, T in steps)}"
             )
-        return Claim(words, told, verdict(len(met) == len(steps)))
+        return MeasuredClaim(words, told, verdict(len(met) == len(steps)))
 
     even = f"|x_T - x*| <= 1e-6 with T = log(|x_0 - x*| / 1e-6) (D.1), w_i^2 = 1/n: {DRAWS} d rows"
     literal = "D = W^2, weights of D.1"
@@ -252,7 +252,7 @@ def theorem_d1(setting: Setting, tick: Tick) -> Finding:
         in_time(f"sampled once, {DRAWS} d rows", "the same, drawn once for all steps"),
         in_time("sampled, rows as proved", "the same, as many rows as matrix Bernstein asks for"),
         in_time(literal, "the same under the theorem's own conditions, D = W^2, |x_0 - x*| = 1"),
-        Claim(
+        MeasuredClaim(
             "under those conditions there is something to regress: |x*| > 1e-6",
             f"|x*| is {max(solutions[literal]):.0e} at most: x_0 = 0 is the answer",
             verdict(min(solutions[literal]) > 1e-6),
@@ -262,7 +262,7 @@ def theorem_d1(setting: Setting, tick: Tick) -> Finding:
         in_time("uneven rows, by leverage", f"a column that one row in 200 has: {DRAWS} d rows by leverage scores"),
         in_time("uneven rows, drawn evenly", f"the same, {DRAWS} d rows drawn evenly"),
         in_time("plus in line 8", "x + H^-1 g, as line 8 is printed, finds the minimum"),
-        Claim(
+        MeasuredClaim(
             "A^T D~ A is within 0.25 of A^T D A, rows as proved",
             f"{spectral['rows as proved']:.2g} at most; with {DRAWS} d rows {spectral[f'{DRAWS} d rows']:.2g}",
             verdict(spectral["rows as proved"] <= 0.25),
@@ -272,7 +272,7 @@ def theorem_d1(setting: Setting, tick: Tick) -> Finding:
     return Finding("theorem-d1", ("case", "seed", "t", "error", "exp(-t)", "rows drawn"), rows, claims, facts)
 
 
-def _until_it_fails(problem: Problem, x0: Tensor, steps: int, case: Case, seed: int) -> Path:
+def _until_it_fails(problem: SoftmaxProblem, x0: Tensor, steps: int, case: Case, seed: int) -> Path:
     """The run as far as it gets: a Hessian that is not positive definite ends it."""
     how = replace(case.how, seed=seed) if case.how else None
     while True:
@@ -282,7 +282,7 @@ def _until_it_fails(problem: Problem, x0: Tensor, steps: int, case: Case, seed: 
             steps -= 1
 
 
-def _spectral(setting: Setting) -> dict[str, float]:
+def _spectral(setting: SoftmaxSetting) -> dict[str, float]:
     """The largest spectral error of a draw, for both counts of rows."""
     found: dict[str, float] = {}
     for seed in range(setting.seeds):
@@ -299,7 +299,7 @@ def _spectral(setting: Setting) -> dict[str, float]:
     return found
 
 
-def newton_time(setting: Setting, tick: Tick) -> Finding:
+def newton_time(setting: SoftmaxSetting, tick: Tick) -> Finding:
     """Time to reach epsilon and the error after T steps, against n: exact Newton and Algorithm 1, two ways."""
     d, epsilon = setting.size, setting.epsilon
     ways = {
@@ -336,7 +336,7 @@ def newton_time(setting: Setting, tick: Tick) -> Finding:
     for name in list(ways)[1:]:
         steps = [f"{step}" if step is not None else "none" for step, _ in needed[name]]
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"|x_T - x*| <= {epsilon:g} with T = {needed[name][-1][1]} (D.1): {name}, {DRAWS} d rows",
                 f"steps needed, n = {setting.rows[0]} to {last}: {', '.join(steps)}",
                 verdict(all(step is not None and step <= T for step, T in needed[name])),
@@ -345,7 +345,7 @@ def newton_time(setting: Setting, tick: Tick) -> Finding:
         for place, words in ((1, "a step"), (0, f"all steps to {epsilon:g}")):
             pairs = {n: took["exact"][n][place] / took[name][n][place] for n in took[name] if n in took["exact"]}
             claims.append(
-                Claim(
+                MeasuredClaim(
                     f"faster than exact Newton for n >> d, {words}: {name}",
                     ", ".join(f"n = {n // d} d: {ratio:.2f} x" for n, ratio in pairs.items()) or "never got there",
                     _faster(pairs.get(last, 0.0)),
@@ -360,14 +360,15 @@ def _faster(ratio: float) -> Holds:
     return "cannot tell" if 1 / 1.2 < ratio < 1.2 else verdict(ratio > 1)
 
 
-EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {
+SETTING = SoftmaxSetting
+EXPERIMENTS: dict[str, Callable[[SoftmaxSetting, Tick], Finding]] = {
     "lemmas-c15-c16": lemmas,
     "theorem-d1": theorem_d1,
     "newton-time": newton_time,
 }
 
 
-def beginnings(name: str, setting: Setting) -> int:
+def beginnings(name: str, setting: SoftmaxSetting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     counts: dict[str, Sequence[object]] = {
         "lemmas-c15-c16": LEMMA_ROWS,

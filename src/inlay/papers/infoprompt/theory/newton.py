@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inlay.errors import InlayError, unknown
 from inlay.papers.infoprompt.theory.losses import gram, products
-from inlay.papers.infoprompt.theory.problem import Problem
+from inlay.papers.infoprompt.theory.problem import SoftmaxProblem
 from inlay.papers.infoprompt.theory.sampling import SparseDiagonal, rows_for, sketched_lengths, sparsify
 
 DIAGONALS = ("hessian", "weights")
@@ -118,7 +118,7 @@ class _Drawn:
 
 
 def newton(
-    problem: Problem,
+    problem: SoftmaxProblem,
     x0: Tensor,
     steps: int,
     *,
@@ -158,7 +158,7 @@ def newton(
     return Path(torch.stack(points), seconds, drawn.rows if drawn else problem.rows)
 
 
-def solve(problem: Problem, x0: Tensor | None = None, steps: int = 100) -> Tensor:
+def solve(problem: SoftmaxProblem, x0: Tensor | None = None, steps: int = 100) -> Tensor:
     """x*, by exact Newton steps down to rounding, each halved until it makes the gradient smaller."""
     x = torch.zeros_like(problem.A[0]) if x0 is None else x0
     g = problem.gradient(x)

@@ -15,7 +15,7 @@ TARGETS = ("probabilities", "gaussian")
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTerms:
     """At one x, all (n): f, the slope `r = dL/dz`, and D and h of `B + W^2 = diag(D) + f h^T + h f^T`."""
 
     f: Tensor
@@ -25,7 +25,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Problem:
+class SoftmaxProblem:
     """`L(x) = L_exp(x) + L_cent(x) + L_reg(x)`, A (n, d) with n >= d, b (n), w (n) and not negative.
 
     `parts` leaves losses out. It is the regulariser that makes the Hessian positive definite: Lemma C.15.
@@ -74,7 +74,7 @@ class Problem:
         if x.shape != (self.size,) or not bool(x.isfinite().all()):
             raise InlayError(f"{name} of shape {tuple(x.shape)}: give {self.size} finite numbers.")
 
-    def with_weights(self, w: Tensor) -> Problem:
+    def with_weights(self, w: Tensor) -> SoftmaxProblem:
         """The same data with another regulariser."""
         return replace(self, w=w)
 
@@ -98,14 +98,14 @@ class Problem:
         """`H(x)`, (d, d)."""
         return losses.hessian(self.A, self.b, self.w, x, self.parts)
 
-    def local(self, x: Tensor) -> Local:
+    def local(self, x: Tensor) -> LocalTerms:
         """What Newton's method needs at x, before any product with A^T."""
         z = losses.times(self.A, x)
         f = z.softmax(-1)
         r, (D, h) = losses.slope(f, self.b, self.parts), losses.curvature(f, self.b, self.parts)
         if "reg" in self.parts:
             r, D = r + self.w.square() * z, D + self.w.square()
-        return Local(f, r, D, h)
+        return LocalTerms(f, r, D, h)
 
     def curvature(self, x: Tensor) -> Tensor:
         """`B(x)` of Lemma C.15 without `W^2`, (n, n): for small n."""
@@ -124,7 +124,7 @@ def draw(
     weight: float | None = None,
     spread: float = 0.5,
     heavy: float = 0.0,
-) -> Problem:
+) -> SoftmaxProblem:
     """A random instance in float64.
 
     A has entries N(0, 1/d): rows of norm about 1 whatever n. With `norm` it is scaled to `|A| = norm`, as theorem D.1
@@ -155,4 +155,4 @@ def draw(
         b = normal(rows)
         b = 4 * b / b.norm()
     squared = 1 / rows if weight is None else weight
-    return Problem(A, b, torch.full((rows,), squared, dtype=torch.float64).sqrt())
+    return SoftmaxProblem(A, b, torch.full((rows,), squared, dtype=torch.float64).sqrt())

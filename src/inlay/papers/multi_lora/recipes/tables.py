@@ -19,7 +19,7 @@ from inlay.papers.reproduce.predicates import (
     within,
     within_on_average,
 )
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def table(bench: Bench, settings: Mapping[str, Any]) -> Results:
         if settings.get("gpu"):
             if not gpu():
                 return counts.with_([found, Results(notes=(NO_GPU,))])
-            bench.check("This", Scale("", "", (settings["model"],), tuple(settings["tasks"].values())))
+            bench.check("This", RecipeScale("", "", (settings["model"],), tuple(settings["tasks"].values())))
         found = found.with_([measure(bench, settings)])
     # The printed average is over the printed tasks: a mean over others is another number.
     return counts.with_([found.with_average(AVERAGE, list(GLUE if settings["group"] == "encoder" else TEXTS))])
@@ -102,7 +102,7 @@ def kept_scores(group: str, tasks: Mapping[str, str], panel: str = "") -> Result
     what, size = ("bleu", 1.0) if group == "decoder" else ("test", 100.0)
     cells = {
         (panel, row, column): {
-            seed: kept.Measured(size * value, steps)
+            seed: kept.KeptValue(size * value, steps)
             for seed, (value, steps) in measured(found.runs, group, line, task, what).items()
         }
         for row, line in LINES.items()
@@ -222,7 +222,7 @@ TABLE_1 = Recipe(
     title="Eight tasks of GLUE on RoBERTa-base",
     printed=FOLDER / "table-1.csv",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "RoBERTa-base, r = 8, alpha = 16, length 512, warm-up 0.06, seeds 0 to 4, each B trained on its own task. "
             "Not in the paper, ours: 30 epochs, batches of 32, each method's own rate, a linear schedule, clipping to "
             "norm 1, one A for all seeds, LoRA and full fine-tuning run as well (the paper cites them).",
@@ -244,7 +244,7 @@ TABLE_1 = Recipe(
                 "size": 100.0,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts on RoBERTa-base, exactly. The kept runs are read where "
             "they are whole: MiniLM on eight tasks, and all-mpnet-base-v2, which has RoBERTa-base's shape. Else five "
             "tasks, 200 examples of each, 60 steps of 8 a task, 2 seeds.",
@@ -265,7 +265,7 @@ TABLE_1 = Recipe(
                 "size": 100.0,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Counts on RoBERTa-base; one step on two tasks.",
             "3 s",
             (ROBERTA,),
@@ -331,7 +331,7 @@ TABLE_2 = Recipe(
     title="Three data-to-text tasks on GPT-2 medium (BLEU)",
     printed=FOLDER / "table-2.csv",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "GPT-2 medium, r = 4, alpha = 32, dropout 0.1, length 512, each B trained on its own task. Not in the "
             "paper, ours: 5 epochs, batches of 8, each method's own rate, a linear schedule with warm-up, clipping to "
             "norm 1, one A for all seeds, 3 seeds, LoRA and full fine-tuning run as well.",
@@ -353,7 +353,7 @@ TABLE_2 = Recipe(
                 "size": 1.0,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts on GPT-2 medium, exactly. The kept runs are read where "
             "they are whole: SmolLM2-135M, 16 rows a task and step, 200 test inputs. Else, on a GPU, SmolLM2, 100 "
             "steps.",
@@ -373,7 +373,7 @@ TABLE_2 = Recipe(
                 "size": 1.0,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Counts on a tiny GPT-2; one step on two tasks.",
             "4 s",
             (GPT2,),

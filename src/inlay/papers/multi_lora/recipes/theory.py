@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.papers.reproduce.experiments import Shape, performed
 from inlay.papers.reproduce.predicates import stated
-from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ RECIPES = (
         title="Constants of softmax regression at random points",
         printed=Path(__file__).parent / "table-3.csv",
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "10,000 samples for each (n, d). Not in the paper, ours: A, b and x from N(0, 1).", "20 s on one core"
             ),
-            "here": Scale("10,000 samples for each (n, d); A, b and x from N(0, 1).", "20 s on one core"),
-            "smoke": Scale("20 samples.", "1 s", settings={"samples": 20}),
+            "here": RecipeScale("10,000 samples for each (n, d); A, b and x from N(0, 1).", "20 s on one core"),
+            "smoke": RecipeScale("20 samples.", "1 s", settings={"samples": 20}),
         },
         run=table_3,
         claims=(

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from inlay.papers.multi_lora.theory.constants import (
-    Constants,
     Estimates,
+    LossConstants,
     estimate,
     lemma_bounds,
     points,
@@ -18,8 +18,8 @@ from inlay.papers.multi_lora.theory.constants import (
 )
 from inlay.papers.multi_lora.theory.loss import (
     Decomposable,
-    Part,
     Quadratic,
+    TaskLoss,
     arrow,
     counterexample,
     quadratics,
@@ -28,12 +28,12 @@ from inlay.papers.multi_lora.theory.loss import (
 from inlay.papers.multi_lora.theory.table import Sampled, corrected_hessian, printed_hessian, sample
 
 __all__ = [
-    "Constants",
     "Decomposable",
     "Estimates",
-    "Part",
+    "LossConstants",
     "Quadratic",
     "Sampled",
+    "TaskLoss",
     "arrow",
     "corrected_hessian",
     "counterexample",

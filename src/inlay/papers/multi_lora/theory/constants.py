@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import InlayError
-from inlay.papers.infoprompt.theory import Problem, curvature_bound
+from inlay.papers.infoprompt.theory import SoftmaxProblem, curvature_bound
 from inlay.papers.infoprompt.theory.bounds import ball, sigma_min
 from inlay.papers.multi_lora.theory.loss import Decomposable
 
@@ -25,7 +25,7 @@ Point = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Constants:
+class LossConstants:
     """gamma (Lipschitz), beta (smoothness), alpha (strong convexity) on some set."""
 
     gamma: float
@@ -42,9 +42,9 @@ class Estimates:
     """
 
     tasks: int
-    part: Constants
-    whole: Constants
-    frozen: Constants
+    part: LossConstants
+    whole: LossConstants
+    frozen: LossConstants
     printed_alpha: float
     alpha_0: float
 
@@ -54,11 +54,11 @@ class Estimates:
         return (self.tasks - 1) * (self.alpha_0 - self.part.alpha) <= self.part.alpha / 2
 
 
-def lemma_bounds(part: Constants, tasks: int) -> Constants:
+def lemma_bounds(part: LossConstants, tasks: int) -> LossConstants:
     """What follows for the whole: `k gamma` (4.4), `k beta` (4.6), `alpha` (4.8 corrected)."""
     if tasks < 1:
         raise InlayError(f"{tasks} tasks: give 1 or more.")
-    return Constants(tasks * part.gamma, tasks * part.beta, part.alpha)
+    return LossConstants(tasks * part.gamma, tasks * part.beta, part.alpha)
 
 
 def points(loss: Decomposable, count: int, radius: float, seed: int) -> list[Point]:
@@ -90,14 +90,14 @@ def estimate(loss: Decomposable, where: Sequence[Point]) -> Estimates:
         printed.append(torch.linalg.eigvalsh(loss.printed_hessian(x, y))[0])
         alpha_0.append(torch.linalg.eigvalsh(hessians[:, :d, :d]).max() if d else torch.zeros(()))
 
-    def worst(found: list[tuple[Tensor, Tensor, Tensor]]) -> Constants:
+    def worst(found: list[tuple[Tensor, Tensor, Tensor]]) -> LossConstants:
         gamma, beta, alpha = (torch.stack(column) for column in zip(*found, strict=True))
-        return Constants(float(gamma.max()), float(beta.max()), float(alpha.min()))
+        return LossConstants(float(gamma.max()), float(beta.max()), float(alpha.min()))
 
     return Estimates(loss.tasks, worst(parts), worst(wholes), worst(frozen), float(min(printed)), float(max(alpha_0)))
 
 
-def softmax_bounds(problem: Problem, radius: float) -> Constants:
+def softmax_bounds(problem: SoftmaxProblem, radius: float) -> LossConstants:
     """Constants of one softmax-regression loss that hold at every v with `|v| <= radius`.
 
     gamma: `|A| ((1 + |b|) / 2 + |<1, b>| + |b| + max w^2 |A| radius)`, from `|diag(f) - f f^T| <= 1/2`;
@@ -107,7 +107,7 @@ def softmax_bounds(problem: Problem, radius: float) -> Constants:
     squares = problem.w.square()
     curvature = curvature_bound(problem.b)
     slope = (1 + size) / 2 + abs(float(problem.b.sum())) + size + float(squares.max()) * norm * radius
-    return Constants(
+    return LossConstants(
         norm * slope,
         norm**2 * (curvature + float(squares.max())),
         sigma_min(problem.A) ** 2 * (float(squares.min()) - curvature),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding, Row, Tick, number, verdict
-from inlay.papers.infoprompt.theory import Problem, l_exp
+from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, number, verdict
+from inlay.papers.infoprompt.theory import SoftmaxProblem, l_exp
 from inlay.papers.multi_lora.theory.constants import Estimates, estimate, points, softmax_bounds
 from inlay.papers.multi_lora.theory.loss import Decomposable, Quadratic, counterexample, quadratics, softmax_tasks
 from inlay.papers.multi_lora.theory.table import (
@@ -29,7 +29,7 @@ MOST_TASKS = 64
 
 
 @dataclass(frozen=True)
-class Setting:
+class DecomposableSetting:
     """Numbers k of tasks, seeds, and samples for each entry of table 3."""
 
     tasks: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
@@ -60,7 +60,7 @@ KINDS: dict[str, Callable[[int, int], Decomposable]] = {
 }
 
 
-def lemmas(setting: Setting, tick: Tick) -> Finding:
+def lemmas(setting: DecomposableSetting, tick: Tick) -> Finding:
     """Constants of parts and whole as the number of tasks grows, for four kinds of loss."""
     rows: list[Row] = []
     found: dict[str, list[Estimates]] = {}
@@ -93,29 +93,29 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
     most = max(setting.tasks)
     only_x = [seen for seen in found["x alone"] if seen.tasks == most]
     claims = [
-        Claim(
+        MeasuredClaim(
             "gamma-Lipschitz parts make a (k gamma)-Lipschitz whole (4.4)",
             f"{max(seen.whole.gamma / (seen.tasks * seen.part.gamma) for seen in every):.3g} of k gamma at most, "
             f"over {len(every)} losses",
             verdict(all(seen.whole.gamma <= seen.tasks * seen.part.gamma * (1 + 1e-9) for seen in every)),
         ),
-        Claim(
+        MeasuredClaim(
             "beta-smooth parts make a (k beta)-smooth whole (4.6)",
             f"{max(seen.whole.beta / (seen.tasks * seen.part.beta) for seen in every):.3g} of k beta at most",
             verdict(all(seen.whole.beta <= seen.tasks * seen.part.beta * (1 + 1e-9) for seen in every)),
         ),
-        Claim(
+        MeasuredClaim(
             "k gamma and k beta can be no smaller (ours)",
             f"a loss of x alone, k = {most}: {only_x[0].whole.gamma / only_x[0].part.gamma:.3g} gamma, "
             f"{only_x[0].whole.beta / only_x[0].part.beta:.3g} beta",
             verdict(all(abs(seen.whole.beta / seen.part.beta - most) < 1e-9 * most for seen in only_x)),
         ),
-        Claim(
+        MeasuredClaim(
             "|grad L - grad L~|^2 = |sum_i (grad L_i - grad L~_i)|^2 (4.6, first line of the proof)",
             f"the right side is {min(added):.2g} to {max(added):.2g} times the left: it adds different tasks' y-blocks",
             verdict(max(abs(ratio - 1) for ratio in added) < 1e-9),
         ),
-        Claim(
+        MeasuredClaim(
             "the whole is (alpha / 2)-strongly convex where (k - 1)(alpha_0 - alpha) <= alpha / 2 (4.8)",
             f"the condition is met by {len(allowed)} of {sum(seen.tasks > 1 for seen in convex)} losses with k > 1; "
             + (
@@ -125,22 +125,22 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
             ),
             verdict(all(seen.whole.alpha >= seen.part.alpha / 2 for seen in allowed)) if allowed else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "without that condition the whole may not be convex (after Definition 4.7)",
             f"{min(seen.whole.alpha / seen.part.alpha for seen in convex):.4g} alpha or more, {len(convex)} losses",
             verdict(any(seen.whole.alpha <= 0 for seen in convex)),
         ),
-        Claim(
+        MeasuredClaim(
             "the whole is alpha-strongly convex, no condition (the correction)",
             "the same",
             verdict(all(seen.whole.alpha >= seen.part.alpha * (1 - 1e-9) for seen in convex)),
         ),
-        Claim(
+        MeasuredClaim(
             "the matrix of the proof, with H_00 of one task, is the Hessian (4.8)",
             f"it has a negative eigenvalue in {len(bent)} of {len(convex)} losses; the Hessian in none",
             verdict(not bent),
         ),
-        Claim(
+        MeasuredClaim(
             "with x frozen, as Multi-LoRA runs, beta and alpha are a task's own (ours)",
             f"of a part's: beta {max(seen.frozen.beta / seen.part.beta for seen in convex):.3g} at most, "
             f"alpha {min(seen.frozen.alpha / seen.part.alpha for seen in convex):.3g} or more, gamma sqrt(k) times "
@@ -154,7 +154,7 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
                 )
             ),
         ),
-        Claim(
+        MeasuredClaim(
             "softmax regression: estimates are within the bounds of `softmax_bounds`",
             f"estimate / bound {min(inside):.2g} to {max(inside):.2g} (gamma, beta; bound / estimate for alpha)",
             verdict(max(inside) <= 1),
@@ -172,7 +172,7 @@ def lemmas(setting: Setting, tick: Tick) -> Finding:
 def _within(loss: Decomposable, seen: Estimates) -> list[float]:
     """Estimated over bounded, at most 1, for the parts' gamma and beta; the other way round for alpha."""
     # x and y are each within the radius: together within sqrt(2) times it.
-    each = [softmax_bounds(part, math.sqrt(2) * RADIUS) for part in loss.parts if isinstance(part, Problem)]
+    each = [softmax_bounds(part, math.sqrt(2) * RADIUS) for part in loss.parts if isinstance(part, SoftmaxProblem)]
     return [
         seen.part.gamma / max(bound.gamma for bound in each),
         seen.part.beta / max(bound.beta for bound in each),
@@ -188,7 +188,7 @@ def _first_line_of_4_6(loss: Decomposable, where: Sequence[tuple[torch.Tensor, t
     return float(right / left)
 
 
-def counterexample_a1(setting: Setting, tick: Tick) -> Finding:
+def counterexample_a1(setting: DecomposableSetting, tick: Tick) -> Finding:
     """Lemma A.1's matrix, and the Hessian of the losses that it is made of."""
     tick("counterexample")
     rows: list[Row] = []
@@ -205,22 +205,22 @@ def counterexample_a1(setting: Setting, tick: Tick) -> Finding:
     first = next(int(k) for k, low in zip(ks, printed_least, strict=True) if low < 0)
     off = [abs(a - b) for a, b in zip(printed_least + true_least, law + closed, strict=True)]
     claims = [
-        Claim(
+        MeasuredClaim(
             "the entries of H add up to -2k + 4 (A.1, part 1)",
             f"so for k = 1 to {MOST_TASKS}; below 0 from k = 3 on",
             verdict(all(total == 4 - 2 * k for k, total in zip(ks, sums, strict=True))),
         ),
-        Claim(
+        MeasuredClaim(
             "H is not positive semi-definite (A.1)",
             f"its least eigenvalue is 4 - 3 sqrt(k): below 0 from k = {first} on",
             verdict(first <= 3),
         ),
-        Claim(
+        MeasuredClaim(
             "H is the Hessian of a sum of k losses with blocks [[4, -3], [-3, 4]]",
             "that has 4k in its corner, not 4",
             verdict(true_least == printed_least),
         ),
-        Claim(
+        MeasuredClaim(
             "the Hessian of that sum is alpha-strongly convex, alpha = 1 (the correction)",
             f"least eigenvalue 2k + 2 - sqrt((2k - 2)^2 + 9k): {min(true_least):.3g} to {max(true_least):.3g}",
             verdict(min(true_least) >= 1 - 1e-9 and max(off) < 1e-9),
@@ -230,7 +230,7 @@ def counterexample_a1(setting: Setting, tick: Tick) -> Finding:
     return Finding("counterexample-a1", columns, rows, claims, {"tasks": MOST_TASKS})
 
 
-def table_3(setting: Setting, tick: Tick) -> Finding:
+def table_3(setting: DecomposableSetting, tick: Tick) -> Finding:
     """Table 3 for every (n, d), with both Hessians and two ways to draw b."""
     rows: list[Row] = []
     for n, d in SIZES:
@@ -261,26 +261,28 @@ def table_3(setting: Setting, tick: Tick) -> Finding:
     wrong, right = _against_autograd()
     alphas = column("alpha") + column("alpha", b="probabilities")
     claims = [
-        Claim("the B of Lemma B.4 gives the Hessian", f"off by {wrong:.2g} times its norm", verdict(wrong < 1e-9)),
-        Claim("the corrected B does", f"off by {right:.0e}", verdict(right < 1e-9)),
-        Claim(
+        MeasuredClaim(
+            "the B of Lemma B.4 gives the Hessian", f"off by {wrong:.2g} times its norm", verdict(wrong < 1e-9)
+        ),
+        MeasuredClaim("the corrected B does", f"off by {right:.0e}", verdict(right < 1e-9)),
+        MeasuredClaim(
             "alpha = 0.00",
             f"{min(alphas):.2g} to {max(alphas):.2g} on average: the loss is not convex at a typical point",
             verdict(all(abs(alpha) < 0.005 for alpha in alphas)),
         ),
-        Claim(
+        MeasuredClaim(
             "gamma = 0.54 to 1.24; A, b and x drawn from N(0, 1)",
             f"{over('gamma', 'paper gamma')} times the paper's",
             verdict(max(gammas) < 0.25),
         ),
-        Claim(
+        MeasuredClaim(
             "beta = 148 to 2512",
             f"{over('beta', 'paper beta')} times the paper's; with the printed B "
             f"{over('beta', 'paper beta', 'printed')}, and the largest of {setting.samples} draws "
             f"{over('largest beta', 'paper beta', 'printed')}",
             verdict(all(abs(a / b - 1) < 0.25 for a, b in zip(column("beta"), column("paper beta"), strict=True))),
         ),
-        Claim(
+        MeasuredClaim(
             "M = 21 to 74",
             f"{over('M far', 'paper M')} times the paper's between two draws of x, {over('M near', 'paper M')} nearby; "
             f"with the printed B {over('M far', 'paper M', 'printed')}",
@@ -302,13 +304,14 @@ def _against_autograd(count: int = 20) -> tuple[float, float]:
     return float(medians[0]), float(medians[1])
 
 
-EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {
+SETTING = DecomposableSetting
+EXPERIMENTS: dict[str, Callable[[DecomposableSetting, Tick], Finding]] = {
     "lemmas-4": lemmas,
     "counterexample-a1": counterexample_a1,
     "table-3": table_3,
 }
 
 
-def beginnings(name: str, setting: Setting) -> int:
+def beginnings(name: str, setting: DecomposableSetting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     return {"lemmas-4": len(KINDS), "counterexample-a1": 1, "table-3": len(SIZES)}[name]

@@ -17,7 +17,7 @@ from inlay.errors import InlayError
 from inlay.papers.infoprompt import theory as softmax_regression
 
 
-class Part(Protocol):
+class TaskLoss(Protocol):
     """A task's loss as a function of `v = (x, y_i)`, d + m numbers, with its derivatives in closed form."""
 
     @property
@@ -65,7 +65,7 @@ class Quadratic:
 class Decomposable:
     """`L(x, y) = sum_i L_i(x, y_i)`, as a function of x (d) and y (k, m)."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TaskLoss, ...]
     shared: int
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Decomposable:
             raise InlayError("x or y has entries that are NaN or infinite.")
         return [torch.cat([x, own]) for own in y]
 
-    def _pairs(self, x: Tensor, y: Tensor) -> list[tuple[Part, Tensor]]:
+    def _pairs(self, x: Tensor, y: Tensor) -> list[tuple[TaskLoss, Tensor]]:
         return list(zip(self.parts, self.points(x, y), strict=True))
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.ntk_attention.recipes import protocol as p
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.predicates import Test, above, numbered
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale, Verdict
-from inlay.papers.reproduce.results import Cell, Key, Results
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.results import Key, ResultCell, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,13 +32,13 @@ def figure_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """The numbers of one layer by its formula (they are the paper's x axis), and the time of a forward pass."""
     found = kept.benchmark("ntk_attention", "figure_3", "python benchmarks/ntk.py --cpu --figure3")
     rows = timed(**settings) if found is None else found[0]["rows"]
-    cells: dict[Key, Cell] = {}
+    cells: dict[Key, ResultCell] = {}
     for m in dict.fromkeys(row["m"] for row in rows):
-        cells[COUNTS, EXACT, str(m)] = Cell((m * SIZE + 3 * SIZE**2,))
-        cells[COUNTS, p.NTK, str(m)] = Cell((SIZE * SIZE + SIZE + 3 * SIZE**2,))
+        cells[COUNTS, EXACT, str(m)] = ResultCell((m * SIZE + 3 * SIZE**2,))
+        cells[COUNTS, p.NTK, str(m)] = ResultCell((SIZE * SIZE + SIZE + 3 * SIZE**2,))
     for row in rows:
-        cells[panel_of(row["L"]), EXACT, str(row["m"])] = Cell((row["exact_ms"],))
-        cells[panel_of(row["L"]), p.NTK, str(row["m"])] = Cell((row["ntk_ms"],))
+        cells[panel_of(row["L"]), EXACT, str(row["m"])] = ResultCell((row["exact_ms"],))
+        cells[panel_of(row["L"]), p.NTK, str(row["m"])] = ResultCell((row["ntk_ms"],))
     return Results(cells, notes=() if found is None else (found[1],))
 
 
@@ -182,19 +182,19 @@ RECIPES = (
         title="Time and parameters of one layer as the prefix grows",
         printed=p.printed("figure-3"),
         scales={
-            "paper": Scale(
+            "paper": RecipeScale(
                 "One head of 32 with its projections, those of the prefix too, L = 32 to 256, m = 1 to 65,536, the "
                 "mean of 10,000 passes, on a processor. Not in the paper, ours: Z of full rank, fixed inputs.",
                 "an hour on one core",
                 settings={**PLACES, "heads": 1, "repeats": 10_000},
             ),
-            "here": Scale(
+            "here": RecipeScale(
                 "8 heads of 32, L = 32 to 256, m = 1 to 65,536, the fastest pass; keys and values of the prefix are "
                 "given, so that exact attention is spared projecting them. What benchmarks/ntk.py measured is read.",
                 "seconds; with --fresh 1 min on two cores",
                 settings=FULL,
             ),
-            "smoke": Scale(
+            "smoke": RecipeScale(
                 "L = 32, m = 32 to 16,384.",
                 "1 s",
                 settings={"lengths": (32,), "prefixes": (32, 1024, 4096, 16384), "heads": 1, "repeats": 2},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.ntk_attention.recipes import protocol as p
 from inlay.papers.reproduce.counting import NO_GPU, PARAMETERS, gpu
 from inlay.papers.reproduce.predicates import above, above_on_average, near
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ TABLE_3 = Recipe(
     title="Language modelling on OPT of five sizes (perplexity)",
     printed=p.printed("table-3"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "OPT from 125M to 6.7B, 30 epochs of batches of 32, rate 0.001, 128 tokens, phi as printed, a start from "
             f"Eq. (4). {p.OURS}, one seed.",
             "weeks on eight GPUs",
@@ -65,7 +65,7 @@ TABLE_3 = Recipe(
                 "seeds": 1,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts on OPT of five sizes, exactly. The kept runs are read where they "
             "are whole: SmolLM2-135M on WikiText-2, a prefix of 40. Else, where there is a GPU, SmolLM2, 100 steps.",
             "20 s on two cores; 10 min on one GPU without the kept runs",
@@ -78,7 +78,7 @@ TABLE_3 = Recipe(
                 "seeds": 1,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Counts on OPT-125M; one step of LoRA and NTK-Attention.",
             "2 s",
             (OPTS["OPT-125M"],),
@@ -158,7 +158,7 @@ TABLE_4 = Recipe(
     title="How many features r and which rank s",
     printed=p.printed("table-4"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "Llama-3.1-8B-Instruct on WikiText-103, 2 epochs, rate 0.001, phi as printed, a start from Eq. (4); r = "
             f"512 did not fit the paper's GPUs. {p.OURS}, batches of 32 of 128 tokens, one seed.",
             "days on four GPUs",
@@ -174,7 +174,7 @@ TABLE_4 = Recipe(
                 "seeds": 1,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts on Llama-3.1-8B, exactly. Where there is a GPU, SmolLM2-135M (heads of 64: r = 128 stands for d, "
             "256 for 2d) on WikiText-2, 100 steps, s = 4, 32 and 64.",
             "20 s on two cores; 10 min on one GPU",
@@ -188,7 +188,7 @@ TABLE_4 = Recipe(
                 "seeds": 1,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Counts on OPT-125M; one step of two settings.",
             "2 s",
             (LLAMA_3,),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.ntk_attention.recipes import protocol as p
 from inlay.papers.reproduce.counting import NO_GPU, gpu
 from inlay.papers.reproduce.predicates import above
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ FIGURE_2 = Recipe(
     name="ntk-attention/figure-2",
     title="Mathematics: trained on MetaMathQA, asked GSM8K and MATH",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "Llama-3.2 of 1B and 3B on MetaMathQA, rate 0.001, LoRA of rank 16 and 32, phi as printed, a start from "
             f"Eq. (4). {p.OURS}, one epoch, 512 tokens, one seed.",
             "days on one GPU",
@@ -86,7 +86,7 @@ FIGURE_2 = Recipe(
                 "seeds": 1,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "The kept runs are read where they are whole: SmolLM2-135M trained on "
             "GSM8K and asked 200 of its questions. Else, where there is a GPU, the same with 100 steps and all.",
             "seconds; 15 min on one GPU without the kept runs",
@@ -100,7 +100,7 @@ FIGURE_2 = Recipe(
                 "seeds": 1,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step of NTK-Attention, 12 questions.",
             "3 s",
             (LLAMAS["Llama-3.2-1B"],),

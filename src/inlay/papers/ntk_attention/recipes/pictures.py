@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.ntk_attention.recipes import protocol as p
 from inlay.papers.reproduce.counting import PARAMETERS
 from inlay.papers.reproduce.predicates import above, above_on_average, near, within_on_average
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ TABLE_2 = Recipe(
     title="Three sets of pictures on ViT-B",
     printed=p.printed("table-2"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "ViT-B/16 (ImageNet-21k), 30 epochs of batches of 256, rate 0.001, phi as printed, a start from Eq. (4). "
             f"{p.OURS}, 3 seeds.",
             "days on one GPU",
@@ -52,7 +52,7 @@ TABLE_2 = Recipe(
                 "seeds": 3,
             },
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts on ViT-B/16, exactly. The kept runs, and those of activation prompts, are read "
             "where they are whole: a ViT-tiny on 1,000 pictures of three other sets, LoRA of rank 8. Else the small "
             "embedded ViT on 200 digits, 5 epochs, 3 seeds.",
@@ -68,7 +68,7 @@ TABLE_2 = Recipe(
             },
             behind=("vit_tiny_patch16_224",),
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step of full fine-tuning and NTK-Attention.",
             "2 s",
             (VIT_BASE,),

@@ -12,7 +12,7 @@ from inlay.papers.ntk_attention import table
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.counting import in_millions, scores, trained
 from inlay.papers.reproduce.predicates import Test, mean_of_columns
-from inlay.papers.reproduce.recipe import UNTESTED, Scale, Verdict
+from inlay.papers.reproduce.recipe import UNTESTED, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Key, Results
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def specs(
 
 def looked_for(bench: Bench, settings: Mapping[str, Any], *data: str) -> None:
     """Find out whether models and data are there, where only a GPU makes use of them."""
-    bench.check("This", Scale("", "", tuple(settings["models"].values()), data))
+    bench.check("This", RecipeScale("", "", tuple(settings["models"].values()), data))
 
 
 def percent(run: Run) -> float:
@@ -135,7 +135,7 @@ def kept_cells(
         notes.append(others.note)
     cells = {
         (panel, row, column): {
-            run["seed"]: kept.Measured(size * run[what], run.get("steps"))
+            run["seed"]: kept.KeptValue(size * run[what], run.get("steps"))
             for run in table.cell(runs, group, line, task)
             if what in run
         }

@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.ntk_attention.recipes import protocol as p
-from inlay.papers.reproduce.certainty import Part, every
+from inlay.papers.reproduce.certainty import Evidence, every
 from inlay.papers.reproduce.counting import PARAMETERS
 from inlay.papers.reproduce.predicates import Test, above, above_on_average, difference, near, together
-from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, Scale, Verdict
+from inlay.papers.reproduce.recipe import PRINTED, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def improves(results: Results) -> Verdict:
                 f"{gap.mean:+.3g} from {fewer} to {more}"
                 for gap, (fewer, more) in zip(gaps, pairwise(names), strict=True)
             )
-            return every(told, [Part(gap, gap.mean > 0, low=0) for gap in gaps])
+            return every(told, [Evidence(gap, gap.mean > 0, low=0) for gap in gaps])
 
         return test
 
@@ -87,7 +87,7 @@ TABLE_1 = Recipe(
     title="Five tasks of SuperGLUE",
     printed=p.printed("table-1"),
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "30 epochs of batches of 32, rate 0.001, phi as printed, a start from Eq. (4). "
             f"{p.OURS}, a Llama of its size in place of ChatGLM3-6B, whose code is not Transformers', 256 tokens in "
             "all (there 128 of each field), 3 seeds.",
@@ -104,7 +104,7 @@ TABLE_1 = Recipe(
             },
             behind=("ChatGLM3-6B",),
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Counts at ChatGLM3-6B's size, exactly. The kept runs are read where they "
             "are whole: MiniLM, rates chosen on held-out data. Else MiniLM, 40 steps of 16, own rates, 2 seeds.",
             "seconds; with --fresh 10 min on two cores",
@@ -118,7 +118,7 @@ TABLE_1 = Recipe(
                 "seeds": 2,
             },
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "One step of LoRA and NTK-Attention on CB.",
             "2 s",
             (LLAMA_2,),

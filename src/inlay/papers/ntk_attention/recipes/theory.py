@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.reproduce.drawing import curves
 from inlay.papers.reproduce.experiments import Shape, performed
 from inlay.papers.reproduce.predicates import Test, judged, stated
-from inlay.papers.reproduce.recipe import Claim, Recipe, Scale
+from inlay.papers.reproduce.recipe import Claim, Recipe, RecipeScale
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -65,15 +65,15 @@ THEOREM_3_1 = Recipe(
     name="ntk-attention/theorem-3-1",
     title="The error of NTK-Attention against exact prefix attention as the prefix grows",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "Prefixes of 4 to 65,536, d = 4, 3 seeds. Not in the paper, ours: all sizes.",
             "20 s",
             settings={"setting": {}},
         ),
-        "here": Scale(
+        "here": RecipeScale(
             "Prefixes of 4 to 65,536, d = 4, 3 seeds; the paper has no sizes.", "20 s", settings={"setting": {}}
         ),
-        "smoke": Scale(
+        "smoke": RecipeScale(
             "Prefixes of 256 and 512, one seed.",
             "1 s",
             settings={"setting": {"seeds": 1}, "options": {"prefixes": (256, 512)}},
@@ -120,14 +120,14 @@ APPENDIX_B = Recipe(
     name="ntk-attention/appendix-b",
     title="The stylised network: its kernel, convergence and scaling law",
     scales={
-        "paper": Scale(
+        "paper": RecipeScale(
             "n = 4, d = 3, m = 16 to 4,096, 3 seeds, 3,000 steps. Not in the paper, ours: all sizes; the step size, as "
             "the theorem's is of no use.",
             "2 min",
             settings={"setting": {}},
         ),
-        "here": Scale("n = 4, d = 3, m = 16 to 4,096, 3 seeds, 3,000 steps.", "2 min", settings={"setting": {}}),
-        "smoke": Scale(
+        "here": RecipeScale("n = 4, d = 3, m = 16 to 4,096, 3 seeds, 3,000 steps.", "2 min", settings={"setting": {}}),
+        "smoke": RecipeScale(
             "m = 8 and 16, one seed, 20 steps.",
             "3 s",
             settings={"setting": {"widths": (8, 16), "seeds": 1, "steps": 20}},

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from inlay.papers.ntk_attention.theory.approximation import Instance, instance, taylor_features
 from inlay.papers.ntk_attention.theory.descent import (
-    Constants,
     Decomposition,
     Descent,
+    PrefixConstants,
     decomposition,
     descend,
     usable_step,
 )
 from inlay.papers.ntk_attention.theory.drift import drift, random_drift, worst_drift
 from inlay.papers.ntk_attention.theory.kernel import printed_kernel, printed_limit, spectrum, true_kernel, true_limit
-from inlay.papers.ntk_attention.theory.network import Problem, draw, expected_start, gradient, predict
+from inlay.papers.ntk_attention.theory.network import PrefixProblem, draw, expected_start, gradient, predict
 
 __all__ = [
-    "Constants",
     "Decomposition",
     "Descent",
     "Instance",
-    "Problem",
+    "PrefixConstants",
+    "PrefixProblem",
     "decomposition",
     "descend",
     "draw",

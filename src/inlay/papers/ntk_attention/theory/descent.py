@@ -10,7 +10,7 @@ from torch import Tensor
 
 from inlay.errors import InlayError
 from inlay.papers.ntk_attention.theory.kernel import spectrum
-from inlay.papers.ntk_attention.theory.network import Problem, gradient
+from inlay.papers.ntk_attention.theory.network import PrefixProblem, gradient
 
 
 def usable_step(kernel: Tensor, width: int, c: float = 1.0) -> float:
@@ -21,7 +21,7 @@ def usable_step(kernel: Tensor, width: int, c: float = 1.0) -> float:
 
 
 @dataclass(frozen=True)
-class Constants:
+class PrefixConstants:
     """What the theorem asks for, as powers of ten: most of them are beyond every floating-point number.
 
     `B = max(C sigma sqrt(log(n d / delta)), 1)` with C > 10 (here 10, the least) and sigma = 1. Where the paper writes
@@ -62,7 +62,7 @@ class Constants:
 class Descent:
     """`losses` are `|F(t) - Y|_F^2` for t = 0..T (twice Eq. (7)), `W` is where it ended."""
 
-    start: Problem
+    start: PrefixProblem
     step: float
     losses: Tensor
     W: Tensor
@@ -90,7 +90,7 @@ class Descent:
         return ((1 - self.start.width * self.step * eigenvalues).abs() ** (2 * times)) @ parts
 
 
-def descend(start: Problem, step: float, steps: int) -> Descent:
+def descend(start: PrefixProblem, step: float, steps: int) -> Descent:
     """Eq. (8), `steps` times."""
     if steps < 1:
         raise InlayError(f"{steps} steps: give a whole number from 1 on.")
@@ -119,7 +119,7 @@ class Decomposition:
     c_3: float
 
 
-def decomposition(start: Problem, step: float) -> Decomposition:
+def decomposition(start: PrefixProblem, step: float) -> Decomposition:
     """The terms of Lemma L.1, each from its definition."""
     x, W, a, m = start.x, start.W, start.a, start.width
     pull = gradient(start)

@@ -7,17 +7,19 @@ from torch import Tensor
 
 from inlay.errors import InlayError
 from inlay.papers.ntk_attention.theory.kernel import KERNELS
-from inlay.papers.ntk_attention.theory.network import Problem
+from inlay.papers.ntk_attention.theory.network import PrefixProblem
 
 
-def drift(problem: Problem, direction: Tensor, radius: float, kernel: str = "printed") -> float:
+def drift(problem: PrefixProblem, direction: Tensor, radius: float, kernel: str = "printed") -> float:
     """`|H(W + R D) - H(W)|_F`, the columns of `direction` made unit vectors."""
     function = KERNELS[kernel]
     moved = problem.W + radius * direction / direction.norm(dim=0)
     return float((function(moved, problem.x, problem.a) - function(problem.W, problem.x, problem.a)).norm())
 
 
-def random_drift(problem: Problem, radius: float, draws: int = 10, seed: int = 0, kernel: str = "printed") -> float:
+def random_drift(
+    problem: PrefixProblem, radius: float, draws: int = 10, seed: int = 0, kernel: str = "printed"
+) -> float:
     """The largest change over `draws` directions drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     return max(
@@ -26,7 +28,9 @@ def random_drift(problem: Problem, radius: float, draws: int = 10, seed: int = 0
     )
 
 
-def worst_drift(problem: Problem, radius: float, steps: int = 20, seed: int = 0, kernel: str = "printed") -> float:
+def worst_drift(
+    problem: PrefixProblem, radius: float, steps: int = 20, seed: int = 0, kernel: str = "printed"
+) -> float:
     """The largest change found by ascent from a random direction: a lower bound of the true worst case.
 
     Each step goes to where the linearised change is largest on the ball of every column: along the column's gradient.

@@ -17,7 +17,7 @@ INPUTS = ("unit", "axes")
 
 
 @dataclass(frozen=True)
-class Problem:
+class PrefixProblem:
     """A data set with `|x_i| <= 1` and `|y_i| = 1`, and a start: x, y (n, d), W (d, m), a (m)."""
 
     x: Tensor
@@ -30,7 +30,7 @@ class Problem:
         """m, the length of the prefix."""
         return self.W.shape[1]
 
-    def at(self, W: Tensor) -> Problem:
+    def at(self, W: Tensor) -> PrefixProblem:
         """The same data elsewhere."""
         return replace(self, W=W)
 
@@ -45,7 +45,7 @@ def predict(W: Tensor, x: Tensor, a: Tensor) -> Tensor:
     return W.shape[1] * (x @ W).softmax(1) @ (W * a).T
 
 
-def gradient(problem: Problem) -> Tensor:
+def gradient(problem: PrefixProblem) -> Tensor:
     """Of Eq. (7), (d, m), by Claim J.12: `m sum_ik (F_ik - y_ik) S_ir (<v_kr, S_i> x_i + a_r e_k)`."""
     x, W, a, m = problem.x, problem.W, problem.a, problem.width
     S, beta = (x @ W).softmax(1), W * a
@@ -55,7 +55,9 @@ def gradient(problem: Problem) -> Tensor:
     return m * (x.T @ (S * push) + r.T @ (S * a))
 
 
-def draw(width: int, examples: int, size: int, seed: int = 0, *, inputs: str = "unit", length: float = 1.0) -> Problem:
+def draw(
+    width: int, examples: int, size: int, seed: int = 0, *, inputs: str = "unit", length: float = 1.0
+) -> PrefixProblem:
     """Data and start: `w_r ~ N(0, I)`, `a_r` a fair sign, `y_i` uniform on the sphere.
 
     Inputs of norm `length`: `unit` are uniform on the sphere, `axes` are the first basis vectors. Data and start come
@@ -80,7 +82,7 @@ def draw(width: int, examples: int, size: int, seed: int = 0, *, inputs: str = "
         raise unknown("kind of inputs", inputs, INPUTS)
     W = torch.randn(size, width, generator=start, dtype=torch.float64)
     a = torch.randint(0, 2, (width,), generator=start).double() * 2 - 1
-    return Problem(length * x, y, W, a)
+    return PrefixProblem(length * x, y, W, a)
 
 
 def expected_start(x: Tensor, width: int) -> float:

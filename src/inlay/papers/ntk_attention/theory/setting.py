@@ -13,13 +13,13 @@ from inlay.errors import InlayError
 from inlay.papers.findings import Row, Tick, number
 from inlay.papers.ntk_attention.theory.descent import Descent, descend, usable_step
 from inlay.papers.ntk_attention.theory.kernel import printed_kernel, true_kernel
-from inlay.papers.ntk_attention.theory.network import Problem, draw
+from inlay.papers.ntk_attention.theory.network import PrefixProblem, draw
 
 EXAMPLES, SIZE = 4, 3
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrefixSetting:
     """Lengths m of the prefix, seeds, and gradient descent at `c / (m lambda_max)` for `steps` steps."""
 
     widths: tuple[int, ...] = (16, 64, 256, 1024, 4096)
@@ -40,13 +40,13 @@ class Setting:
         return {**vars(self), "n": EXAMPLES, "d": SIZE}
 
 
-def both_kernels(problem: Problem) -> tuple[Tensor, Tensor]:
+def both_kernels(problem: PrefixProblem) -> tuple[Tensor, Tensor]:
     """(printed, true) at the start."""
     where = (problem.W, problem.x, problem.a)
     return printed_kernel(*where), true_kernel(*where)
 
 
-def descents(setting: Setting, inputs: str, tick: Tick) -> list[tuple[int, Descent]]:
+def descents(setting: PrefixSetting, inputs: str, tick: Tick) -> list[tuple[int, Descent]]:
     """Gradient descent from every start, with the seed: unit inputs, or short ones along the axes."""
     found = []
     for width in setting.widths:

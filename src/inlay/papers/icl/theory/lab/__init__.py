@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from inlay.errors import InlayError
-from inlay.papers.findings import Claim, Finding, Tick
+from inlay.papers.findings import Finding, MeasuredClaim, Tick
 from inlay.papers.icl.theory.deep import D_MODEL
 from inlay.papers.icl.theory.lab.four_layers import (
     FIGURE_5_HEADS,
@@ -26,11 +26,22 @@ from inlay.papers.icl.theory.lab.one_layer import (
 )
 from inlay.papers.icl.theory.lab.theorems import INSTANCES, figure_3, proposition_1, theorem_1, theorem_2
 from inlay.papers.icl.theory.language import KINDS, SIZES
-from inlay.papers.icl.theory.setting import Setting, Show, reads
+from inlay.papers.icl.theory.setting import InContextSetting, Show, reads
 
-__all__ = ["CLAIMS", "EXPERIMENTS", "WATCHED", "Setting", "beginnings", "check", "check_given", "free"]
+__all__ = [
+    "CLAIMS",
+    "EXPERIMENTS",
+    "SETTING",
+    "WATCHED",
+    "InContextSetting",
+    "beginnings",
+    "check",
+    "check_given",
+    "free",
+]
 
-EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
+SETTING = InContextSetting
+EXPERIMENTS: dict[str, Callable[[InContextSetting, Tick, Show], Finding]] = {
     "2a": figure_2a,
     "2b": figure_2b,
     "3": figure_3,
@@ -44,7 +55,7 @@ EXPERIMENTS: dict[str, Callable[[Setting, Tick, Show], Finding]] = {
 # Those that show their trainings as they go, with a run of one's own.
 WATCHED = ("2a", "2b", "4", "5", "run")
 # Those of the trainings, from the rows that are kept: they can be read again without training again.
-CLAIMS: dict[str, Callable[[Finding], list[Claim]]] = {
+CLAIMS: dict[str, Callable[[Finding], list[MeasuredClaim]]] = {
     "icl-figure-2a": figure_2a_claims,
     "icl-figure-2b": figure_2b_claims,
     "icl-figure-4": figure_4_claims,
@@ -66,7 +77,7 @@ def check_given(names: Sequence[str], optimiser: str, given: Collection[str]) ->
             raise InlayError(f"--{option} is about the examples that enter the model of --features: give both.")
 
 
-def check(name: str, setting: Setting) -> None:
+def check(name: str, setting: InContextSetting) -> None:
     """Refuse what the experiment of that name cannot do, before it or any other has begun."""
     if "N" in reads(name, setting.optimiser):
         setting.problem()
@@ -80,7 +91,7 @@ def check(name: str, setting: Setting) -> None:
         )
 
 
-def beginnings(name: str, setting: Setting) -> int:
+def beginnings(name: str, setting: InContextSetting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     return {
         "2a": len(FIGURE_2A),

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from inlay.papers.findings import Claim, Finding, Holds, Row, Tick, verdict
+from inlay.papers.findings import Finding, Holds, MeasuredClaim, Row, Tick, verdict
 from inlay.papers.icl.theory.deep import DeepTransformer, train_deep
 from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, held_out
 from inlay.papers.icl.theory.lab.one_layer import FIGURE_2_EPOCHS, figure_2_claims
-from inlay.papers.icl.theory.setting import Setting, Show
+from inlay.papers.icl.theory.setting import InContextSetting, Show
 from inlay.papers.icl.theory.traces import COLUMNS, read_traces, trace_rows
 
 FIGURE_2_HEADS = 8
@@ -19,12 +19,12 @@ FIGURE_5_HEADS, FIGURE_5_SECONDS = (1, 2, 4, 8, 16, 32, 64), 100.0
 FIGURE_2B_SECONDS_ON_CPU = 240.0
 
 
-def deep_batch(setting: Setting) -> int:
+def deep_batch(setting: InContextSetting) -> int:
     """256 as printed; 16 on a CPU, where a step with 256 prompts takes several seconds."""
     return setting.batch or (16 if setting.on_cpu else BATCH)
 
 
-def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
+def figure_2b(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """Training and inference losses of four layers; ends at the steps or at the seconds, whichever come first."""
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
     seconds, steps, batch = setting.seconds, setting.steps, deep_batch(setting)
@@ -53,13 +53,13 @@ def figure_2b(setting: Setting, tick: Tick, show: Show) -> Finding:
     return replace(found, claims=figure_2b_claims(found))
 
 
-def figure_2b_claims(found: Finding) -> list[Claim]:
+def figure_2b_claims(found: Finding) -> list[MeasuredClaim]:
     (trace,) = read_traces(found).values()
     facts = found.facts
     return figure_2_claims(trace, f"four layers, batch {facts['batch']}", facts["steps in an epoch"])
 
 
-def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
+def figure_5(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """Final losses against H, and training losses, in a fixed wall-clock time each."""
     every_heads = setting.heads or FIGURE_5_HEADS
     seconds, batch = setting.seconds or FIGURE_5_SECONDS, deep_batch(setting)
@@ -91,7 +91,7 @@ def figure_5(setting: Setting, tick: Tick, show: Show) -> Finding:
     return replace(found, claims=figure_5_claims(found))
 
 
-def figure_5_claims(found: Finding) -> list[Claim]:
+def figure_5_claims(found: Finding) -> list[MeasuredClaim]:
     """What section 4 says of figure 5."""
     runs = {int(heads): trace for (heads,), trace in read_traces(found, "H").items() if isinstance(heads, int)}
     seconds = found.facts["seconds"]
@@ -107,22 +107,22 @@ def figure_5_claims(found: Finding) -> list[Claim]:
     # On a plateau near the start there is no order to speak of.
     fell = [trace.loss[-1] < 0.9 * trace.loss[0] for trace in runs.values()]
     return [
-        Claim(
+        MeasuredClaim(
             "four layers need no large H: the loss falls for every H",
             f"training loss at the end by H: {_listed(ends)}; at the start {runs[order[0]].loss[0]:.3g}",
             verdict(all(fell)) if any(fell) else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "in a fixed time a small H ends lowest (H = 4 in the paper)",
             f"in {seconds:g} s lowest at H = {best}",
             verdict(best <= 8) if len(order) > 2 and any(fell) else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "a larger H completes fewer iterations in that time",
             "steps by H: " + ", ".join(f"{heads}: {steps[heads]}" for heads in order),
             verdict(steps[order[-1]] < 0.9 * steps[order[0]]),
         ),
-        Claim(
+        MeasuredClaim(
             f"a large H (32, 64) descends more slowly by the step; after {common} steps each",
             f"training loss by H: {_listed(at_common)}",
             _slower(at_common) if any(fell) else "cannot tell",

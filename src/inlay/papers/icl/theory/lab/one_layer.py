@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from inlay.papers.findings import Claim, Finding, Row, Tick, number, verdict
+from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, number, verdict
 from inlay.papers.icl.theory.bounds import assumptions
 from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, Watch, descend, held_out, train, usable_steps
 from inlay.papers.icl.theory.model import OneLayer
-from inlay.papers.icl.theory.problem import Problem
-from inlay.papers.icl.theory.setting import Setting, Show, likeness, span
+from inlay.papers.icl.theory.problem import InContextProblem
+from inlay.papers.icl.theory.setting import InContextSetting, Show, likeness, span
 from inlay.papers.icl.theory.traces import COLUMNS, ROUNDING, read_traces, rises, trace_rows
 
 FIGURE_2_HEADS, FIGURE_2_EPOCHS = 64, 200
@@ -31,7 +31,7 @@ def _watching(show: Show, name: str) -> Watch:
     return lambda trace: show(name, trace)
 
 
-def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
+def figure_2a(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """Training and inference losses of one layer: Gaussian tokens as printed, in closed form and by samples; norm 1."""
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
     steps = setting.steps or FIGURE_2_EPOCHS * EPOCH
@@ -61,10 +61,10 @@ def figure_2a(setting: Setting, tick: Tick, show: Show) -> Finding:
     return replace(found, claims=figure_2a_claims(found))
 
 
-def figure_2a_claims(found: Finding) -> list[Claim]:
+def figure_2a_claims(found: Finding) -> list[MeasuredClaim]:
     """Figure 2's claims for each training but the one that shows the limit; and the limit."""
     runs = read_traces(found, "tokens", "training")
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     for (tokens, way), trace in runs.items():
         claims += figure_2_claims(trace, f"{tokens} tokens, {way}", EPOCH) if way != ONE_BATCH else []
     ends = {way: runs["Gaussian", way].gap[-1] for way in (EXACT, BATCHES, ONE_BATCH)}
@@ -72,7 +72,7 @@ def figure_2a_claims(found: Finding) -> list[Claim]:
     least = found.facts["infimum"]
     off = {way: abs((gap + least) / (ends[EXACT] + least) - 1) for way, gap in ends.items()}
     claims.append(
-        Claim(
+        MeasuredClaim(
             "the population loss (9) is the limit of training on samples",
             f"gap at the end {ends[EXACT]:.3g} in closed form; {ends[ONE_BATCH]:.3g} with all {SAMPLES} samples in "
             f"every step (the population loss is then {off[ONE_BATCH]:.2%} off); {ends[BATCHES]:.3g} with batches of "
@@ -83,7 +83,7 @@ def figure_2a_claims(found: Finding) -> list[Claim]:
     return claims
 
 
-def figure_2_claims(trace: Trace, name: str, epoch: int) -> list[Claim]:
+def figure_2_claims(trace: Trace, name: str, epoch: int) -> list[MeasuredClaim]:
     """What section 4 says of figure 2, for one training; `epoch` is the number of steps that see every sample once.
 
     Curves that descend together have one shape, and the inference losses fall equally far, within a factor of `APART`.
@@ -96,19 +96,19 @@ def figure_2_claims(trace: Trace, name: str, epoch: int) -> list[Claim]:
     above = sum(out > within for out, within in zip(outside, inside, strict=True))
     near, epochs = max(fell[1:]) < NEAR, trace.steps[-1] / epoch
     return [
-        Claim(
+        MeasuredClaim(
             f"the three curves descend together; {name}",
             f"to {fell[0]:.3g}, {fell[1]:.3g} and {fell[2]:.3g} of their start (no prediction linear in the labels has "
             f"a training loss below {trace.infimum / trace.loss[0]:.3g}); correlation with the gap's logarithm "
             f"{span(alike, '.3f')}; the inference losses fall equally far within a factor of {apart:.2g}",
             verdict(max(fell) < 0.9 and min(alike) > 0.9 and apart < APART),
         ),
-        Claim(
+        MeasuredClaim(
             f"the out-of-domain loss is above the in-domain one; {name}",
             f"at {above} of {len(inside)} kept steps, {outside[-1] / inside[-1]:.2g} times it at the end",
             verdict(above == len(inside)),
         ),
-        Claim(
+        MeasuredClaim(
             f"the output converges to y* (Theorem 2); {name}",
             f"1/K |yhat - y*|^2 from {inside[0]:.3g} to {inside[-1]:.3g} in-domain, from {outside[0]:.3g} to "
             f"{outside[-1]:.3g} out-of-domain, after {trace.steps[-1]} steps ({epochs:.0f} of the printed "
@@ -121,7 +121,7 @@ def figure_2_claims(trace: Trace, name: str, epoch: int) -> list[Claim]:
 FIGURE_4_COLUMNS = ("tokens", "rate", "H", "step", "epoch", "loss", "gap", "largest rise")
 
 
-def figure_4(setting: Setting, tick: Tick, show: Show) -> Finding:
+def figure_4(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """The population loss for each number of heads: Gaussian tokens as printed, tokens of norm 1, and a larger rate."""
     every_heads = setting.heads or FIGURE_4_HEADS
     steps = setting.steps or EPOCH * (FIGURE_4_EPOCHS_ON_CPU if setting.on_cpu else FIGURE_4_EPOCHS)
@@ -152,7 +152,7 @@ def figure_4(setting: Setting, tick: Tick, show: Show) -> Finding:
     return replace(found, claims=figure_4_claims(found))
 
 
-def figure_4_claims(found: Finding) -> list[Claim]:
+def figure_4_claims(found: Finding) -> list[MeasuredClaim]:
     """What section 4 says of figure 4. A curve has stopped where its last tenth takes off less than 1 %, unless it has
     come down to rounding."""
     facts = found.facts
@@ -161,7 +161,7 @@ def figure_4_claims(found: Finding) -> list[Claim]:
     for row in found.rows:
         if row[7] is not None:
             rise[row[:3]] = max(rise.get(row[:3], 0.0), number(row[7]))
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     for tokens in TOKENS:
         of = {heads: trace for (kind, at, heads), trace in runs.items() if (kind, at) == (tokens, rate)}
         last = {heads: trace.gap[-1] / trace.gap[0] for heads, trace in of.items()}
@@ -173,12 +173,12 @@ def figure_4_claims(found: Finding) -> list[Claim]:
             for heads, trace in of.items()
         }
         claims += [
-            Claim(
+            MeasuredClaim(
                 f"H < N = {N}: the loss stops descending far from its minimum; {tokens} tokens",
                 "gap left of the start: " + ", ".join(told[heads] for heads in few),
                 verdict(all(late[heads] > 0.99 and last[heads] > 0.05 for heads in few)) if few else "cannot tell",
             ),
-            Claim(
+            MeasuredClaim(
                 f"H >= N = {N}: the loss keeps descending; {tokens} tokens",
                 "gap left of the start: " + ", ".join(told[heads] for heads in enough),
                 verdict(all(late[heads] < 0.99 or last[heads] < ROUNDING for heads in enough))
@@ -189,7 +189,7 @@ def figure_4_claims(found: Finding) -> list[Claim]:
         if 400 in of:
             others = [rise[tokens, rate, heads] for heads in enough if heads != 400]
             claims.append(
-                Claim(
+                MeasuredClaim(
                     f"H = 400 is unstable and diverges; {tokens} tokens",
                     f"largest rise of the gap from one kept step to the next: x {rise[tokens, rate, 400]:.3f}"
                     + (f"; others at H >= N: {span(others, '.3f')}" if others else "")
@@ -200,7 +200,7 @@ def figure_4_claims(found: Finding) -> list[Claim]:
     return [*claims, *_unstable(found, rise), _depth(found)]
 
 
-def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[Claim]:
+def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[MeasuredClaim]:
     """What the larger rate does; and gradient descent's own limit, which falls with H."""
     rate = FASTER * found.facts["rate"]
     by_heads = {heads: factor for (_, at, heads), factor in rise.items() if at == rate}
@@ -210,7 +210,7 @@ def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[Cla
     safe = found.facts["largest safe eta_w of gradient descent"]["Gaussian"]
     safe = {int(heads): eta for heads, eta in safe.items()}
     return [
-        Claim(
+        MeasuredClaim(
             f"the largest H is the least stable: Gaussian tokens at {FASTER} times the rate",
             "largest rise of the gap from one kept step to the next, by H: "
             + ", ".join(f"{heads}: x {factor:.2f}" for heads, factor in by_heads.items())
@@ -221,18 +221,18 @@ def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[Cla
     ]
 
 
-def _depth(found: Finding) -> Claim:
+def _depth(found: Finding) -> MeasuredClaim:
     """The printed axis."""
     facts = found.facts
     least = min(number(row[5]) for row in found.rows)
-    return Claim(
+    return MeasuredClaim(
         "the population loss falls to 10^-3, as on the printed axis",
         f"least {least:.3g}; its infimum is {facts['infimum']:.3g} at tau = {facts['tau']:g}",
         verdict(least <= 1.5e-3),
     )
 
 
-def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str = "") -> Finding:
+def free(problem: InContextProblem, setting: InContextSetting, tick: Tick, show: Show, about: str = "") -> Finding:
     """One training with settings of one's own, on any problem; `about` says whose features f is."""
     heads = setting.heads[0] if setting.heads else FIGURE_2_HEADS
     steps = setting.steps or 2000
@@ -259,7 +259,7 @@ def free(problem: Problem, setting: Setting, tick: Tick, show: Show, about: str 
         )
     claims = [
         *told,
-        Claim(
+        MeasuredClaim(
             "the loss descends towards its infimum",
             f"gap from {trace.gap[0]:.4g} to {trace.gap[-1]:.4g} in {trace.steps[-1]} steps; infimum "
             f"{trace.infimum:.4g}",

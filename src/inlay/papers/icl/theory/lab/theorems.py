@@ -7,14 +7,14 @@ from itertools import pairwise
 
 import torch
 
-from inlay.papers.findings import Claim, Finding, Row, Tick, verdict
+from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, verdict
 from inlay.papers.icl.theory import ridge
-from inlay.papers.icl.theory.bounds import Constants, assumptions, constants, needed_steps, zeta_0
+from inlay.papers.icl.theory.bounds import BoundConstants, assumptions, constants, needed_steps, zeta_0
 from inlay.papers.icl.theory.descent import TESTS, descend
 from inlay.papers.icl.theory.model import OneLayer, quadratic
-from inlay.papers.icl.theory.problem import Problem
+from inlay.papers.icl.theory.problem import InContextProblem
 from inlay.papers.icl.theory.proposition import attention_at_start, ranks
-from inlay.papers.icl.theory.setting import Setting, Show, span
+from inlay.papers.icl.theory.setting import InContextSetting, Show, span
 
 FIGURE_3_N, FIGURE_3_M, DRAWS = tuple(range(50, 151, 5)), 100, 10
 # (N, K, H, beta) with unit-norm tokens, m = N, tau = 1: sizes at which the theorems' constants say something.
@@ -27,7 +27,7 @@ PROMPTS = 10_000
 RANK_DRAWS, GAUSSIAN_D = 200, 100
 
 
-def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
+def figure_3(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """`1/K |y* - y_best|^2` against N, and beside it the errors of both against the labels."""
     m = FIGURE_3_M if setting.m is None else setting.m
     sizes = [N for N in FIGURE_3_N if N < setting.K and setting.m is None] or _around(m, setting.K)
@@ -35,7 +35,7 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
     tick("figure 3")
     for N in sizes:
         for draw in range(DRAWS):
-            problem = Problem.sample(N, setting.K, setting.d, m, setting.tau, setting.seed * DRAWS + draw)
+            problem = InContextProblem.sample(N, setting.K, setting.d, m, setting.tau, setting.seed * DRAWS + draw)
             moments, test = problem.moments(), problem.prompts(TESTS, 1_000 + setting.seed)
             star, best = ridge.star(problem), ridge.best(problem)
             apart = quadratic(star - best, moments.S)
@@ -63,13 +63,13 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
     wins = [(_mean(rows, N, 4), _mean(rows, N, 5)) for N in sizes if m != N]
     below, above = [N for N in sizes if m > N], [N for N in sizes if m < N]
     claims = [
-        Claim(
+        MeasuredClaim(
             f"the gap between y* and y_best is smallest at N = m = {m} (figure 3)",
             f"least at N = {least}: {gaps[least]:.2g}; {gaps[sizes[0]]:.2g} at N = {sizes[0]}, {gaps[sizes[-1]]:.2g} "
             f"at N = {sizes[-1]}. At N = m (20) and (25) are the same equation, so it is 0 by construction",
             verdict(least == m) if m in sizes else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "the closer N is to m, the better the transformer's prediction is",
             f"the error of y* beyond the noise: {_mean(rows, sizes[0], 4):.3g} at N = {sizes[0]}, "
             f"{_mean(rows, m, 4):.3g} at N = {m}, {_mean(rows, sizes[-1], 4):.3g} at N = {sizes[-1]}"
@@ -77,17 +77,17 @@ def figure_3(setting: Setting, tick: Tick, show: Show) -> Finding:
             else "N = m is not among the sizes",
             verdict(min(sizes, key=lambda N: _mean(rows, N, 4)) == m) if m in sizes else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "y_best is the best prediction one could hope for (23)",
             f"y* has the smaller error in {sum(star < best for star, best in wins)} of {len(wins)} sizes N != m",
             verdict(all(best <= star for star, best in wins)),
         ),
-        Claim(
+        MeasuredClaim(
             "N < m: the transformer underfits, its |lambda| is smaller",
             f"|lambda of (20)| / |lambda of (25)|: {span([shrink[N] for N in below])}" if below else "no N < m",
             verdict(all(shrink[N] < 1 for N in below)) if below else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             "N > m: the transformer overfits, it captures noise",
             f"|lambda| ratio {span([shrink[N] for N in above])}, but y* has the smaller error in "
             f"{sum(_mean(rows, N, 4) < _mean(rows, N, 5) for N in above)} of {len(above)} sizes"
@@ -110,22 +110,22 @@ def _mean(rows: list[Row], N: int, place: int) -> float:
 
 def small_model(N: int, K: int, heads: int, beta: float, seed: int) -> OneLayer:
     """An instance of `INSTANCES`."""
-    problem = Problem.sample(N, K, d=SMALL_D, m=N, tau=SMALL_TAU, seed=seed, unit=True)
+    problem = InContextProblem.sample(N, K, d=SMALL_D, m=N, tau=SMALL_TAU, seed=seed, unit=True)
     return OneLayer(problem, heads, beta=beta, seed=seed)
 
 
-def _used(model: OneLayer, beta: float, found: Constants) -> dict[str, object]:
+def _used(model: OneLayer, beta: float, found: BoundConstants) -> dict[str, object]:
     """For the record: the instance, and how it was trained."""
     problem = model.problem
     sizes = {"N": problem.N, "K": problem.K, "d": problem.d, "m": problem.m, "tau": problem.tau, "unit": True}
     return {**sizes, "H": model.heads, "beta": beta, "optimiser": "gd", "eta_Q": found.eta_Q, "eta_w": found.eta_w}
 
 
-def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
+def theorem_1(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """Gradient descent at the theorem's step sizes, with (18) at every step; the constants at printed size."""
     steps = setting.steps or 2000
     rows: list[Row] = []
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     facts: dict[str, object] = {**setting.facts("theorem-1"), "steps": steps, "rounding": ROUNDING}
     for N, K, heads, beta in INSTANCES:
         tick(f"theorem 1, N = {N}")
@@ -140,7 +140,7 @@ def theorem_1(setting: Setting, tick: Tick, show: Show) -> Finding:
         used = _used(model, beta, found)
         facts[name] = {**used, **vars(found), "L": found.L, "L as printed": found.L_printed, "rate": found.rate}
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"(18): the gap is below (1 - eta_w zeta_0 / (2K))^t of its start; {name}",
                 f"above it, beyond rounding ({ROUNDING:g}), at {len(over)} of {steps + 1} steps; at the end "
                 f"{trace.gap[-1]:.2g}{' (rounding)' if trace.gap[-1] < ROUNDING else ''}, the bound "
@@ -158,10 +158,10 @@ def _kept(steps: int) -> list[int]:
     return sorted({round(steps * share / 400) for share in range(401)})
 
 
-def _constants_at_printed_size(seed: int) -> list[Claim]:
+def _constants_at_printed_size(seed: int) -> list[MeasuredClaim]:
     """What Theorem 1 has to say of figure 2's model."""
     claims = []
-    setting = Setting(seed=seed)
+    setting = InContextSetting(seed=seed)
     for unit, words in ((False, "Gaussian tokens, as in section 4"), (True, "tokens of norm 1, as in section 2")):
         model = OneLayer(setting.problem(unit), 64, seed=seed)
         zeta, norm = zeta_0(model), math.sqrt(float(torch.linalg.eigvalsh(model.S)[-1]))
@@ -169,7 +169,7 @@ def _constants_at_printed_size(seed: int) -> list[Claim]:
         rate = zeta / (2 * math.sqrt(2) * 64 * norm**2)
         half = math.log(2) / rate if rate > 0 else math.inf
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"(18) says something at N = {setting.N}, H = 64: {words}",
                 f"zeta_0 = {zeta:.2g}; (18) halves in {half:.2g} steps at best",
                 verdict(half < 1e5),
@@ -178,7 +178,7 @@ def _constants_at_printed_size(seed: int) -> list[Claim]:
     return claims
 
 
-def _rate_against_heads(setting: Setting) -> Claim:
+def _rate_against_heads(setting: InContextSetting) -> MeasuredClaim:
     """`zeta_0 / (2 sqrt(2) H |Zbar|^2)`, the best rate, as H grows: means over draws at N = 2."""
     rates = {}
     for heads in (2, 4, 8, 16, 64, 256):
@@ -187,7 +187,7 @@ def _rate_against_heads(setting: Setting) -> Claim:
         found = [zeta_0(model) / (2 * math.sqrt(2) * heads * norm) for model, norm in zip(models, norms, strict=True)]
         rates[heads] = sum(found) / len(found)
     falls = all(after <= before for before, after in zip(list(rates.values()), list(rates.values())[1:], strict=False))
-    return Claim(
+    return MeasuredClaim(
         "a larger H makes the guaranteed rate slower (after (18))",
         "best rate by H: "
         + ", ".join(f"{heads}: {rate:.2g}" for heads, rate in rates.items())
@@ -196,7 +196,7 @@ def _rate_against_heads(setting: Setting) -> Claim:
     )
 
 
-def theorem_2(setting: Setting, tick: Tick, show: Show) -> Finding:
+def theorem_2(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """After T steps (21), how many of many prompts are within epsilon of y* (22)."""
     rows: list[Row] = []
     claims = []
@@ -224,7 +224,7 @@ def theorem_2(setting: Setting, tick: Tick, show: Show) -> Finding:
             if ended > begun:
                 descend(model, ended - begun, eta_Q=found.eta_Q, eta_w=found.eta_w)
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"after T = {T} steps (21), error <= {EPSILON}, probability {1 - DELTA:g}, |lambda| = {BALL:g}; {name}",
                 f"{share:.2%} of {PROMPTS} prompts; {1 - DELTA:.0%} of them from about step {enough} on",
                 verdict(share >= 1 - DELTA),
@@ -240,7 +240,7 @@ def _chunks(total: int, most: int) -> list[tuple[int, int]]:
     return [*pairwise(ends), (total, total)]
 
 
-def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
+def proposition_1(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     """The rank of `C_k` over random starts as H passes N: as assumed, with a token twice, and at printed scale."""
     N, K, d = 6, 10, 5
     tick("proposition 1")
@@ -257,7 +257,7 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
         for heads in (1, 3, 5, 6, 8, 12, 24):
             found, least = [], []
             for seed in range(setting.seed * RANK_DRAWS, (setting.seed + 1) * RANK_DRAWS):
-                tokens = given if given is not None else Problem.sample(N, K, GAUSSIAN_D, 1, seed=seed).tokens
+                tokens = given if given is not None else InContextProblem.sample(N, K, GAUSSIAN_D, 1, seed=seed).tokens
                 C = attention_at_start(tokens, N, heads, seed)
                 found.append(float((ranks(C) == N).double().mean()))
                 values = torch.linalg.svdvals(C)
@@ -266,23 +266,23 @@ def proposition_1(setting: Setting, tick: Tick, show: Show) -> Finding:
             rows.append((name, heads, N, full[name, heads], sorted(least)[len(least) // 2]))
     enough, few = (6, 8, 12, 24), (1, 3, 5)
     claims = [
-        Claim(
+        MeasuredClaim(
             f"H >= N = {N}: full row rank with probability 1 (Proposition 1)",
             f"{span([full['unit tokens', heads] for heads in enough], '.2%')} of the C_k in {RANK_DRAWS} starts",
             verdict(all(full["unit tokens", heads] == 1 for heads in enough)),
         ),
-        Claim(
+        MeasuredClaim(
             f"so too with Gaussian tokens in d = {GAUSSIAN_D}, in floating point",
             ", ".join(f"H = {heads}: {full[gaussian, heads]:.0%}" for heads in enough)
             + "; scores of size d make attention one-hot, and tokens that no head looks at count 0",
             verdict(all(full[gaussian, heads] == 1 for heads in enough)),
         ),
-        Claim(
+        MeasuredClaim(
             "H < N: never",
             f"{span([full[name, heads] for name in cases for heads in few], '.2%')} of the C_k",
             verdict(all(full[name, heads] == 0 for name in cases for heads in few)),
         ),
-        Claim(
+        MeasuredClaim(
             "a token twice in the prompt: never, whatever H",
             f"{span([full['a token twice', heads] for heads in enough], '.2%')} of the C_k",
             verdict(all(full["a token twice", heads] == 0 for heads in enough)),

@@ -8,9 +8,10 @@ from inlay.papers.findings import Finding, Tick
 from inlay.papers.ntk_attention.theory.lab.attention import PREFIXES, theorem_31
 from inlay.papers.ntk_attention.theory.lab.descent import proposition_b3, theorem_b2
 from inlay.papers.ntk_attention.theory.lab.kernels import LONGEST_FOR_ASCENT, kernel, lemma_b1, lemma_m6
-from inlay.papers.ntk_attention.theory.setting import Setting
+from inlay.papers.ntk_attention.theory.setting import PrefixSetting
 
-EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {
+SETTING = PrefixSetting
+EXPERIMENTS: dict[str, Callable[[PrefixSetting, Tick], Finding]] = {
     "kernel": kernel,
     "lemma-m6": lemma_m6,
     "lemma-b1": lemma_b1,
@@ -20,7 +21,7 @@ EXPERIMENTS: dict[str, Callable[[Setting, Tick], Finding]] = {
 }
 
 
-def beginnings(name: str, setting: Setting) -> int:
+def beginnings(name: str, setting: PrefixSetting) -> int:
     """How often the experiment of that name tells `tick` of something new."""
     widths = len(setting.widths)
     drifts = max(1, sum(width <= LONGEST_FOR_ASCENT for width in setting.widths))

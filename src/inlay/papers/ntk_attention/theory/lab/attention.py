@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from inlay.attention import Elu, Favor, FeatureMap, Paper, Taylor
-from inlay.papers.findings import Claim, Finding, Row, Tick, exponent, number, verdict
+from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, exponent, number, verdict
 from inlay.papers.ntk_attention.theory.approximation import instance, taylor_features
-from inlay.papers.ntk_attention.theory.setting import Setting, falls, geometric
+from inlay.papers.ntk_attention.theory.setting import PrefixSetting, falls, geometric
 
 # Where the error no longer depends on which tokens a short prefix happens to have.
 LONG = 256
@@ -29,7 +29,7 @@ def maps() -> list[tuple[str, FeatureMap, int | None]]:
     return named + [(f"taylor, order {order}", Taylor(order=order), None) for order in ORDERS]
 
 
-def theorem_31(setting: Setting, tick: Tick, prefixes: Sequence[int] | None = None) -> Finding:
+def theorem_31(setting: PrefixSetting, tick: Tick, prefixes: Sequence[int] | None = None) -> Finding:
     """The error of NTK-Attention against exact prefix attention as m grows; the order that an error of 1/m needs.
 
     `prefixes` are the lengths m, two of `LONG` or more among them; None: `PREFIXES`.
@@ -63,7 +63,7 @@ def theorem_31(setting: Setting, tick: Tick, prefixes: Sequence[int] | None = No
             fits[name] = exponent([number(row[2]) for row in long], [number(row[9]) for row in long])
         told = "; ".join(f"{name}: {ends[name]:.2g}, m^{fit.slope:.2f}" for name, fit in fits.items())
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"error <= 1/poly(m) {words} (3.1), d = {HEAD}, entries <= 1, m from {LONG} on",
                 told,
                 verdict(all(fit.high < -0.5 for fit in fits.values())),
@@ -71,7 +71,7 @@ def theorem_31(setting: Setting, tick: Tick, prefixes: Sequence[int] | None = No
         )
     uniform = ends["taylor, order 0"]
     claims.append(
-        Claim(
+        MeasuredClaim(
             "the phi of section 3.2 sees more of the prefix than its mean (Taylor order 0)",
             f"errors: paper {ends['paper, r = d']:.2g}, elu {ends['elu, r = d']:.2g}, order 0 {uniform:.2g}",
             verdict(max(ends["paper, r = d"], ends["elu, r = d"]) < 0.8 * uniform),
@@ -79,7 +79,7 @@ def theorem_31(setting: Setting, tick: Tick, prefixes: Sequence[int] | None = No
     )
     errors = [ends[f"taylor, order {order}"] for order in ORDERS if order % 2 == 0]
     claims.append(
-        Claim(
+        MeasuredClaim(
             "a larger r brings a smaller error (section 3.1): Taylor orders 0, 2, 4, 6, 8",
             ", ".join(f"{error:.1e}" for error in errors),
             verdict(falls(errors)),
@@ -89,7 +89,7 @@ def theorem_31(setting: Setting, tick: Tick, prefixes: Sequence[int] | None = No
         need = [row for row in rows if row[0] == "needed" and row[6] == scale]
         last = need[-1]
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"1/m with fewer features than tokens, scale {scale}, d = log m, entries <= (log m)^(1/4)",
                 f"m = {last[2]}: order {last[8]}, r = {last[7]} features",
                 verdict(number(last[7]) < number(last[2])),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from inlay.papers.findings import Claim, Finding, Row, Tick, number, verdict
-from inlay.papers.ntk_attention.theory.descent import Constants
+from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, number, verdict
+from inlay.papers.ntk_attention.theory.descent import PrefixConstants
 from inlay.papers.ntk_attention.theory.kernel import spectrum
 from inlay.papers.ntk_attention.theory.setting import (
     EXAMPLES,
     SIZE,
-    Setting,
+    PrefixSetting,
     both_kernels,
     descents,
     falls,
@@ -24,10 +24,10 @@ from inlay.papers.ntk_attention.theory.setting import (
 EPSILON = 0.01
 
 
-def theorem_b2(setting: Setting, tick: Tick) -> Finding:
+def theorem_b2(setting: PrefixSetting, tick: Tick) -> Finding:
     """Gradient descent at a usable step, with the decay of Lemma M.4 at every step, for two kinds of data."""
     rows: list[Row] = []
-    claims: list[Claim] = []
+    claims: list[MeasuredClaim] = []
     facts = setting.facts
     for inputs, words in (("unit", "unit inputs"), ("axes", "inputs 0.25 e_i")):
         runs = descents(setting, inputs, tick)
@@ -56,14 +56,14 @@ def theorem_b2(setting: Setting, tick: Tick) -> Finding:
         for name in ("printed", "true"):
             first = f"; first at step {min(above[name])}" if above[name] else ""
             claims.append(
-                Claim(
+                MeasuredClaim(
                     f"{words}: |F(t) - Y|^2 <= (1 - m eta lambda / 2)^t |F(0) - Y|^2 (M.4), the {name} kernel's lambda",
                     f"above it at some step in {len(above[name])} of {len(runs)} descents{first}",
                     verdict(not above[name]),
                 )
             )
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"{words}: L <= {EPSILON} after 2 / (m eta lambda) log(n d / {EPSILON}) steps (B.2), lambda printed",
                 f"in {sum(loss <= EPSILON for loss in reached)} of the {len(reached)} descents that were that long"
                 + (f"; the largest L is {max(reached):.2g}" if reached else ""),
@@ -72,7 +72,7 @@ def theorem_b2(setting: Setting, tick: Tick) -> Finding:
         )
         told = ", ".join(f"{name} kernel {span(off[name], '.3g')}" for name in ("true", "printed"))
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"{words}: the loss follows the kernel at the start, first 100 steps, m = {setting.widths[-1]}",
                 f"off by a factor (geometric mean): {told}",
                 verdict(max(off["true"]) < 1.5),
@@ -81,16 +81,16 @@ def theorem_b2(setting: Setting, tick: Tick) -> Finding:
         last = runs[-1][1]
         printed = both_kernels(last.start)[0]
         n, d = last.start.x.shape
-        asked = Constants(n, d, last.start.width, float(spectrum(printed)[0]))
+        asked = PrefixConstants(n, d, last.start.width, float(spectrum(printed)[0]))
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"{words}: eta = lambda / (m n^2 d^2 exp(16 B)), m = {asked.width} (M.2)",
                 f"10^{asked.step:.0f}; usable: {last.step:.1e}",
                 verdict(asked.step > math.log10(last.step) - 3),
             )
         )
         claims.append(
-            Claim(
+            MeasuredClaim(
                 f"{words}: m >= n^2 d^2 exp(30 B) sqrt(log(n d / delta)) / lambda^2 (M.2)",
                 f"10^{asked.needed_width:.0f} tokens",
                 verdict(asked.needed_width < 9),
@@ -101,7 +101,7 @@ def theorem_b2(setting: Setting, tick: Tick) -> Finding:
     return Finding("theorem-b2", columns, rows, claims, facts)
 
 
-def proposition_b3(setting: Setting, tick: Tick) -> Finding:
+def proposition_b3(setting: PrefixSetting, tick: Tick) -> Finding:
     """The loss against m and compute `C = N D T = (m d) n T`, beside `n d exp(-eta lambda C / (n d))`."""
     rows: list[Row] = []
     late: list[float] = []
@@ -127,22 +127,22 @@ def proposition_b3(setting: Setting, tick: Tick) -> Finding:
     }
     best = min(same_compute, key=lambda m: same_compute[m])
     claims = [
-        Claim(
+        MeasuredClaim(
             "L is about n d exp(-eta lambda C / (n d)) (B.3)",
             f"after {middle[setting.widths[0]][0][2]} steps 10^{min(ratio):.1f} to 10^{max(ratio):.1f} times that",
             verdict(max(abs(value) for value in ratio) < 1),
         ),
-        Claim(
+        MeasuredClaim(
             "L falls exponentially with C at one m, at the rate eta lambda / (n d)",
             f"late rate {span(late, '.2f')} times that (m >= 256)" if late else "no m of 256 or more",
             verdict(all(0.8 < rate < 1.25 for rate in late)) if late else "cannot tell",
         ),
-        Claim(
+        MeasuredClaim(
             f"more compute by a longer prefix: L falls with m, T = {middle[setting.widths[0]][0][2]}",
             listed(same_steps),
             verdict(falls(list(same_steps.values()))),
         ),
-        Claim(
+        MeasuredClaim(
             f"more parameters pay at the same compute, C = {budget:.2g}",
             listed(same_compute) + f"; least at m = {best}",
             verdict(best == setting.widths[-1]),
