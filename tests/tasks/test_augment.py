@@ -107,7 +107,7 @@ def test_an_unknown_augmentation_is_refused() -> None:
         Spec(model="m", method="bias", task="t", augment="rotate")
 
 
-# ------------------------------------------------------------------------------------------------ encoded pictures
+# ------------------------------------------------------------------------------------------------ encoded images
 
 
 def test_flipping_is_the_processors_result_for_the_flipped_picture(processor: Any) -> None:
@@ -180,10 +180,10 @@ def test_only_training_is_augmented(photos: Path, spec: MakeSpec, processor: Any
 
 
 def test_texts_cannot_be_augmented(reviews: Path, spec: MakeSpec, wordpiece: Any) -> None:
-    with pytest.raises(InlayError, match=r"augment='flip' is for pictures, and 'reviews' is of kind 'classification'"):
+    with pytest.raises(InlayError, match=r"augment='flip' is for images, and 'reviews' is of kind 'classification'"):
         tasks.load(spec(data=reviews, text=("body",), label="stars", augment="flip"))
     task = tasks.load(spec(data=reviews, text=("body",), label="stars"))
-    with pytest.raises(InlayError, match="Only pictures can be augmented"):
+    with pytest.raises(InlayError, match="Only images can be augmented"):
         task.encode("train", wordpiece, augmentation=Augmentation("flip", 0))
 
 
@@ -227,7 +227,7 @@ def test_a_run_that_is_cut_short_ends_the_same(image_model: Path, photos: Path, 
     whole = run(image_model, photos, tmp_path / "whole", **options)
     assert whole.portrait["trunk"] == {
         "cached": False,
-        "reason": "the pictures are augmented, so that they differ from epoch to epoch",
+        "reason": "the images are augmented, so that they differ from epoch to epoch",
     }
     # The validation set is read after each epoch: this is in the second one.
     with pytest.raises(Interrupted):

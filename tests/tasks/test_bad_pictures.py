@@ -1,4 +1,4 @@
-"""Pictures as people have them: odd sizes and modes are handled, what cannot be is one clear error, nothing is lost."""
+"""Images as people have them: odd sizes and modes are handled, what cannot be is one clear error, nothing is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def noise(width: int = 12, height: int = 9, seed: int = 0) -> Image.Image:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Maker:
-    """Folders of class folders with a few pictures each."""
+    """Folders of class folders with a few images each."""
 
     def make(name: str = "photos", classes: tuple[str, ...] = ("cat", "dog"), count: int = 6) -> Path:
         for place, each in enumerate(classes):
@@ -97,7 +97,7 @@ def test_grey_values_of_any_range_keep_their_order(values: list[float], mode: st
 def test_values_that_are_no_numbers_are_found_before_any_work() -> None:
     stream = io.BytesIO()
     Image.fromarray(np.array([[0.5, np.nan], [np.inf, 0]], dtype=np.float32)).save(stream, "TIFF")
-    with pytest.raises(InlayError, match=r"1 picture of 2 cannot be read.*not finite numbers"):
+    with pytest.raises(InlayError, match=r"1 image of 2 cannot be read.*not finite numbers"):
         images.check_all([noise(), stream.getvalue()])
 
 
@@ -115,7 +115,7 @@ def test_half_a_picture_is_refused_in_every_format(form: str) -> None:
     stream = io.BytesIO()
     noise(80, 80).save(stream, form)
     images.check_all([stream.getvalue()])
-    with pytest.raises(InlayError, match=r"damaged or truncated|not a picture"):
+    with pytest.raises(InlayError, match=r"damaged or truncated|not an image"):
         images.check_all([stream.getvalue()[: len(stream.getvalue()) // 2]])
 
 
@@ -152,7 +152,7 @@ def test_links_are_followed_once_and_those_to_nowhere_are_refused(
     (photos / "cat" / "dir.png").mkdir()
     assert len(names(photos)) == 14
     (photos / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(InlayError, match=r"1 picture of 15 cannot be read\. .*gone\.png': No such file"):
+    with pytest.raises(InlayError, match=r"1 image of 15 cannot be read\. .*gone\.png': No such file"):
         tasks.load(spec(data=photos))
 
 
@@ -216,7 +216,7 @@ def test_what_may_not_be_read_is_named(as_nobody: Path) -> None:
     secret = as_nobody / "photos" / "cat" / "0.png"
     secret.chmod(0)
     rows = files.read_folder(as_nobody / "photos")["all"].rows
-    with pytest.raises(InlayError, match=r"1 picture of 2 cannot be read\. .*cat/0\.png': Permission denied"):
+    with pytest.raises(InlayError, match=r"1 image of 2 cannot be read\. .*cat/0\.png': Permission denied"):
         images.check_all([row["image"] for row in rows])
     deep = as_nobody / "photos" / "cat" / "deep"
     for closed in (deep, as_nobody / "photos"):
@@ -231,7 +231,7 @@ def test_what_may_not_be_read_is_named(as_nobody: Path) -> None:
 
 @pytest.fixture
 def run(image_model: Path, folder: Maker, tmp_path: Path) -> Run:
-    """A run on pictures of every size and mode."""
+    """A run on images of every size and mode."""
     photos = folder()
     for number, mode in enumerate(("L", "LA", "1", "P", "RGBA", "CMYK", "I;16")):
         grey = noise().convert("L")
@@ -260,25 +260,25 @@ def test_a_run_on_odd_pictures_and_its_predictions(run: Run, folder: Maker, tmp_
 
     output = tmp_path / "answers.jsonl"
     (photos / "dog" / "empty.png").touch()
-    (photos / "dog" / "text.jpg").write_text("no picture")
-    with pytest.raises(InlayError, match=r"2 pictures of 24 cannot be read.*empty file.*not a picture"):
+    (photos / "dog" / "text.jpg").write_text("no image")
+    with pytest.raises(InlayError, match=r"2 images of 24 cannot be read.*empty file.*not an image"):
         predict(run.folder, photos, output)
     assert not output.exists()
 
 
 def test_inputs_that_are_no_pictures(run: Run, tmp_path: Path) -> None:
     refused: dict[str, tuple[str, str]] = {
-        "a.heic": ("x", "is neither a picture .* nor a table of pictures"),
-        "gaps.csv": ('image,label\n"",cat\n', "'gaps.csv', row 1: there is no picture in the column 'image'"),
+        "a.heic": ("x", "is neither an image .* nor a table of images"),
+        "gaps.csv": ('image,label\n"",cat\n', "'gaps.csv', row 1: there is no image in the column 'image'"),
         "other.csv": ("photo\nx.png\n", "lacks the column 'image'"),
-        "absent.csv": ("image\nx.png\n", "1 picture of 1 cannot be read.*No such file"),
+        "absent.csv": ("image\nx.png\n", "1 image of 1 cannot be read.*No such file"),
     }
     for name, (text, message) in refused.items():
         (tmp_path / name).write_text(text)
         with pytest.raises(InlayError, match=message):
             predict(run.folder, tmp_path / name)
     (tmp_path / "nothing").mkdir()
-    for name, message in {"nothing": "There is no picture in", "gone": "There is no file"}.items():
+    for name, message in {"nothing": "There is no image in", "gone": "There is no file"}.items():
         with pytest.raises(InlayError, match=message):
             predict(run.folder, tmp_path / name)
 
@@ -292,6 +292,6 @@ def test_no_picture_starts_another_program(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
     for use in (open_rgb, lambda data: check_all([data])):
-        with pytest.raises(InlayError, match="not a picture"):
+        with pytest.raises(InlayError, match="not an image"):
             use(eps)
     assert not called.exists()

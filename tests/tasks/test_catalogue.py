@@ -82,16 +82,16 @@ def test_a_card_is_consistent(name: str) -> None:
     assert not card.summary.endswith(".")
     assert set(card.metrics) <= set(metrics.ALL)
     assert card.hub or card.installed or card.local, "there must be a source, or a reason why not"
-    assert card.prepare is None or card.prepare in prepare.PREPARE
+    assert card.schema.prepare is None or card.schema.prepare in prepare.PREPARE
     assert set(prepare.PREPARE) == set(prepare.INPUTS)
     if card.kind not in (kinds.IMAGES, kinds.TOKENS):
-        templates.check(card.template or templates.default(card.fields), card.fields)
+        templates.check(card.schema.template or templates.default(card.fields), card.fields)
     if card.kind in kinds.ONE_LABEL:
         assert card.num_labels is not None or card.local
-    if card.labels:
-        assert len(set(card.labels)) == len(card.labels) == card.num_labels
+    if card.schema.label_names:
+        assert len(set(card.schema.label_names)) == len(card.schema.label_names) == card.num_labels
     if card.kind == kinds.CAUSAL_LM:
-        assert (card.lm is None) == (card.target is not None)
+        assert (card.schema.lm is None) == (card.target is not None)
 
 
 def test_no_two_tasks_share_a_name() -> None:

@@ -156,11 +156,11 @@ def test_folders_of_texts(write: Write, tmp_path: Path) -> None:
     ("made", "message"),
     [
         ([], "there is nothing"),
-        (["1.png"], "pictures but no class folders"),
+        (["1.png"], "images but no class folders"),
         (["readme.md"], "there is readme.md"),
-        (["cats/a.md"], "no picture or text file"),
-        (["cats/1.png", "dogs/a.md"], "the class folder 'dogs' holds no picture"),
-        (["cats/1.png", "dogs/1.txt"], "mixes 1 pictures and 1 text files"),
+        (["cats/a.md"], "no image or text file"),
+        (["cats/1.png", "dogs/a.md"], "the class folder 'dogs' holds no image"),
+        (["cats/1.png", "dogs/1.txt"], "mixes 1 images and 1 text files"),
         (["train/1.png", "test/cats/1.png"], "one folder a class"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pictures: modes, orientation, faults, and a cache that changes nothing."""
+"""Images: modes, orientation, faults, and a cache that changes nothing."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
     good = tmp_path / "good.jpg"
     good.write_bytes(encoded(noise((200, 200)), "JPEG"))
     cases = {
-        "text.jpg": (b"not a picture at all", "is not a picture"),
+        "text.jpg": (b"not an image at all", "is not an image"),
         "empty.png": (b"", "is an empty file"),
         "cut.jpg": (good.read_bytes()[:-2000], "damaged or truncated"),
         "cut.png": (encoded(noise((100, 100)))[:2000], "damaged or truncated"),
@@ -99,15 +99,13 @@ def test_faults_are_named(tmp_path: Path) -> None:
             images.open_rgb(tmp_path / name)
     with pytest.raises(InlayError, match="No such file"):
         images.open_rgb(tmp_path / "absent.png")
-    with pytest.raises(
-        InlayError, match=r"4 pictures of 5 cannot be read\..*cut\.jpg.*cut\.png.*empty\.png.*text\.jpg"
-    ):
+    with pytest.raises(InlayError, match=r"4 images of 5 cannot be read\..*cut\.jpg.*cut\.png.*empty\.png.*text\.jpg"):
         images.check_all([good, *(tmp_path / name for name in sorted(cases))])
     images.check_all([good])
 
 
 def test_many_faults_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(InlayError, match=r"9 pictures of 9 cannot be read.*And 4 more"):
+    with pytest.raises(InlayError, match=r"9 images of 9 cannot be read.*And 4 more"):
         images.check_all([b"x"] * 9)
 
 
@@ -143,7 +141,7 @@ def test_the_cache_gives_the_processors_own_tensors(processor: Any) -> None:
 
 def test_a_processor_that_is_not_value_by_value_is_cached_as_it_is() -> None:
     class Centred:
-        """Subtracts the picture's own mean: no table of values can do that."""
+        """Subtracts the image's own mean: no table of values can do that."""
 
         def __call__(self, image: Image.Image, return_tensors: str, **_: Any) -> dict[str, torch.Tensor]:
             pixels = torch.from_numpy(np.asarray(image.resize((8, 8)), dtype=np.float32)).permute(2, 0, 1)
@@ -175,8 +173,8 @@ def test_pictures_that_come_out_unequal_are_refused() -> None:
 
     uncropped = CLIPImageProcessorPil(size={"shortest_edge": 16}, do_center_crop=False)
     sources = [encoded(noise((20, 30))), encoded(noise((30, 20)))]
-    with pytest.raises(InlayError, match="pictures of different sizes"):
+    with pytest.raises(InlayError, match="images of different sizes"):
         EncodedImages(sources, None, uncropped)
     lazy = EncodedImages(sources, None, uncropped, limit=0)
-    with pytest.raises(InlayError, match="pictures of different sizes"):
+    with pytest.raises(InlayError, match="images of different sizes"):
         ImageCollator()([lazy[0], lazy[1]])

@@ -437,12 +437,12 @@ def test_data_to_text_groups_the_references(write: Write, spec: MakeSpec) -> Non
         tasks.load(spec(data=write("a.csv", text), kind="data-to-text", text=("mr",)))
 
 
-# --------------------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------------------- images
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two class folders of ten pictures in different modes."""
+    """Two class folders of ten images in different modes."""
     modes = ["RGB", "L", "RGBA", "P", "CMYK", "LA", "1", "I;16"]
     for c, name in enumerate(("ants", "bees")):
         for i in range(10):
@@ -483,21 +483,21 @@ def test_a_table_of_pictures(photos: Path, spec: MakeSpec) -> None:
     assert (task.kind, task.label_names) == (kinds.IMAGES, ("ants", "bees"))
     assert task.digest == tasks.load(spec(data=photos / "list.csv", image="file", label="species")).digest
     (photos / "list.csv").write_text("file,species\nants/nowhere.png,ants\n" + "\n".join(rows))
-    with pytest.raises(InlayError, match=r"1 picture of 21 cannot be read.*nowhere\.png"):
+    with pytest.raises(InlayError, match=r"1 image of 21 cannot be read.*nowhere\.png"):
         tasks.load(spec(data=photos / "list.csv"))
 
 
 def test_photos_that_are_none_are_counted_and_named(photos: Path, spec: MakeSpec) -> None:
     (photos / "ants" / "x.jpg").write_text("hello")
     (photos / "bees" / "0.png").write_bytes((photos / "bees" / "0.png").read_bytes()[:48])
-    with pytest.raises(InlayError, match=r"2 pictures of 21 cannot be read.*x\.jpg' is not a picture.*bees.*0\.png"):
+    with pytest.raises(InlayError, match=r"2 images of 21 cannot be read.*x\.jpg' is not an image.*bees.*0\.png"):
         tasks.load(spec(data=photos))
 
 
 def test_amounts_from_pictures_are_not_offered(photos: Path, spec: MakeSpec) -> None:
     rows = [f"{p.relative_to(photos)},{i / 7}" for i, p in enumerate(sorted(photos.rglob("*.*g")))]
     (photos / "list.csv").write_text("image,weight\n" + "\n".join(rows))
-    with pytest.raises(InlayError, match="amounts from pictures is not offered"):
+    with pytest.raises(InlayError, match="amounts from images is not offered"):
         tasks.load(spec(data=photos / "list.csv"))
 
 

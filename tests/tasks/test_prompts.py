@@ -228,15 +228,15 @@ def test_every_task_of_the_paper_has_a_template_with_a_mask_four_places_and_a_cu
     from inlay.tasks import catalogue
 
     card = catalogue.describe(name)
-    assert card.prompt_template is not None
-    templates.check(card.prompt_template, kinds.fields_of(card.kind, card.fields))
-    assert templates.uses_mask(card.prompt_template)
-    assert card.prompt_template.count("{soft_prompt}") == 4
-    assert card.cue
-    for_decoders = left_to_right(card.prompt_template, card.cue)
-    assert for_decoders.endswith(card.cue)
+    assert card.schema.prompt_template is not None
+    templates.check(card.schema.prompt_template, kinds.fields_of(card.kind, card.fields))
+    assert templates.uses_mask(card.schema.prompt_template)
+    assert card.schema.prompt_template.count("{soft_prompt}") == 4
+    assert card.schema.cue
+    for_decoders = left_to_right(card.schema.prompt_template, card.schema.cue)
+    assert for_decoders.endswith(card.schema.cue)
     templates.check(for_decoders, kinds.fields_of(card.kind, card.fields))
-    assert card.words is None or len(card.words) == card.num_labels
+    assert card.schema.words is None or len(card.schema.words) == card.num_labels
 
 
 def test_a_column_called_prompt_is_a_column() -> None:

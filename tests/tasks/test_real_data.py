@@ -33,7 +33,7 @@ TEXTS = {
     "wikitext2": (36718 + 3760, 4358, None),
     "gsm8k": (7473, 1319, None),
 }
-PICTURES = {
+IMAGES = {
     "caltech101": (1212, 808, 101),
     "cifar10": (2000, 1000, 10),
     "dtd10": (960, 240, 10),
@@ -44,9 +44,9 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", [*TEXTS, *PICTURES])
+@pytest.mark.parametrize("name", [*TEXTS, *IMAGES])
 def test_counts_are_those_of_the_card(shared: Path, spec: MakeSpec, name: str) -> None:
-    seen, tested, classes = (TEXTS | PICTURES)[name]
+    seen, tested, classes = (TEXTS | IMAGES)[name]
     task = tasks.load(spec(task=name, data_dir=shared / "data"))
     assert (len(task.train) + len(task.validation), len(task.test), task.num_labels) == (seen, tested, classes)
 
@@ -56,7 +56,7 @@ def test_relations_are_numbered_as_in_the_file(shared: Path, spec: MakeSpec) -> 
     from inlay.tasks.files import read_table
 
     table = read_table(shared / "data" / "text" / "semeval2010_task8" / "test.jsonl.gz")
-    names = tasks.describe("semeval2010").labels or ()
+    names = tasks.describe("semeval2010").schema.label_names or ()
     assert all(names[row["label"]] == row["relation"] for row in table.rows)
     task = tasks.load(spec(task="semeval2010", data_dir=shared / "data"))
     labels = np.array(task.test["label"])

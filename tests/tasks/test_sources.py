@@ -189,7 +189,7 @@ def test_hidden_test_labels_are_not_tested_on(tmp_path: Path, spec: MakeSpec, on
 def test_entities_as_the_hub_has_them(tmp_path: Path, spec: MakeSpec, on_hub: Callable[..., None]) -> None:
     import datasets
 
-    tags = datasets.ClassLabel(names=list(tasks.describe("conll2003").labels or ()))
+    tags = datasets.ClassLabel(names=list(tasks.describe("conll2003").schema.label_names or ()))
     features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": datasets.List(tags)})
     columns = {"tokens": [["Ann", "saw", "Rome", str(i)] for i in range(20)], "ner_tags": [[1, 0, 5, 0]] * 20}
     hub_set(tmp_path / "ner", features, train=columns, validation=columns, test=columns)
@@ -229,8 +229,8 @@ def test_pictures_as_the_hub_has_them(
     feature = datasets.ClassLabel(names=[f"c{i}" for i in range(10)]) if column == "img" else datasets.Value("int64")
     features = datasets.Features({column: datasets.Image(), label: feature})
     columns = {column: [{"bytes": png(i), "path": None} for i in range(40)], label: [i % 10 for i in range(40)]}
-    hub_set(tmp_path / "pictures", features, train=columns, test=columns)
-    on_hub("cifar10", tmp_path / "pictures")
+    hub_set(tmp_path / "images", features, train=columns, test=columns)
+    on_hub("cifar10", tmp_path / "images")
     task = tasks.load(spec(task="cifar10", shots=10))
     assert task.label_names == tuple(f"c{i}" for i in range(10)) if column == "img" else tuple(map(str, range(10)))
     assert (sorted(task.train["label"]), len(task.test)) == (list(range(10)), 40)

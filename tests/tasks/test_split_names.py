@@ -13,8 +13,9 @@ from PIL import Image
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import TaskSchema, files, kinds, labelled
+from inlay.tasks import TaskSchema, files, kinds
 from inlay.tasks.files import Table
+from inlay.tasks.rows import read_labelled
 from inlay.tasks.split_names import SPLIT_NAMES, resembles_split, split_of
 
 Write = Callable[[str, str], Path]
@@ -134,7 +135,7 @@ def test_a_column_that_is_the_label_does_not_divide(write: Write, spec: MakeSpec
 def test_it_does_not_divide_what_is_evaluated_either(write: Write) -> None:
     schema = TaskSchema("sides", kinds.CLASSIFICATION, ("text",), ("accuracy",), ("left", "right"))
     path = write("a.csv", "text,split\na,left\nb,right\n")
-    assert list(labelled.load(schema, path, "split").test["label"]) == [0, 1]
+    assert list(read_labelled(schema, path, "split").test["label"]) == [0, 1]
 
 
 def test_rows_keep_their_numbers_in_the_file(write: Write, spec: MakeSpec) -> None:

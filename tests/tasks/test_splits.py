@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from inlay.errors import InlayError
 from inlay.tasks import splits
-from inlay.tasks.splits import Rows
+from inlay.tasks.splits import RowKeys
 
 
-def rows_of(classes: list[int]) -> Rows:
-    return Rows([f"row {i:05d}" for i in range(len(classes))], classes)
+def rows_of(classes: list[int]) -> RowKeys:
+    return RowKeys([f"row {i:05d}" for i in range(len(classes))], classes)
 
 
 @st.composite
-def some_rows(draw: st.DrawFn) -> Rows:
+def some_rows(draw: st.DrawFn) -> RowKeys:
     classes = draw(st.lists(st.integers(0, 4), min_size=12, max_size=120))
     return rows_of(classes)
 
@@ -31,14 +31,14 @@ seeds = st.integers(0, 2**31)
 
 
 @given(some_rows(), st.integers(1, 40), seeds)
-def test_what_is_held_out_and_the_rest_are_everything_once(rows: Rows, size: int, seed: int) -> None:
+def test_what_is_held_out_and_the_rest_are_everything_once(rows: RowKeys, size: int, seed: int) -> None:
     rest, held = splits.hold_out(rows, size, seed, "validation")
     assert sorted([*rest, *held]) == list(range(len(rows)))
     assert list(held) == sorted(held)
 
 
 @given(some_rows(), st.integers(1, 40), seeds)
-def test_every_class_stays_in_training_and_is_held_out_in_proportion(rows: Rows, size: int, seed: int) -> None:
+def test_every_class_stays_in_training_and_is_held_out_in_proportion(rows: RowKeys, size: int, seed: int) -> None:
     rest, held = splits.hold_out(rows, size, seed, "validation")
     whole, left = Counter(rows.strata), Counter(rows.strata[i] for i in rest)
     assert set(left) == set(whole)
@@ -51,7 +51,7 @@ def test_every_class_stays_in_training_and_is_held_out_in_proportion(rows: Rows,
 
 
 @given(some_rows(), st.integers(1, 40), seeds, st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_does_not_matter(rows: Rows, size: int, seed: int, shuffle) -> None:
+def test_the_order_of_the_rows_does_not_matter(rows: RowKeys, size: int, seed: int, shuffle) -> None:
     order = list(range(len(rows)))
     shuffle.shuffle(order)
     other = rows.take(np.asarray(order))
@@ -67,7 +67,7 @@ def test_the_order_of_the_rows_does_not_matter(rows: Rows, size: int, seed: int,
 def test_rows_that_are_the_same_stay_together(contents: list[int], seed: int) -> None:
     if len(set(contents)) < 3:
         return
-    rows = Rows([f"content {c}" for c in contents], [c % 2 for c in contents])
+    rows = RowKeys([f"content {c}" for c in contents], [c % 2 for c in contents])
     rest, held = splits.hold_out(rows, 4, seed, "test")
     assert not {contents[i] for i in rest} & {contents[i] for i in held}
 
@@ -81,8 +81,8 @@ def test_rows_that_are_the_same_stay_together(contents: list[int], seed: int) ->
 def test_rows_of_one_input_stay_together_whatever_their_labels(
     contents: list[tuple[int, int]], size: int, seed: int, shuffle: Any
 ) -> None:
-    def rows_in(order: list[tuple[int, int]]) -> Rows:
-        return Rows([f"{c}" for c in order], [label for _, label in order], None, [f"{shown}" for shown, _ in order])
+    def rows_in(order: list[tuple[int, int]]) -> RowKeys:
+        return RowKeys([f"{c}" for c in order], [label for _, label in order], None, [f"{shown}" for shown, _ in order])
 
     def held(order: list[tuple[int, int]]) -> Counter[tuple[int, int]] | None:
         try:
@@ -102,7 +102,7 @@ def test_rows_of_one_input_stay_together_whatever_their_labels(
 def test_rows_of_a_group_stay_together(groups: list[int], seed: int) -> None:
     if len(set(groups)) < 2:
         return
-    rows = Rows([f"{i}" for i in range(len(groups))], None, [str(g) for g in groups])
+    rows = RowKeys([f"{i}" for i in range(len(groups))], None, [str(g) for g in groups])
     rest, held = splits.hold_out(rows, 4, seed, "validation")
     assert not {groups[i] for i in rest} & {groups[i] for i in held}
     assert len(rest)
@@ -110,7 +110,7 @@ def test_rows_of_a_group_stay_together(groups: list[int], seed: int) -> None:
 
 
 @given(some_rows(), st.integers(1, 60), seeds)
-def test_shots_are_that_many_and_as_even_as_the_classes_allow(rows: Rows, shots: int, seed: int) -> None:
+def test_shots_are_that_many_and_as_even_as_the_classes_allow(rows: RowKeys, shots: int, seed: int) -> None:
     if shots > len(rows):
         with pytest.raises(InlayError, match=f"shots={shots} asks for more examples than the {len(rows)}"):
             splits.draw_shots(rows, shots, seed)
@@ -140,7 +140,7 @@ def test_vtab_draws_800_and_200(seed: int) -> None:
 def test_vtab_selects_on_nothing_that_it_trains_on(seed: int) -> None:
     shown = [i % 1100 for i in range(2000)]  # 900 inputs twice, half of those with another label
     labels = [i % 7 if i < 1500 else (i + 1) % 7 for i in range(2000)]
-    rows = Rows([f"{s} {c}" for s, c in zip(shown, labels, strict=True)], labels, None, [f"{s}" for s in shown])
+    rows = RowKeys([f"{s} {c}" for s, c in zip(shown, labels, strict=True)], labels, None, [f"{s}" for s in shown])
     train, validation = splits.draw_vtab(rows, seed)
     assert (len(train), len(validation)) == (800, 200)
     assert not {shown[i] for i in train} & {shown[i] for i in validation}
@@ -149,7 +149,7 @@ def test_vtab_selects_on_nothing_that_it_trains_on(seed: int) -> None:
 def test_vtab_needs_a_thousand() -> None:
     with pytest.raises(InlayError, match=r"needs 1,000 different training examples and there are 999"):
         splits.draw_vtab(rows_of([0, 1, 2] * 333), 0)
-    copies = Rows([f"{i % 999}" for i in range(2000)], [i % 999 % 3 for i in range(2000)])
+    copies = RowKeys([f"{i % 999}" for i in range(2000)], [i % 999 % 3 for i in range(2000)])
     with pytest.raises(InlayError, match=r"different training examples and there are 999"):
         splits.draw_vtab(copies, 0)
 
@@ -169,7 +169,7 @@ def test_global_random_state_and_hash_seed_have_no_say() -> None:
     code = (
         "import numpy as np, random; np.random.seed({n}); random.seed({n});"
         "from inlay.tasks import splits;"
-        "r = splits.Rows([str(i * 7919 % 997) for i in range(300)], [i % 3 for i in range(300)]);"
+        "r = splits.RowKeys([str(i * 7919 % 997) for i in range(300)], [i % 3 for i in range(300)]);"
         "print(splits.hold_out(r, 40, 5, 'test')[1].tolist(), splits.draw_shots(r, 31, 5).tolist())"
     )
     said = [
@@ -196,4 +196,4 @@ def test_too_few_rows_is_an_error() -> None:
     with pytest.raises(InlayError, match=r"2 rows are too few to hold some out for test with 2 classes"):
         splits.hold_out(rows_of([0, 1]), 1, 0, "test")
     with pytest.raises(InlayError, match="too few"):
-        splits.hold_out(Rows(["a", "b"], None, ["same", "same"]), 1, 0, "validation")
+        splits.hold_out(RowKeys(["a", "b"], None, ["same", "same"]), 1, 0, "validation")

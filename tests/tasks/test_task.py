@@ -350,7 +350,7 @@ def test_texts_from_data_are_scored_against_all_references(tmp_path: Path, spec:
     assert task.read_inputs(new) == [{"source": "name : Red | food : Thai"}]
 
 
-# --------------------------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------------------------- images
 
 
 def test_pictures_to_predict(tmp_path: Path, spec: MakeSpec, processor: Any) -> None:
@@ -368,10 +368,10 @@ def test_pictures_to_predict(tmp_path: Path, spec: MakeSpec, processor: Any) -> 
     (tmp_path / "list.csv").write_text("image\nphotos/a/0.png\n")
     assert schema.read_inputs(tmp_path / "list.csv") == [{"image": str(tmp_path / "photos/a/0.png")}]
     (tmp_path / "photos" / "bad.jpg").write_text("x")
-    with pytest.raises(InlayError, match=r"1 picture of 25 cannot be read.*bad\.jpg"):
+    with pytest.raises(InlayError, match=r"1 image of 25 cannot be read.*bad\.jpg"):
         schema.encode_inputs(schema.read_inputs(tmp_path / "photos"), processor)
     (tmp_path / "none").mkdir()
-    with pytest.raises(InlayError, match="There is no picture in"):
+    with pytest.raises(InlayError, match="There is no image in"):
         schema.read_inputs(tmp_path / "none")
     assert schema.decode(np.array([[2.0, 0.0]]))[0] == {"label": "a", "score": pytest.approx(1 / (1 + math.exp(-2)))}
     assert (schema.modality, schema.num_labels, kinds.modality(kinds.TOKENS)) == ("image", 2, "text")

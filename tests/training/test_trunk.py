@@ -263,9 +263,9 @@ def test_off_with_a_line_that_says_why(tmp_path: Path, capsys: pytest.CaptureFix
     task = toys.image_task(train=40)
     task.train = Augmented(task.train)
     outcome = fit(toys.backbone("vit"), task, get("linear-probe"), SPEC, tmp_path)
-    assert outcome.portrait["trunk"]["reason"].startswith("the pictures are augmented")
-    assert "toy linear-probe: trunk not cached: the pictures are augmented" in capsys.readouterr().err
-    with pytest.raises(InlayError, match="trunk_cache='on' cannot be: the pictures are augmented"):
+    assert outcome.portrait["trunk"]["reason"].startswith("the images are augmented")
+    assert "toy linear-probe: trunk not cached: the images are augmented" in capsys.readouterr().err
+    with pytest.raises(InlayError, match="trunk_cache='on' cannot be: the images are augmented"):
         fit(toys.backbone("vit"), task, get("linear-probe"), SPEC.with_(trunk_cache="on"), tmp_path / "on")
 
 

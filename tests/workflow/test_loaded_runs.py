@@ -262,7 +262,7 @@ def test_pictures_from_folders_paths_and_memory(image_model: Path, photos: Path,
     whole = made.evaluate(photos)
     assert whole.examples == 30
     table = written(photos / "list.csv", ["file", "kind"], [["dark/0.png", "dark"], ["bright/1.png", "bright"]])
-    with pytest.raises(InlayError, match=r"list\.csv, row 1 lacks 'image', the picture \(it has 'file', 'kind'\)"):
+    with pytest.raises(InlayError, match=r"list\.csv lacks the column 'image' .*\(columns: file, kind\)"):
         made.evaluate(table, label="kind")
     (photos / "list.csv").write_text((photos / "list.csv").read_text().replace("file", "image"))
     assert made.evaluate(table, label="kind").examples == 2

@@ -1,4 +1,4 @@
-"""An image processor for models that read one channel: whatever the picture's mode, it comes out grey."""
+"""An image processor for models that read one channel: whatever the image's mode, it comes out grey."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT = ("do_resize", "size", "resample", "do_center_crop", "crop_size", "do_res
 
 
 class GreyImageProcessor(ViTImageProcessorPil):
-    """Transformers' processors turn pictures to RGB or leave them; this one turns them to grey at the same point."""
+    """Transformers' processors turn images to RGB or leave them; this one turns them to grey at the same point."""
 
     do_convert_rgb = True
 

@@ -139,7 +139,7 @@ def image_processor(
         from inlay.backbones.grey import grey
 
         processor = grey(processor)
-        notes.append("the model reads one channel: pictures are made grey")
+        notes.append("the model reads one channel: images are made grey")
     if image_size is not None:
         _set_side(processor, image_size)
     return processor

@@ -98,10 +98,10 @@ def _pixels(picture: bytes, most: int) -> int:
     """How many pixels a picture has, by its header: it is not decoded."""
     from PIL import Image
 
-    from inlay.tasks.images import open_picture
+    from inlay.tasks.images import open_image
 
     try:
-        with open_picture(picture) as image:
+        with open_image(picture) as image:
             width, height = image.size
     except Image.DecompressionBombError:
         raise Refusal(413, f"The picture is too large; at most {most:,} pixels are read.") from None

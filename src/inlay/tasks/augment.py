@@ -1,8 +1,8 @@
-"""Pictures changed a little in every epoch: a mirrored or a cropped one is a new example of the same class.
+"""Images changed a little in every epoch: a mirrored or a cropped one is a new example of the same class.
 
 The crop is the random resized crop of Szegedy et al., "Going deeper with convolutions" (2015), section 6: a part of
-random area and shape, enlarged to the size that the model reads. What happens to a picture follows from the run's seed,
-the epoch and the picture's place in the split, and from nothing else: it is the same for any number of processes that
+random area and shape, enlarged to the size that the model reads. What happens to an image follows from the run's seed,
+the epoch and the image's place in the split, and from nothing else: it is the same for any number of processes that
 read ahead, and after a run was cut short and resumed.
 """
 
@@ -17,7 +17,7 @@ from PIL import Image
 from inlay.errors import unknown
 from inlay.records.spec import AUGMENTS
 
-AREAS = (0.08, 1.0)  # of the picture
+AREAS = (0.08, 1.0)  # of the image
 SHAPES = (3 / 4, 4 / 3)  # width / height
 TRIES = 10
 BICUBIC = Image.Resampling.BICUBIC
@@ -25,7 +25,7 @@ BICUBIC = Image.Resampling.BICUBIC
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to the pictures of a training split: half of them mirrored, all of them cropped, or both."""
+    """What is done to the images of a training split: half of them mirrored, all of them cropped, or both."""
 
     kind: str
     seed: int
@@ -46,7 +46,7 @@ class Augmentation:
         index: int,
         resample: int = Image.Resampling.BICUBIC,
     ) -> Image.Image:
-        """The picture as epoch `epoch` sees it; a cropped one has `size`, width and height."""
+        """The image as epoch `epoch` sees it; a cropped one has `size`, width and height."""
         draws = np.random.default_rng([self.seed, epoch, index])
         if self.crops:
             image = image.resize(size, resample, box=crop_box(image.size, draws))
@@ -56,10 +56,10 @@ class Augmentation:
 
 
 def crop_box(size: tuple[int, int], draws: np.random.Generator) -> tuple[int, int, int, int]:
-    """A part of a picture: left, top, right and bottom.
+    """A part of an image: left, top, right and bottom.
 
     Its share of the area is drawn evenly from `AREAS`, the logarithm of its width over its height evenly from that of
-    `SHAPES`. Where none of ten draws fits into the picture, which is then very long or very small, it is the largest
+    `SHAPES`. Where none of ten draws fits into the image, which is then very long or very small, it is the largest
     part in the middle whose shape is allowed.
     """
     width, height = size

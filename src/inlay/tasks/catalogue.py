@@ -12,6 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import kinds
+from inlay.tasks.schema import TaskSchema
 
 SPLITS = ("train", "validation", "test")
 
@@ -45,25 +46,18 @@ class Package:
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What is known of a task before its data is touched. The keys are explained at the head of catalogue.toml."""
+    """What is known of a task before its data is touched. The keys are explained at the head of catalogue.toml.
 
-    name: str
-    kind: str
+    `schema` lacks what only the data say: the names of the classes, in some tasks. `columns` are the names that a
+    field may have in the data, `target` is the column of the answers.
+    """
+
+    schema: TaskSchema
     summary: str
-    fields: tuple[str, ...]
-    metrics: tuple[str, ...]
-    label: tuple[str, ...] = ("label",)
-    labels: tuple[str, ...] | None = None
     num_labels: int | None = None
+    label: tuple[str, ...] = ("label",)
     target: str | None = None
-    template: str | None = None
-    prompt_template: str | None = None
-    cue: str | None = None
-    words: tuple[str, ...] | None = None
-    prepare: str | None = None
     group: str | None = None
-    lm: str | None = None
-    max_new_tokens: int | None = None
     folder: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     resplit: tuple[float, float, float] | None = None
@@ -74,9 +68,25 @@ class TaskCard:
     local: str | None = None
 
     @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def kind(self) -> str:
+        return self.schema.kind
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.schema.fields
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.schema.metrics
+
+    @property
     def modality(self) -> str:
         """What its models read: "text" or "image"."""
-        return kinds.modality(self.kind)
+        return self.schema.modality
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -103,25 +113,29 @@ def _card(name: str, entry: Mapping[str, Any]) -> TaskCard:
     splits = {split: hub.pop(split) for split in SPLITS if split in hub} if hub else {}
     labels = tuple(entry["labels"]) if "labels" in entry else None
     default_label = ("label", "labels", "cls") if image else ("label",)
-    texts = ("target", "template", "prompt_template", "cue")
-    plain = (*texts, "prepare", "group", "lm", "max_new_tokens", "installed", "local")
-    return TaskCard(
+    described = ("template", "prompt_template", "cue", "prepare", "lm", "max_new_tokens")
+    schema = TaskSchema(
         name=name,
         kind=kind,
-        summary=entry["summary"],
         fields=("image",) if image else tuple(entry["fields"]),
         metrics=tuple(entry.get("metrics", ("accuracy",))),
-        label=_names(entry.get("label", default_label)),
-        labels=labels,
-        num_labels=1 if kind == kinds.REGRESSION else entry.get("classes", len(labels) if labels else None),
+        label_names=labels,
         words=tuple(entry["words"]) if "words" in entry else None,
+        answers="target" in entry,
+        **{key: entry[key] for key in described if key in entry},
+    )
+    return TaskCard(
+        schema=schema,
+        summary=entry["summary"],
+        num_labels=1 if kind == kinds.REGRESSION else entry.get("classes", len(labels) if labels else None),
+        label=_names(entry.get("label", default_label)),
         folder=entry.get("folder", name.replace("-", "_")),
         columns={key: _names(value) for key, value in entry.get("columns", {}).items()},
         resplit=tuple(entry["resplit"]) if "resplit" in entry else None,
         aliases=tuple(entry.get("aliases", ())),
         hub=Hub(**hub, splits=splits) if hub else None,
         package=Package(**entry["package"]) if "package" in entry else None,
-        **{key: entry[key] for key in plain if key in entry},
+        **{key: entry[key] for key in ("target", "group", "installed", "local") if key in entry},
     )
 
 

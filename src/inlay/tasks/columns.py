@@ -1,4 +1,4 @@
-"""Which columns of a user's table are the texts, the label and the pictures, and what kind of task they make.
+"""Which columns of a user's table are the texts, the label and the images, and what kind of task they make.
 
 A choice is made only where there is one; otherwise the error lists the columns and the options that name them.
 """
@@ -28,7 +28,7 @@ _PAIRS = (
     ("query", "document"),
 )
 _NOT_TEXTS = ("id", "idx", "index", "guid", "uid", "uuid", "split", "source", "url", "path", "filename", "start", "end")
-_PICTURES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
+_IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         _require(given, table)
     if spec.image and spec.text:
         raise InlayError(f"Give either --image or --text, not both ({spec.image!r} and {', '.join(spec.text)!r}).")
-    image = spec.image or _picture_column(table, spec)
+    image = spec.image or _image_column(table, spec)
     if image:
-        return _with_pictures(table, spec, image, notes)
+        return _with_images(table, spec, image, notes)
     if spec.kind == kinds.IMAGES:
         raise InlayError(
-            f"No column of {table.path.name!r} holds pictures or paths of pictures ({_listed(table)}). Name it with "
+            f"No column of {table.path.name!r} holds images or paths of images ({_listed(table)}). Name it with "
             "--image."
         )
     if not spec.text:
@@ -97,7 +97,7 @@ def _refuse_chats(table: Table) -> None:
 def _paths(table: Table, column: str) -> list[str]:
     """The dotted paths into a column's objects, as the first of them has them."""
     first = next(iter(_values(table, column, 1)), None)
-    return cells.paths_of(first, column) if isinstance(first, Mapping) and not _looks_like_picture(first) else []
+    return cells.paths_of(first, column) if isinstance(first, Mapping) and not _looks_like_image(first) else []
 
 
 def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
@@ -106,35 +106,35 @@ def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
     return list(itertools.islice(there, most))
 
 
-# ------------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------------- images
 
 
-def _looks_like_picture(value: Any) -> bool:
+def _looks_like_image(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return isinstance(value.get("bytes"), bytes) or _looks_like_picture(value.get("path"))
-    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(files.PICTURES))
+        return isinstance(value.get("bytes"), bytes) or _looks_like_image(value.get("path"))
+    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(files.IMAGES))
 
 
-def _picture_column(table: Table, spec: Spec) -> str | None:
-    """The one column of pictures, unless texts were asked for."""
+def _image_column(table: Table, spec: Spec) -> str | None:
+    """The one column of images, unless texts were asked for."""
     if spec.text or (spec.kind is not None and spec.kind != kinds.IMAGES):
         return None
     found = [
         name
         for name in table.columns
-        if name != spec.label and (values := _values(table, name, 20)) and all(map(_looks_like_picture, values))
+        if name != spec.label and (values := _values(table, name, 20)) and all(map(_looks_like_image, values))
     ]
     if len(found) > 1:
-        usual = [name for name in found if name.lower() in _PICTURES[:4]]
+        usual = [name for name in found if name.lower() in _IMAGES[:4]]
         if len(usual) != 1:
-            raise InlayError(f"Columns {', '.join(found)} all hold pictures: choose one with --image.")
+            raise InlayError(f"Columns {', '.join(found)} all hold images: choose one with --image.")
         found = usual
     return found[0] if found else None
 
 
-def _with_pictures(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:
+def _with_images(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:
     if spec.kind not in (None, kinds.IMAGES):
-        raise InlayError(f"kind={spec.kind!r} does not go with pictures; only {kinds.IMAGES!r} does.")
+        raise InlayError(f"kind={spec.kind!r} does not go with images; only {kinds.IMAGES!r} does.")
     label = spec.label or _label_column(table, spec, image)
     values = looks = None
     if table.class_names is None:
@@ -142,11 +142,11 @@ def _with_pictures(table: Table, spec: Spec, image: str, notes: list[str]) -> Ch
         looks = labels.looks_like_values(values)
     if looks and spec.kind is None:
         raise InlayError(
-            f"The label column {label!r} holds {looks}. Predicting amounts from pictures is not offered; if they are "
+            f"The label column {label!r} holds {looks}. Predicting amounts from images is not offered; if they are "
             f"classes, say so with --kind {kinds.IMAGES}."
         )
     if not (spec.image and spec.label):
-        notes.append(f"pictures from {image!r}, label from {label!r}")
+        notes.append(f"images from {image!r}, label from {label!r}")
     return Choice(kinds.IMAGES, label=label, image=image, doubts=_doubts(table, spec, kinds.IMAGES, label))
 
 

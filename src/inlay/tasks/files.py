@@ -24,7 +24,7 @@ from inlay.tasks.text_files import check_regular, decode
 Row = dict[str, Any]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
 TEXTS = (".txt",)
 
 
@@ -76,8 +76,8 @@ def read_table(path: Path) -> Table:
     kind = suffix(path)
     if kind not in TABLES:
         hint = " Save the sheet as CSV." if kind in (".xls", ".xlsx", ".ods") else ""
-        if is_picture(path):
-            hint = " Pictures to learn from come in a folder that has a folder for each class."
+        if is_image(path):
+            hint = " Images to learn from come in a folder that has a folder for each class."
         raise InlayError(
             f"{str(path)!r} is not a table that can be read: the ending is none of {', '.join(TABLES)}.{hint}"
         )
@@ -223,9 +223,9 @@ def _unreadable(folder: Path, error: OSError) -> InlayError:
     return InlayError(f"Cannot read the folder {str(folder)!r}: {error.strerror or error}.")
 
 
-def is_picture(path: Path) -> bool:
-    """Whether the file's ending is that of a picture."""
-    return path.suffix.lower() in PICTURES
+def is_image(path: Path) -> bool:
+    """Whether the file's ending is that of an image."""
+    return path.suffix.lower() in IMAGES
 
 
 def read_folder(folder: Path) -> dict[str, Table]:
@@ -243,9 +243,9 @@ def read_folder(folder: Path) -> dict[str, Table]:
     if any(p.is_dir() for p in found):
         _check_level(folder, found)
         return {"all": class_folders(folder)}
-    if any(is_picture(p) for p in found):
+    if any(is_image(p) for p in found):
         raise InlayError(
-            f"{str(folder)!r} holds pictures but no class folders. Put the pictures of each class into a folder named "
+            f"{str(folder)!r} holds images but no class folders. Put the images of each class into a folder named "
             "after it, or give a table with a column of paths and a column of labels."
         )
     names = ", ".join(p.name for p in found[:5]) or "nothing"
@@ -326,7 +326,7 @@ def _check_level(folder: Path, found: Sequence[Path]) -> None:
 
 
 def class_folders(folder: Path, otherwise: str | None = None) -> Table:
-    """A folder whose folders are classes, of pictures or of text files, at any depth below the class.
+    """A folder whose folders are classes, of images or of text files, at any depth below the class.
 
     Text files are UTF-8; `otherwise` is the encoding of those that are not.
     """
@@ -341,28 +341,28 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
     for each in classes:
         spelled.setdefault(labels.as_name(each.name), []).append(each.name)
         files = files_below(each)
-        known = [p for p in files if p.suffix.lower() in PICTURES + TEXTS]
+        known = [p for p in files if p.suffix.lower() in IMAGES + TEXTS]
         strangers += [p for p in files if p not in set(known)]
         if not known:
             empty.append(each.name)
         rows += [{"path": path, "label": each.name} for path in known]
     if not rows:
-        raise InlayError(f"{str(folder)!r}: no picture or text file in any of its folders ({', '.join(empty[:5])}).")
+        raise InlayError(f"{str(folder)!r}: no image or text file in any of its folders ({', '.join(empty[:5])}).")
     if empty:
         raise InlayError(
             f"{str(folder)!r}: the class folder{'s' if len(empty) > 1 else ''} {', '.join(map(repr, empty))} hold"
-            f"{'' if len(empty) > 1 else 's'} no picture or text. Remove or fill what is empty."
+            f"{'' if len(empty) > 1 else 's'} no image or text. Remove or fill what is empty."
         )
     written = [row for row in rows if row["path"].suffix.lower() in TEXTS]
     if written and 10 * len(written) <= len(rows):
-        # A readme among the pictures is no example.
+        # A readme among the images is no example.
         strangers += [row["path"] for row in written]
         rows = [row for row in rows if row["path"].suffix.lower() not in TEXTS]
         written = []
     if written and len(written) < len(rows):
         names = ", ".join(str(row["path"].relative_to(folder)) for row in written[:3])
         raise InlayError(
-            f"{str(folder)!r} mixes {len(rows) - len(written)} pictures and {len(written)} text files ({names}). Keep "
+            f"{str(folder)!r} mixes {len(rows) - len(written)} images and {len(written)} text files ({names}). Keep "
             "one kind."
         )
     same = [folders for folders in spelled.values() if len(folders) > 1]

@@ -1,6 +1,6 @@
-"""Pictures: opened with their faults named, turned to RGB, preprocessed once, kept compactly.
+"""Images: opened with their faults named, turned to RGB, preprocessed once, kept compactly.
 
-A processor's rescaling and normalisation act on each value of each channel by itself. So what is kept of a picture is
+A processor's rescaling and normalisation act on each value of each channel by itself. So what is kept of an image is
 the resized 8-bit pixels, a quarter of the float tensor, and a table of 256 values a channel gives the processor's own
 result to the bit. Where a processor does anything else, the tensors themselves are kept.
 """
@@ -28,13 +28,13 @@ from inlay.tasks.text_files import check_regular
 CACHE_LIMIT = 1 << 30
 # As Pillow names them.
 FORMATS = ("JPEG", "MPO", "JPEG2000", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "ICO", "TGA")
-LONGEST = 16  # times as long as it is wide a picture needs to be for its middle
+LONGEST = 16  # times as long as it is wide an image needs to be for its middle
 _THREADS = min(4, os.cpu_count() or 1)
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any picture as 8-bit RGB: turned as its EXIF data say, transparency over white, deeper values scaled down.
+    """Any image as 8-bit RGB: turned as its EXIF data say, transparency over white, deeper values scaled down.
 
     Of several frames the first is taken.
     """
@@ -64,9 +64,9 @@ def _eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
 
 
 def trimmed(processor: Any, image: Image.Image) -> Image.Image:
-    """A very long picture without ends that the processor would cut off anyway, but only after enlarging them.
+    """A very long image without ends that the processor would cut off anyway, but only after enlarging them.
 
-    Processors that resize the shorter edge and keep the middle would make gigabytes of a picture of 5000 x 3.
+    Processors that resize the shorter edge and keep the middle would make gigabytes of an image of 5000 x 3.
     """
     size = getattr(processor, "size", None)
     by_edge = size.get("shortest_edge") if isinstance(size, Mapping) else getattr(size, "shortest_edge", None)
@@ -79,14 +79,14 @@ def trimmed(processor: Any, image: Image.Image) -> Image.Image:
 
 
 def name_of(source: Any) -> str:
-    """What to call a picture in a message."""
+    """What to call an image in a message."""
     if isinstance(source, Mapping):
-        return str(source.get("path") or "a picture inside the table")
-    return str(source) if isinstance(source, str | Path) else "a picture inside the table"
+        return str(source.get("path") or "an image inside the table")
+    return str(source) if isinstance(source, str | Path) else "an image inside the table"
 
 
 def raw_bytes(source: Any) -> bytes | None:
-    """The encoded picture, if `source` (a path, bytes, or the hub's {"bytes", "path"}) has one; None for PIL images."""
+    """The encoded image, if `source` (a path, bytes, or the hub's {"bytes", "path"}) has one; None for PIL images."""
     if isinstance(source, Mapping):
         source = source.get("bytes") or source.get("path")
     if isinstance(source, str | Path):
@@ -94,12 +94,12 @@ def raw_bytes(source: Any) -> bytes | None:
             check_regular(Path(source))
             return Path(source).read_bytes()
         except OSError as error:
-            raise InlayError(f"Cannot read the picture {str(source)!r}: {error.strerror or error}.") from error
+            raise InlayError(f"Cannot read the image {str(source)!r}: {error.strerror or error}.") from error
     return source if isinstance(source, bytes) else None
 
 
-def open_picture(data: bytes) -> Image.Image:
-    """The picture in these bytes, its pixels not read yet. Only by readers that run in this process: Pillow's reader of
+def open_image(data: bytes) -> Image.Image:
+    """The image in these bytes, its pixels not read yet. Only by readers that run in this process: Pillow's reader of
     EPS starts Ghostscript on whatever it is given."""
     return Image.open(io.BytesIO(data), formats=_formats())
 
@@ -111,7 +111,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def open_rgb(source: Any) -> Image.Image:
-    """The picture as 8-bit RGB, or a clear error that names it."""
+    """The image as 8-bit RGB, or a clear error that names it."""
     with _quietly():
         return _opened(source, to_rgb)
 
@@ -133,21 +133,21 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
             return use(source)
         data = raw_bytes(source)
         if not data:
-            raise InlayError(f"{name_of(source)!r} is an empty file, not a picture.")
-        with open_picture(data) as image:
+            raise InlayError(f"{name_of(source)!r} is an empty file, not an image.")
+        with open_image(data) as image:
             return use(image)
     except InlayError:
         raise
     except Image.UnidentifiedImageError:
-        raise InlayError(f"{name_of(source)!r} is not a picture.") from None
+        raise InlayError(f"{name_of(source)!r} is not an image.") from None
     except Image.DecompressionBombError as error:
         raise InlayError(f"{name_of(source)!r} is too large to open safely: {error}.") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise InlayError(f"{name_of(source)!r} is a damaged or truncated picture: {error}.") from None
+        raise InlayError(f"{name_of(source)!r} is a damaged or truncated image: {error}.") from None
 
 
 def _decode_cheaply(image: Image.Image) -> None:
-    """Read the whole picture; JPEGs at an eighth of their size, which finds truncation all the same."""
+    """Read the whole image; JPEGs at an eighth of their size, which finds truncation all the same."""
     image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
     image.load()
     if image.mode == "F":
@@ -155,7 +155,7 @@ def _decode_cheaply(image: Image.Image) -> None:
 
 
 def check_all(sources: Sequence[Any]) -> None:
-    """One error that counts and names the pictures that cannot be read, before any work is done on the others."""
+    """One error that counts and names the images that cannot be read, before any work is done on the others."""
 
     def fault(source: Any) -> str | None:
         try:
@@ -168,7 +168,7 @@ def check_all(sources: Sequence[Any]) -> None:
         faults = [found for found in pool.map(fault, sources) if found]
     if faults:
         shown = " ".join(faults[:5]) + (f" And {len(faults) - 5} more." if len(faults) > 5 else "")
-        count = "1 picture" if len(faults) == 1 else f"{len(faults)} pictures"
+        count = "1 image" if len(faults) == 1 else f"{len(faults)} images"
         raise InlayError(f"{count} of {len(sources)} cannot be read. {shown} Mend or remove the files and try again.")
 
 
@@ -176,7 +176,7 @@ def check_all(sources: Sequence[Any]) -> None:
 
 
 def pixels(processor: Any, image: Image.Image, **changes: Any) -> torch.Tensor:
-    """One picture through the processor: a tensor without the batch dimension."""
+    """One image through the processor: a tensor without the batch dimension."""
     return processor(image, return_tensors="pt", **changes)["pixel_values"][0]
 
 
@@ -201,7 +201,7 @@ class _Compact:
 
 
 def _compact(processor: Any, image: Image.Image) -> _Compact | None:
-    """The compact form for this processor, if it gives exactly the processor's own result on a picture of the data."""
+    """The compact form for this processor, if it gives exactly the processor's own result on an image of the data."""
     try:
         made = _Compact(processor)
         packed = made.pack(image)
@@ -212,13 +212,13 @@ def _compact(processor: Any, image: Image.Image) -> _Compact | None:
 
 
 class _Together(list[dict[str, Any]]):
-    """Items whose pictures lie side by side in one tensor: a batch that need not be put together."""
+    """Items whose images lie side by side in one tensor: a batch that need not be put together."""
 
-    pictures: torch.Tensor
+    together: torch.Tensor
 
 
 class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
-    """Pictures ready for a model: {"pixel_values", "labels"}. Preprocessed once when they fit in `limit` bytes.
+    """Images ready for a model: {"pixel_values", "labels"}. Preprocessed once when they fit in `limit` bytes.
 
     With an `augmentation` they are made anew whenever they are asked for, as the current `epoch` sees them; whoever
     goes through the data more than once sets that before each time.
@@ -256,11 +256,11 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def deterministic(self) -> bool:
-        """Whether a picture is the same in every epoch."""
+        """Whether an image is the same in every epoch."""
         return self.augmentation is None
 
     def _augmented(self, index: int) -> torch.Tensor:
-        """A picture as this epoch sees it. A cropped one has its size already, and must not be cut a second time."""
+        """An image as this epoch sees it. A cropped one has its size already, and must not be cut a second time."""
         assert self.augmentation is not None
         resample = getattr(self.processor, "resample", None)
         how = {"resample": int(resample)} if isinstance(resample, int) else {}
@@ -305,12 +305,12 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         if self._kept is None or self._form is None:
             return [self[index] for index in indices]
-        pictures = np.empty((len(indices), *self._kept.shape[1:]), dtype=np.float32)
+        images = np.empty((len(indices), *self._kept.shape[1:]), dtype=np.float32)
         items = _Together(
-            self._item(index, self._form.unpack(self._kept[index], out=picture))
-            for index, picture in zip(indices, pictures, strict=True)
+            self._item(index, self._form.unpack(self._kept[index], out=image))
+            for index, image in zip(indices, images, strict=True)
         )
-        items.pictures = torch.from_numpy(pictures)
+        items.together = torch.from_numpy(images)
         return items
 
     def _item(self, index: int, values: torch.Tensor) -> dict[str, Any]:
@@ -322,20 +322,20 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
 
 def _unequal(shapes: Iterable[tuple[int, ...]]) -> InlayError:
     return InlayError(
-        f"The image processor gives pictures of different sizes ({', '.join(map(str, sorted(shapes)))}), which cannot "
+        f"The image processor gives images of different sizes ({', '.join(map(str, sorted(shapes)))}), which cannot "
         "be in one batch. Give it a fixed size to resize or crop to."
     )
 
 
 class ImageCollator:
-    """A batch of pictures."""
+    """A batch of images."""
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         shapes = {tuple(item["pixel_values"].shape) for item in items}
         if len(shapes) > 1:
             raise _unequal(shapes)
-        pictures = items.pictures if isinstance(items, _Together) else torch.stack([i["pixel_values"] for i in items])
-        batch = {"pixel_values": pictures}
+        images = items.together if isinstance(items, _Together) else torch.stack([i["pixel_values"] for i in items])
+        batch = {"pixel_values": images}
         if "labels" in items[0]:
             batch["labels"] = torch.tensor([item["labels"] for item in items])
         return batch

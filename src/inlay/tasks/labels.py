@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inlay.errors import InlayError
-from inlay.tasks.cells import as_text
+from inlay.tasks.cells import as_text, is_missing
 
 IMBALANCE = 10
 # Whole numbers with more distinct values than this, not counted up from 0 or 1, are amounts and not classes.
@@ -22,6 +22,11 @@ SPELLINGS_OF_NOTHING = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "n
 def says_missing(value: Any) -> bool:
     """Whether a cell of a table without types is a usual spelling of nothing."""
     return isinstance(value, str) and value.strip().casefold() in SPELLINGS_OF_NOTHING
+
+
+def is_absent(value: Any, spelled: bool) -> bool:
+    """Whether there is no label in a cell; where the table has no types (`spelled`), a word may say so."""
+    return is_missing(value) or (spelled and says_missing(value))
 
 
 def as_name(value: Any, column: str = "label", where: str = "") -> str:

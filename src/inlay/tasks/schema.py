@@ -1,4 +1,7 @@
-"""What a prediction needs of a task once the training data is out of sight: small, plain, JSON."""
+"""The description of a task, with which a prediction needs no training data: small, plain, JSON.
+
+Importing this file imports nothing heavy: the catalogue of named tasks is made of these.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from inlay.errors import InlayError, unknown
-from inlay.tasks import files, kinds, metrics, prepare, templates
-from inlay.tasks.cells import as_text, as_words, is_null, reach
-from inlay.tasks.inputs import Inputs
-from inlay.tasks.own import locate
+from inlay.tasks import kinds, templates
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from inlay.tasks.encode import Encoded
     from inlay.tasks.images import EncodedImages
 
@@ -27,7 +27,7 @@ _TUPLES = ("fields", "label_names", "metrics", "words")
 
 @dataclass(frozen=True)
 class TaskSchema:
-    """The shape of a task's inputs and outputs.
+    """What a task reads and what it answers.
 
     `columns` names the user's column for a field where the two differ; `mean` and `deviation` undo the scaling of a
     regression's values; `answers` says that a language model completes a prompt. `prompt_template` is the template for
@@ -74,6 +74,8 @@ class TaskSchema:
     @property
     def generates(self) -> bool:
         """Whether some of the metrics need generated texts: generate, then `score_texts`."""
+        from inlay.tasks import metrics
+
         return bool(set(self.metrics) & metrics.OF_TEXTS)
 
     @property
@@ -115,90 +117,16 @@ class TaskSchema:
     # ---------------------------------------------------------------------------------------------------- inputs
 
     def read_inputs(self, path: str | Path) -> list[dict[str, Any]]:
-        """The rows of new data to predict, as the model reads them; see `read_given`."""
-        return self.read_given(path).rows
+        """The rows of new data to predict, as the model reads them; see `inlay.tasks.rows.read`."""
+        from inlay.tasks import rows
 
-    def read_given(self, path: str | Path) -> Inputs:
-        """The rows of new data to predict, from a table, a folder of pictures, or one picture.
-
-        Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says
-        is ignored. An empty text is predicted like any other; one that is missing (null, NaN) is an error.
-        """
-        path = Path(path).expanduser()
-        if self.kind == kinds.IMAGES and (path.is_dir() or files.is_picture(path)):
-            pictures = self._pictures(path)
-            return Inputs(pictures, pictures)
-        if path.is_dir():
-            raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
-        if self.kind == kinds.IMAGES and path.exists() and files.suffix(path) not in files.TABLES:
-            raise InlayError(
-                f"{str(path)!r} is neither a picture ({', '.join(files.PICTURES)}) nor a table of pictures "
-                f"({', '.join(files.TABLES)}), by its ending."
-            )
-        lines = self.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
-        table = files.read_lines(path, self.fields[0]) if lines else files.read_table(path)
-        given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
-        table.add_paths(self.inputs)
-        if self.kind == kinds.IMAGES:
-            column = self._column("image", table.columns, path)
-            return Inputs(
-                given,
-                [
-                    {"image": locate(row[column], path, column, f"{path.name!r}, row {number}")}
-                    for number, row in table.numbered
-                ],
-            )
-        return Inputs(given, [self._input(row, table.columns, path, number) for number, row in table.numbered])
-
-    def _pictures(self, path: Path) -> list[dict[str, Any]]:
-        found = [p for p in files.files_below(path) if files.is_picture(p)] if path.is_dir() else [path]
-        if not found:
-            raise InlayError(f"There is no picture in {str(path)!r} ({', '.join(files.PICTURES)}).")
-        return [{"image": str(p)} for p in found]
-
-    @property
-    def inputs(self) -> list[str]:
-        """The user's columns that are read, by their names or their dotted paths."""
-        return list(dict.fromkeys([self.columns.get(name, name) for name in self.fields] + [*self.columns.values()]))
-
-    def _column(self, name: str, columns: Sequence[str], path: Path) -> str:
-        column = self.columns.get(name, name)
-        if column not in columns:
-            raise InlayError(
-                f"{path.name!r} lacks the column {column!r} that the model was trained on (columns: "
-                f"{', '.join(columns)})."
-            )
-        return column
+        return rows.read(self, path).rows
 
     def row(self, values: Mapping[str, Any], source: str, number: int) -> dict[str, Any]:
         """One row to predict from its fields; `source` and `number` say where it stood if it cannot be read."""
-        inner = {name: reach(values, name) for name in self.inputs if name not in values}
-        whole = {**values, **{name: value for name, value in inner.items() if value is not None}}
-        return self._input(whole, list(whole), Path(source), number)
+        from inlay.tasks import rows
 
-    def _input(self, row: Mapping[str, Any], columns: Sequence[str], path: Path, number: int) -> dict[str, Any]:
-        """One row to predict, normalised as in training."""
-        if self.prepare:
-            needed = prepare.INPUTS[self.prepare]
-            renamed = {ours: row.get(theirs) for ours, theirs in self.columns.items()}
-            values = {**row, **{name: value for name, value in renamed.items() if not is_null(value)}}
-            found = next((names for names in needed if all(not is_null(values.get(n)) for n in names)), None)
-            if found is None:
-                wanted = " or ".join(", ".join(map(repr, names)) for names in needed)
-                has = ", ".join(name for name in columns if not is_null(row[name])) or "none"
-                raise InlayError(f"{path.name!r}, row {number}: it needs the columns {wanted} (it has {has}).")
-            given = {name: values[name] for name in found}
-            if isinstance(given.get("text"), list):
-                given["tokens"] = given.pop("text")
-            try:
-                (made,) = prepare.PREPARE[self.prepare](given)
-            except InlayError as error:
-                raise InlayError(f"{path.name!r}, row {number}: {error}") from None
-            return made
-        read = as_words if self.kind == kinds.TOKENS else as_text
-        where = f"{path.name!r}, row {number}"
-        taken = {name: self._column(name, columns, path) for name in self.fields}
-        return {name: read(row[column], column, where) for name, column in taken.items()}
+        return rows.read_input(self, rows.with_paths(self, values), f"{source!r}, row {number}")
 
     def encode_inputs(
         self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None
@@ -248,6 +176,8 @@ class TaskSchema:
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
+        import numpy as np
+
         predictions = np.asarray(predictions)
         if self.kind == kinds.REGRESSION:
             return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
@@ -282,7 +212,7 @@ class TaskSchema:
 
     def unscale(self, values: np.ndarray) -> np.ndarray:
         """Values as the data has them, from values as the model is trained on them."""
-        return values.astype(np.float64) * self.deviation + self.mean
+        return values.astype("float64") * self.deviation + self.mean
 
     def compute_metrics(self, predictions: Any, labels: Any, encoded: Any = None) -> dict[str, float]:
         """The task's metrics from the model's outputs (for language models: from those of `reduce_logits`).
@@ -290,6 +220,10 @@ class TaskSchema:
         `encoded` is the split that was predicted. Token classification needs it to score against every word of the
         texts, those that were cut off included; without it, only words that the model read are scored.
         """
+        import numpy as np
+
+        from inlay.tasks import metrics
+
         predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.kind in kinds.LANGUAGE_MODELS:
@@ -335,6 +269,8 @@ class TaskSchema:
 
     def score_texts(self, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The metrics of generated texts, one for each of `rows` (those of a split, in order)."""
+        from inlay.tasks import metrics
+
         texts = [text.strip() for text in texts]
         found = {}
         if "bleu" in self.metrics:
@@ -344,3 +280,24 @@ class TaskSchema:
         if "exact-match" in self.metrics:
             found["exact-match"] = metrics.exact_match(texts, [row["target"] for row in rows])
         return found
+
+
+@dataclass(frozen=True)
+class UndividedTask:
+    """What every source of data hands on: normalised rows, not yet divided, with labels still by name.
+
+    `splits` maps "train", "validation", "test" to rows, or "all" to rows that have no division yet. Rows have the
+    normalised columns of their kind; a class in "label" is its name, a value is a float, tags are a list of names. For
+    images `splits` may hold a `datasets.Dataset` whose labels are numbers already. Rows that agree in the column
+    `group` stay together; `resplit` are the shares of a division anew; `standardise` scales the values of a regression.
+    `doubts` are those of the notes that may be why the rows cannot be divided.
+    """
+
+    schema: TaskSchema
+    splits: Mapping[str, Any]
+    source: str
+    group: str | None = None
+    resplit: tuple[float, float, float] | None = None
+    standardise: bool = False
+    notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """The data of a named task, from the first place that has it.
 
 In order: the folder given as --data-dir, the user's cache (both in one layout), the hub, an installed package, a
-pinned wheel of the package index. `Draft.source` says which it was. The layout of a folder:
+pinned wheel of the package index. `UndividedTask.source` says which it was. The layout of a folder:
 
     text/<folder>/<split>.jsonl.gz     one object a line (or any other table)
     images/<folder>.parquet            columns image, label, split; class names in the metadata key class_names
-    images/<folder>/<split>/<class>/   or class folders, of pictures
+    images/<folder>/<split>/<class>/   or class folders, of images
 
 The folders `text` and `images` themselves may be left out.
 """
@@ -13,6 +13,7 @@ The folders `text` and `images` themselves may be left out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,17 @@ from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
 from inlay.tasks import files, kinds, labels, prepare
 from inlay.tasks.catalogue import SPLITS, Hub, TaskCard
 from inlay.tasks.cells import as_text, as_words, is_null
-from inlay.tasks.draft import Draft, Row
+from inlay.tasks.schema import UndividedTask
 from inlay.tasks.split_names import SPLIT_NAMES
 
-_PICTURE_COLUMNS = ("image", "img", "webp", "jpg", "png")
+Row = dict[str, Any]
+
+_IMAGE_COLUMNS = ("image", "img", "webp", "jpg", "png")
 _HIDDEN = -1  # how the hub writes a label that is not given out
 
 
-def load(card: TaskCard, data_dir: str | None = None) -> Draft:
-    """The task's data as a draft, from the first source that has it."""
+def load(card: TaskCard, data_dir: str | None = None) -> UndividedTask:
+    """The task's data, from the first source that has it."""
     folders = [(Path(data_dir).expanduser(), "the data folder")] if data_dir else []
     if folders and not folders[0][0].is_dir():
         raise InlayError(f"--data-dir {data_dir!r} is not a folder.")
@@ -37,11 +40,9 @@ def load(card: TaskCard, data_dir: str | None = None) -> Draft:
         found = find_local(card, root)
         if found is not None:
             splits, names = _read_local(found)
-            draft = _draft(card, splits, f"{what}: {found}", names)
-            draft.resplit = None
-            return draft
+            return replace(_undivided(card, splits, f"{what}: {found}", names), resplit=None)
     faults: list[str] = []
-    sources: list[tuple[bool, Callable[[TaskCard], Draft]]] = [
+    sources: list[tuple[bool, Callable[[TaskCard], UndividedTask]]] = [
         (card.hub is not None, _from_hub),
         (card.installed is not None, _from_installed),
         (card.package is not None, _from_package),
@@ -111,10 +112,10 @@ def _read_local(found: Path) -> tuple[dict[str, list[Row]], list[str] | None]:
 # ------------------------------------------------------------------------------------------------------- the hub
 
 
-def _from_hub(card: TaskCard) -> Draft:
+def _from_hub(card: TaskCard) -> UndividedTask:
     assert card.hub is not None
     whole = load_hub(card.hub)
-    return _draft(card, _hub_splits(card.hub, whole), f"the hub: {card.hub}")
+    return _undivided(card, _hub_splits(card.hub, whole), f"the hub: {card.hub}")
 
 
 def load_hub(hub: Hub) -> Any:
@@ -133,7 +134,7 @@ def load_hub(hub: Hub) -> Any:
 
 
 def load_unnamed(hub: Hub) -> Any:
-    """As `load_hub`, for a data set that only the hub has: classes by name, pictures undecoded."""
+    """As `load_hub`, for a data set that only the hub has: classes by name, images undecoded."""
     import datasets
 
     try:
@@ -168,12 +169,12 @@ def _hub_splits(hub: Hub, whole: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------ packages
 
 
-def _from_installed(card: TaskCard) -> Draft:
-    return _draft(card, {"all": _INSTALLED[card.installed or ""]()}, "scikit-learn, as installed")
+def _from_installed(card: TaskCard) -> UndividedTask:
+    return _undivided(card, {"all": _INSTALLED[card.installed or ""]()}, "scikit-learn, as installed")
 
 
 def _digits() -> list[Row]:
-    """scikit-learn's digits: grey levels 0 to 16 as 8-bit PNG pictures."""
+    """scikit-learn's digits: grey levels 0 to 16 as 8-bit PNG images."""
     import io
 
     import numpy as np
@@ -182,9 +183,9 @@ def _digits() -> list[Row]:
 
     data = load_digits()
     rows = []
-    for picture, label in zip(data.images, data.target, strict=True):
+    for image, label in zip(data.images, data.target, strict=True):
         stream = io.BytesIO()
-        Image.fromarray(np.rint(picture * (255 / 16)).astype(np.uint8)).save(stream, "PNG")
+        Image.fromarray(np.rint(image * (255 / 16)).astype(np.uint8)).save(stream, "PNG")
         rows.append({"image": stream.getvalue(), "label": int(label)})
     return rows
 
@@ -192,7 +193,7 @@ def _digits() -> list[Row]:
 _INSTALLED: Mapping[str, Callable[[], list[Row]]] = {"digits": _digits}
 
 
-def _from_package(card: TaskCard) -> Draft:
+def _from_package(card: TaskCard) -> UndividedTask:
     package = card.package
     assert package is not None
     into = cache_root() / "packages" / f"{package.name}-{package.version}"
@@ -211,16 +212,18 @@ def _from_package(card: TaskCard) -> Draft:
         row["label"] = package.rename.get(row["label"], row["label"])
         if str(row["label"]).isdigit():
             row["label"] = int(row["label"])
-    return _draft(card, {"all": rows}, f"the package index: {package.name} {package.version} (checked by its hash)")
+    return _undivided(card, {"all": rows}, f"the package index: {package.name} {package.version} (checked by its hash)")
 
 
 # --------------------------------------------------------------------------------------------------- normalising
 
 
-def _draft(card: TaskCard, splits: Mapping[str, Any], source: str, class_names: Sequence[str] | None = None) -> Draft:
+def _undivided(
+    card: TaskCard, splits: Mapping[str, Any], source: str, class_names: Sequence[str] | None = None
+) -> UndividedTask:
     notes: list[str] = []
     made: dict[str, Any] = {}
-    names = card.labels or (tuple(class_names) if class_names else None)
+    names = card.schema.label_names or (tuple(class_names) if class_names else None)
     for split, data in splits.items():
         if card.kind == kinds.IMAGES and not isinstance(data, list):
             made[split], names = _hub_images(card, data)
@@ -233,25 +236,13 @@ def _draft(card: TaskCard, splits: Mapping[str, Any], source: str, class_names: 
         raise InlayError(f"The data of {card.name!r} from {source} has no row that can be used. {' '.join(notes)}")
     if names is None and card.kind in (*kinds.ONE_LABEL, kinds.TOKENS):
         names = tuple(labels.in_order(_all_names(made.get("train") or next(iter(made.values())), card)))
-    return Draft(
-        name=card.name,
-        kind=card.kind,
-        fields=card.fields,
+    return UndividedTask(
+        schema=replace(card.schema, label_names=names),
         splits=made,
         source=source,
-        metrics=card.metrics,
-        label_names=names,
-        target="target" if card.target else None,
-        template=card.template,
-        prompt_template=card.prompt_template,
-        cue=card.cue,
-        words=card.words,
-        prepare=card.prepare,
         group=card.group or ("source" if card.kind == kinds.DATA_TO_TEXT else None),
-        lm=card.lm,
-        max_new_tokens=card.max_new_tokens,
         resplit=card.resplit,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -268,7 +259,7 @@ def _as_rows(data: Any, card: TaskCard) -> list[Row]:
     for column, feature in data.features.items():
         names = getattr(feature, "names", None)
         inner = getattr(getattr(feature, "feature", None), "names", None)
-        if names and (card.labels is None or set(names) == set(card.labels)):
+        if names and (card.schema.label_names is None or set(names) == set(card.schema.label_names)):
             for row in rows:
                 row[column] = names[row[column]] if row[column] is not None and row[column] >= 0 else None
         elif inner:
@@ -284,7 +275,7 @@ def _normalise(card: TaskCard, raw: Mapping[str, Any], source: str) -> Iterable[
         found = next((c for c in candidates if c in row), None)
         if found is not None and found != name:
             row[name] = row.pop(found)
-    for each in prepare.PREPARE[card.prepare](row) if card.prepare else (row,):
+    for each in prepare.PREPARE[card.schema.prepare](row) if card.schema.prepare else (row,):
         made = {name: each[name] for name in (*card.fields, "start", "end") if name in each}
         missing = [name for name in card.fields if name not in made]
         if missing:
@@ -334,28 +325,29 @@ def _labelled(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> 
 
 def _name(value: Any, card: TaskCard) -> str:
     """A label's name from its name or its number."""
-    if isinstance(value, bool | int) and card.labels is not None:
-        if not 0 <= int(value) < len(card.labels):
-            raise InlayError(f"The data of {card.name!r} has the label {value}; there are {len(card.labels)} labels.")
-        return card.labels[int(value)]
+    names = card.schema.label_names
+    if isinstance(value, bool | int) and names is not None:
+        if not 0 <= int(value) < len(names):
+            raise InlayError(f"The data of {card.name!r} has the label {value}; there are {len(names)} labels.")
+        return names[int(value)]
     return labels.as_name(value)
 
 
 def _hub_images(card: TaskCard, data: Any) -> tuple[Any, tuple[str, ...]]:
-    """A hub's data set of pictures with the columns image and label, left where it is on disk."""
+    """A hub's data set of images with the columns image and label, left where it is on disk."""
     import datasets
 
     columns = data.column_names
-    picture = next((c for c, feature in data.features.items() if isinstance(feature, datasets.Image)), None)
-    picture = picture or next((c for c in _PICTURE_COLUMNS if c in columns), None)
+    image = next((c for c, feature in data.features.items() if isinstance(feature, datasets.Image)), None)
+    image = image or next((c for c in _IMAGE_COLUMNS if c in columns), None)
     label = next((c for c in card.label if c in columns), None)
-    if picture is None or label is None:
-        raise InlayError(f"The hub's {card.hub} should have pictures and labels and has {', '.join(columns)}.")
-    data = data.select_columns([picture, label])
+    if image is None or label is None:
+        raise InlayError(f"The hub's {card.hub} should have images and labels and has {', '.join(columns)}.")
+    data = data.select_columns([image, label])
     names = getattr(data.features[label], "names", None)
     count = card.num_labels or max(data[label]) + 1
     data = data.cast_column(label, datasets.Value("int64"))
-    for old, new in ((picture, "image"), (label, "label")):
+    for old, new in ((image, "image"), (label, "label")):
         if old != new:
             data = data.rename_column(old, new)
     return data, tuple(names or (str(i) for i in range(count)))

@@ -1,6 +1,6 @@
 """Which rows are trained on, selected on and tested on: stratified, and a function of the rows and the seed alone.
 
-Rows are put in the order of their keys (digests of what is in them) before anything is drawn, so that neither the
+RowKeys are put in the order of their keys (digests of what is in them) before anything is drawn, so that neither the
 order of a file, nor the hash seed, nor the platform, nor NumPy's global state has a say. Draws for different purposes
 use independent streams of the same seed.
 """
@@ -24,7 +24,7 @@ _PURPOSES = ("test", "validation", "shots", "vtab-1k", "vtab-1k validation")
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowKeys:
     """What a draw may look at: a key for each row, its class where it has one, and the group it must stay with.
 
     `inputs` says which rows show a model the same, whatever their labels; without it, those of the same key do.
@@ -38,9 +38,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def take(self, indices: np.ndarray) -> Rows:
+    def take(self, indices: np.ndarray) -> RowKeys:
         """Some of the rows."""
-        return Rows(
+        return RowKeys(
             [self.keys[i] for i in indices],
             None if self.strata is None else [self.strata[i] for i in indices],
             None if self.groups is None else [self.groups[i] for i in indices],
@@ -58,7 +58,7 @@ def stream(seed: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, _PURPOSES.index(purpose)])))
 
 
-def _by_stratum(rows: Rows) -> dict[int, list[int]]:
+def _by_stratum(rows: RowKeys) -> dict[int, list[int]]:
     """The rows of each class in the order of their keys, classes in a fixed order; one class when there are none."""
     order = sorted(range(len(rows)), key=lambda i: rows.keys[i])
     found: dict[int, list[int]] = {}
@@ -111,13 +111,13 @@ def _together(names: Sequence[str]) -> dict[str, list[int]]:
     return members
 
 
-def _one_each(rows: Rows) -> np.ndarray:
+def _one_each(rows: RowKeys) -> np.ndarray:
     """One row of each input: of those with different labels the one whose key comes first."""
     found = (min(copies, key=lambda i: rows.keys[i]) for copies in _together(rows.shown).values())
     return np.asarray(sorted(found), dtype=np.int64)
 
 
-def _without_last_of_a_class(rows: Rows, copies: Sequence[Sequence[int]]) -> list[int]:
+def _without_last_of_a_class(rows: RowKeys, copies: Sequence[Sequence[int]]) -> list[int]:
     """All those rows, but for copies that have the last rows of a class: only the label of one of them was drawn by."""
     if rows.strata is None:
         return [i for found in copies for i in found]
@@ -131,10 +131,10 @@ def _without_last_of_a_class(rows: Rows, copies: Sequence[Sequence[int]]) -> lis
     return held
 
 
-def hold_out(rows: Rows, size: int, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(rows: RowKeys, size: int, seed: int, purpose: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows divided into (rest, held out), about `size` held out; indices in the order of the data.
 
-    Classes are held out in proportion and every class keeps at least one row in the rest. Rows of the same input go
+    Classes are held out in proportion and every class keeps at least one row in the rest. RowKeys of the same input go
     to the same side, so that nothing leaks. So do rows of one group, and then the classes are left to chance.
     """
     rng = stream(seed, purpose)
@@ -163,7 +163,7 @@ def hold_out(rows: Rows, size: int, seed: int, purpose: str) -> tuple[np.ndarray
     return _rest(len(rows), taken), taken
 
 
-def draw_shots(rows: Rows, shots: int, seed: int) -> np.ndarray:
+def draw_shots(rows: RowKeys, shots: int, seed: int) -> np.ndarray:
     """`shots` rows in all, as evenly over the classes as they allow (few-shot training sets, as in InfoPrompt)."""
     if shots > len(rows):
         raise InlayError(
@@ -175,7 +175,7 @@ def draw_shots(rows: Rows, shots: int, seed: int) -> np.ndarray:
     return _pick(strata, _balanced({name: len(found) for name, found in strata.items()}, shots, rng), rng)
 
 
-def draw_vtab(rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_vtab(rows: RowKeys, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """VTAB-1k: 1,000 rows in all, 800 to train on and 200 to select on, both in proportion to the classes.
 
     Copies count once: with 1,000 different rows nothing of what is selected on is trained on.

@@ -137,9 +137,9 @@ class Task:
         data = self.split(split)
         if self.kind == kinds.IMAGES:
             labels = list(data["label"])
-            return images.EncodedImages(Pictures(data), labels, processor, augmentation=augmentation)
+            return images.EncodedImages(EncodedFiles(data), labels, processor, augmentation=augmentation)
         if augmentation is not None:
-            raise InlayError(f"Only pictures can be augmented; {self.name!r} is of kind {self.kind!r}.")
+            raise InlayError(f"Only images can be augmented; {self.name!r} is of kind {self.kind!r}.")
         task = self.with_length(processor, max_length, model_config=model_config)
         length = task.schema.max_length
         assert length is not None
@@ -212,8 +212,8 @@ class Task:
         return self.schema.score_texts(texts, rows)
 
 
-class Pictures(Sequence[Any]):
-    """The undecoded pictures of a data set: {"bytes", "path"} each, read when asked for."""
+class EncodedFiles(Sequence[Any]):
+    """The undecoded images of a data set: {"bytes", "path"} each, read when asked for."""
 
     def __init__(self, data: Dataset) -> None:
         from datasets import Image
@@ -225,3 +225,33 @@ class Pictures(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._data[index]["image"]
+
+
+def dataset(rows: list[dict[str, Any]], kind: str, fields: Sequence[str], *, expand: bool = False) -> Any:
+    """Normalised rows of a kind as a `datasets.Dataset`; `expand`ed, each reference of a text is a row."""
+    import datasets
+
+    if not rows:
+        return datasets.Dataset.from_dict({name: [] for name in fields})
+    if kind == kinds.DATA_TO_TEXT:
+        rows = _one_reference_each(rows) if expand else _one_source_each(rows)
+    if kind == kinds.IMAGES:
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+        columns = {name: [row[name] for row in rows] for name in features}
+        return datasets.Dataset.from_dict(columns, features=features)
+    return datasets.Dataset.from_list(rows)
+
+
+def _one_reference_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """To train on, every reference is an example."""
+    return [
+        {"source": row["source"], "target": text, "references": [text]} for row in rows for text in row["references"]
+    ]
+
+
+def _one_source_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """To score, every source is an example with all its references."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["source"], []).extend(row["references"])
+    return [{"source": source, "target": texts[0], "references": texts} for source, texts in found.items()]

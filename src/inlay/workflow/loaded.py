@@ -9,7 +9,7 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.records.store import Run, Store
 from inlay.tasks import TaskSchema, kinds
-from inlay.tasks.inputs import is_path, read
+from inlay.tasks.rows import is_path, read, read_labelled
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import joined, restored
 from inlay.workflow.tune import DEFAULT_OUT
@@ -104,10 +104,9 @@ class LoadedRun:
         `label` names their column of labels, where it cannot be told. A label that the run has not learnt is an error;
         rows without one are left out, and counted in the notes.
         """
-        from inlay.tasks import labelled
         from inlay.training import evaluate
 
-        task = labelled.load(self.schema, rows, label or self.spec.label)
+        task = read_labelled(self.schema, rows, label or self.spec.label)
         spec = self.spec.with_(max_length=self.schema.max_length or self.spec.max_length)
         notes = list(task.notes)
         metrics, _ = evaluate(self.model, task, "test", self.processor, spec, notes.append)

@@ -200,20 +200,20 @@ def _row(card: TaskCard, number: int, generator: np.random.Generator) -> dict[st
     A task that prepares its rows gets one to prepare: a span, marked entities, triples, attributes.
     """
     row: dict[str, Any] = {name: _words(generator) for name in card.fields}
-    if card.prepare == "spans":
+    if card.schema.prepare == "spans":
         row = {"tokens": _words(generator).split(), "start": 1, "end": 2}
-    elif card.prepare == "marked-entities":
+    elif card.schema.prepare == "marked-entities":
         row = {"sentence": f"<e1>film</e1> {_words(generator)} <e2>story</e2>"}
-    elif card.prepare == "triples":
+    elif card.schema.prepare == "triples":
         return {"triples": [["film", "is", str(number)]], "texts": [_words(generator)]}
-    elif card.prepare == "e2e":
+    elif card.schema.prepare == "e2e":
         return {"meaning_representation": f"name[film], area[{number}]", "human_reference": _words(generator)}
     if card.target:
         row[card.target] = f"{_words(generator)} #### {number}" if card.name in ("gsm8k", "math") else _words(generator)
     if card.kind == "regression":  # first: its one output is no class
         row[card.label[0]] = number % 6
-    elif card.labels:
-        row[card.label[0]] = number % len(card.labels)
+    elif card.schema.label_names:
+        row[card.label[0]] = number % len(card.schema.label_names)
     elif card.num_labels:
         row[card.label[0]] = number % card.num_labels
     elif card.kind == "span-classification":

@@ -261,7 +261,7 @@ def obstacle(spec: Spec, kind: str, encoded: Any, plan: Plan, done: int) -> str 
     if kinds.modality(kind) != "image":
         return "texts are padded to the longest of their batch, which changes from epoch to epoch"
     if not getattr(encoded, "deterministic", True):
-        return "the pictures are augmented, so that they differ from epoch to epoch"
+        return "the images are augmented, so that they differ from epoch to epoch"
     if plan.world > 1:
         return "several processes share the data"
     if plan.total_steps - done <= plan.steps_per_epoch:

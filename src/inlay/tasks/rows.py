@@ -1,0 +1,352 @@
+"""Rows as a task reads them: what the model sees of a row and what its label says.
+
+Training, evaluation and prediction read their rows here, from tables, folders and Python's own data. `read` is for new
+rows to predict, `read_labelled` for rows to evaluate a trained task on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError, unknown
+from inlay.tasks import files, images, kinds, labels, prepare
+from inlay.tasks.cells import as_text, as_words, is_missing, is_null, reach
+from inlay.tasks.columns import usual_labels
+from inlay.tasks.files import Table
+from inlay.tasks.schema import TaskSchema
+
+if TYPE_CHECKING:
+    from inlay.tasks.task import Task
+
+Row = dict[str, Any]
+PYTHON = "rows"  # what rows that come from no file are called in a message
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`given` are the rows as they came, `rows` what the model reads of them, one for one."""
+
+    given: list[Row]
+    rows: list[Row]
+
+
+# -------------------------------------------------------------------------------------------------------- one row
+
+
+def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder: Path | None = None) -> Row:
+    """What the model reads of a row, normalised. `where` says which row it is, for errors; paths of images count from
+    `folder`, or from where the table `folder` lies."""
+    if schema.prepare:
+        return _prepared(schema, values, where)
+    taken = {name: schema.columns.get(name, name) for name in schema.fields}
+    if lacking := [column for column in taken.values() if column not in values]:
+        if folder is None and schema.kind == kinds.IMAGES:
+            has = ", ".join(map(repr, values)) or "nothing"
+            raise InlayError(f"{where} lacks {lacking[0]!r}, the image (it has {has}).")
+        raise InlayError(
+            f"{where.partition(', row')[0]} lacks the column {lacking[0]!r} that the model was trained on (columns: "
+            f"{', '.join(values)})."
+        )
+    if schema.kind == kinds.IMAGES:
+        return {"image": find_image(values[taken["image"]], folder or Path.cwd(), taken["image"], where)}
+    if schema.kind == kinds.TOKENS:
+        return {name: _without_gaps("word", values[column], column, where) for name, column in taken.items()}
+    return {name: as_text(values[column], column, where) for name, column in taken.items()}
+
+
+def _without_gaps(what: str, value: Any, column: str, where: str) -> list[str]:
+    if isinstance(value, list) and any(map(is_null, value)):
+        raise InlayError(f"{where}: a {what} is missing (null or NaN in the list).")
+    return as_words(value, column, where)
+
+
+def _prepared(schema: TaskSchema, row: Mapping[str, Any], where: str) -> Row:
+    needed = prepare.INPUTS[schema.prepare or ""]
+    renamed = {ours: row.get(theirs) for ours, theirs in schema.columns.items()}
+    values = {**row, **{name: value for name, value in renamed.items() if not is_null(value)}}
+    found = next((names for names in needed if all(not is_null(values.get(n)) for n in names)), None)
+    if found is None:
+        wanted = " or ".join(", ".join(map(repr, names)) for names in needed)
+        has = ", ".join(name for name, value in row.items() if not is_null(value)) or "none"
+        raise InlayError(f"{where}: it needs the columns {wanted} (it has {has}).")
+    given = {name: values[name] for name in found}
+    if isinstance(given.get("text"), list):
+        given["tokens"] = given.pop("text")
+    try:
+        (made,) = prepare.PREPARE[schema.prepare or ""](given)
+    except InlayError as error:
+        raise InlayError(f"{where}: {error}") from None
+    return made
+
+
+def find_image(value: Any, table: Path, column: str, where: str) -> Any:
+    """An image of a row: Pillow's own or encoded bytes as they are, a path relative to the table or folder."""
+    if isinstance(value, Mapping) and {"bytes", "path"} & set(value):
+        return value if value.get("bytes") else find_image(value.get("path"), table, column, where)
+    if isinstance(value, bytes) or hasattr(value, "getpixel"):
+        return value
+    if is_missing(value):
+        raise InlayError(f"{where}: there is no image in the column {column!r}.")
+    path = Path(as_text(os.fspath(value) if isinstance(value, os.PathLike) else value, column, where)).expanduser()
+    folder = table if table.is_dir() else table.parent
+    return str(path if path.is_absolute() else folder / path)
+
+
+def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | None, where: str) -> Row:
+    """What the model reads of a row of a table, and what its label says; `label` is the column, None for texts that
+    are learnt by themselves."""
+    made = read_input(schema, row, where, None if table.path == Path(PYTHON) else table.path)
+    if label is None:
+        return made
+    made |= _read_label(schema, row[label], table, label, where)
+    if schema.kind == kinds.TOKENS and len(made["tokens"]) != len(made["label"]):
+        several = isinstance(row[schema.columns.get("tokens", "tokens")], str) and isinstance(row[label], list)
+        raise InlayError(
+            f"{where}: {len(made['tokens'])} words and {len(made['label'])} labels; each word needs one."
+            + (" Several labels for one text are not offered: give one label a row." if several else "")
+        )
+    return made
+
+
+def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where: str) -> Row:
+    """What a label says, under the name that its kind has it by; classes and tags are named, not numbered."""
+    predicts = kinds.get(schema.kind).predicts
+    if predicts == "value":
+        numbers = labels.as_numbers([value])
+        if numbers is None:
+            said = as_text(value, column, where)
+            raise InlayError(
+                f"{where}: the value {said[:40]!r} of {column!r} is not a number. Write numbers with a point and "
+                "nothing else, as in 1120 or 10.42, or remove the row."
+            )
+        return {"label": numbers[0]}
+    if predicts == "tags":
+        tags = _without_gaps("label of a word", value, column, where)
+        return {"label": [labels.as_name(tag, column, where) for tag in tags]}
+    if schema.kind == kinds.DATA_TO_TEXT:
+        texts = value if isinstance(value, list) else [value]
+        return {"references": [as_text(text, column, where) for text in texts]}
+    if predicts == "text":
+        return {"target": as_text(value, column, where)}
+    names = table.class_names
+    if names is not None and isinstance(value, int) and 0 <= value < len(names):
+        return {"label": names[value]}
+    return {"label": labels.as_name(value, column, where)}
+
+
+def number_labels(schema: TaskSchema, rows: list[Row], where: str) -> list[Row]:
+    """The rows with numbers for their classes and tags."""
+    known = schema.label_names or ()
+    if schema.kind in kinds.ONE_LABEL:
+        numbers = labels.number([row["label"] for row in rows], known, where)
+        return [{**row, "label": number} for row, number in zip(rows, numbers, strict=True)]
+    if schema.kind == kinds.TOKENS:
+        return [{**row, "label": labels.number(row["label"], known, where)} for row in rows]
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ rows to predict
+
+
+def read(schema: TaskSchema, source: Any) -> Inputs:
+    """The rows of new data to predict: of a table, a folder of images or one image, or of Python (see `as_rows`).
+
+    Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says is
+    ignored. An empty text is predicted like any other; one that is missing (null, NaN) is an error.
+    """
+    if not is_path(source):
+        given = as_rows(source, schema)
+        named = PYTHON if schema.kind == kinds.IMAGES else repr(PYTHON)
+        return Inputs(given, _inputs(schema, enumerate(given, start=1), named))
+    path = Path(source).expanduser()
+    if schema.kind == kinds.IMAGES and (path.is_dir() or files.is_image(path)):
+        found = _image_files(path)
+        return Inputs(found, found)
+    if path.is_dir():
+        raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
+    if schema.kind == kinds.IMAGES and path.exists() and files.suffix(path) not in files.TABLES:
+        raise InlayError(
+            f"{str(path)!r} is neither an image ({', '.join(files.IMAGES)}) nor a table of images "
+            f"({', '.join(files.TABLES)}), by its ending."
+        )
+    lines = schema.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
+    table = files.read_lines(path, schema.fields[0]) if lines else files.read_table(path)
+    given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
+    table.add_paths(_columns_named(schema))
+    return Inputs(given, _inputs(schema, table.numbered, repr(path.name), path))
+
+
+def _inputs(schema: TaskSchema, rows: Iterable[tuple[int, Row]], name: str, folder: Path | None = None) -> list[Row]:
+    return [read_input(schema, with_paths(schema, row), f"{name}, row {number}", folder) for number, row in rows]
+
+
+def with_paths(schema: TaskSchema, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with what the dotted paths lead to that the model reads."""
+    inner = {name: reach(values, name) for name in _columns_named(schema) if name not in values}
+    return {**values, **{name: value for name, value in inner.items() if value is not None}}
+
+
+def _image_files(path: Path) -> list[Row]:
+    found = [p for p in files.files_below(path) if files.is_image(p)] if path.is_dir() else [path]
+    if not found:
+        raise InlayError(f"There is no image in {str(path)!r} ({', '.join(files.IMAGES)}).")
+    return [{"image": str(p)} for p in found]
+
+
+def is_path(source: Any) -> bool:
+    """Whether what was given names a file: a text by itself does, texts to predict come in a list."""
+    return isinstance(source, (str, os.PathLike))
+
+
+def _columns_named(schema: TaskSchema) -> list[str]:
+    """The user's columns, by their names or their dotted paths, that the schema names."""
+    return list(dict.fromkeys([schema.columns.get(name, name) for name in schema.fields] + [*schema.columns.values()]))
+
+
+def columns_read(schema: TaskSchema) -> list[str]:
+    """The user's columns that the model reads."""
+    fields = prepare.INPUTS[schema.prepare][-1] if schema.prepare else schema.fields
+    return [schema.columns.get(name, name) for name in fields]
+
+
+def as_rows(source: Any, schema: TaskSchema) -> list[Row]:
+    """Rows of Python as dicts.
+
+    Taken are a list of mappings; a list of texts (of images, or of their paths) where a row is just that; a mapping
+    of columns; and tables of pandas, polars, PyArrow and datasets, none of which has to be installed.
+    """
+    columns = columns_read(schema)
+    single = columns[0] if len(columns) == 1 else None
+    found = []
+    for number, row in enumerate(_listed(source), start=1):
+        if isinstance(row, Mapping):
+            found.append({str(name): value for name, value in row.items()})
+        elif single is not None and (isinstance(row, str) or schema.kind == kinds.IMAGES):
+            found.append({single: row})
+        else:
+            wanted = ", ".join(map(repr, columns))
+            also = "" if single is None else " (or just its text)"
+            raise InlayError(
+                f"Row {number} is {_named(row)}: give a mapping with {wanted}{also} for each row, or a DataFrame with "
+                "these columns."
+            )
+    return found
+
+
+def _listed(source: Any) -> Iterable[Any]:
+    """The rows of whatever holds them."""
+    if isinstance(source, Mapping):
+        return _of_columns(source)
+    for name, arguments in (("to_dicts", ()), ("to_pylist", ())):  # polars, PyArrow
+        if callable(getattr(source, name, None)):
+            return getattr(source, name)(*arguments)
+    if hasattr(source, "columns") and callable(getattr(source, "to_dict", None)):  # pandas
+        return source.to_dict("records")
+    if callable(getattr(source, "to_list", None)):  # a column of pandas, a data set
+        return source.to_list()
+    if isinstance(source, Iterable) and not isinstance(source, bytes):
+        return source
+    raise InlayError(
+        f"{_named(source)} holds no rows: give a path, a list of mappings or of texts, a mapping of columns, or a "
+        "DataFrame."
+    )
+
+
+def _of_columns(columns: Mapping[Any, Any]) -> list[Row]:
+    """Rows of a mapping of columns, which must be equally long."""
+    wrong = [name for name, values in columns.items() if not isinstance(values, Sequence) or isinstance(values, str)]
+    wrong = [name for name in wrong if not callable(getattr(columns[name], "tolist", None))]  # NumPy's, pandas'
+    if wrong:
+        raise InlayError(
+            f"The mapping is taken for columns, and {wrong[0]!r} holds {_named(columns[wrong[0]])}. Give a list for "
+            "each column; one row by itself comes in a list, as in [{...}]."
+        )
+    lists = {str(name): list(values) for name, values in columns.items()}
+    if len({len(values) for values in lists.values()}) > 1:
+        counts = ", ".join(f"{name}: {len(values)}" for name, values in lists.items())
+        raise InlayError(f"The columns are not equally long ({counts}).")
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# ----------------------------------------------------------------------------------------------- rows to evaluate
+
+
+def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> Task:
+    """A task whose test split is all of these rows; the other splits are empty, and nothing is learnt from them.
+
+    `source` is a path, or rows as `as_rows` takes them. `label` names the column of the labels; without it, it is found
+    where only one choice is sensible. Rows without a label are left out and counted in the notes.
+    """
+    from inlay.tasks.task import Task, dataset
+
+    notes: list[str] = []
+    table = _table(schema, source, notes, label)
+    table.add_paths([*columns_read(schema), *filter(None, [label])])
+    column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
+    spelled = table.untyped and schema.kind not in kinds.LANGUAGE_MODELS
+    numbered = list(table.numbered)
+    kept = [(n, row) for n, row in numbered if column is None or not labels.is_absent(row.get(column), spelled)]
+    name = table.path.name
+    if dropped := len(numbered) - len(kept):
+        notes.append(f"{name}: {dropped:,} of {len(numbered):,} rows have no {column!r} and are left out")
+    if not kept:
+        raise InlayError(f"{name!r} has no row with a label: there is nothing to evaluate on.")
+    reading = schema
+    if schema.kind == kinds.IMAGES and table.path.is_dir():
+        reading = replace(schema, columns={})  # trained on a table, evaluated on a folder
+    rows = [read_labelled_row(reading, row, table, column, f"{name}, row {number}") for number, row in kept]
+    rows = rows if column is None else number_labels(schema, rows, name)
+    if schema.kind == kinds.IMAGES:
+        images.check_all([row["image"] for row in rows])
+    empty, made = (dataset(each, schema.kind, schema.fields) for each in ([], rows))
+    return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=tuple(notes))
+
+
+def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None) -> Table:
+    """The rows as a table; of data that are divided the test split alone: the rest may have been trained on."""
+    if not is_path(source):
+        rows = as_rows(source, schema)
+        return Table(Path(PYTHON), list(rows[0]) if rows else [], rows)
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise InlayError(f"There is no file or folder {str(path)!r}. Check the path.")
+    if path.is_dir():
+        parts = files.read_folder(path)
+    elif _learns_from_text_alone(schema) and files.suffix(path) == ".txt":
+        parts = {"all": files.read_lines(path, schema.fields[0])}
+    else:
+        parts = files.by_split(files.read_table(path), used=[*columns_read(schema), label or ""])
+    table = parts.get("test") or next(iter(parts.values()))
+    notes += table.notes
+    if len(parts) > 1:
+        which = "test" if "test" in parts else next(iter(parts))
+        notes.append(f"{path.name} is divided ({', '.join(parts)}): only its {which} rows are scored")
+    return table
+
+
+def _learns_from_text_alone(schema: TaskSchema) -> bool:
+    return schema.kind == kinds.CAUSAL_LM and not schema.answers
+
+
+def _label_column(schema: TaskSchema, table: Table, label: str | None) -> str:
+    if label in table.columns:
+        return str(label)
+    if label is not None and not table.path.is_dir():  # a folder's classes are called as its folders are
+        raise unknown(f"column of {table.path.name!r}", label, table.columns, "--label (label=...) names another.")
+    left = [name for name in table.columns if name not in columns_read(schema)]
+    usual = usual_labels(left)
+    chosen = usual or left
+    if len(chosen) == 1:
+        return chosen[0]
+    what = f"several columns may be the label ({', '.join(usual)})" if usual else "no column is plainly the label"
+    raise InlayError(
+        f"{table.path.name!r}: {what}. Name it with --label (label=...). Columns: {', '.join(table.columns) or 'none'}."
+    )
