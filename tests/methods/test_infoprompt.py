@@ -18,7 +18,7 @@ from inlay.frozen import promise_of, unchanging
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.infoprompt.layer import InfoPromptLayer
 from inlay.methods.infoprompt.model import usual_state
-from inlay.methods.infoprompt.pieces import Pieces, Trained
+from inlay.methods.infoprompt.pieces import Pieces, ScaledParameter
 from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
 from zoo import BOS, EOS, PAD, ROW_LENGTHS, VOCABULARY, tiny
 
@@ -57,7 +57,7 @@ class Seen:
         self.prompts: list[Tensor] = []
         self.ids: list[Tensor] = []
         self.embedded: list[Tensor] = []
-        site = pieces_of(model).site.it
+        site = pieces_of(model).site
         site.embeddings.register_forward_hook(self._note)
         self._layer = layer
 
@@ -267,7 +267,7 @@ def test_prompts_start_as_large_as_words_and_scores_of_size_one(family: str, fac
     seen, (pieces, layer) = Seen(model), (pieces_of(model), layer_of(model))
     with layer.observing() as noted, torch.no_grad():
         model(**masked(batch))
-        spread = float(pieces.site.it.embeddings(torch.arange(VOCABULARY)).std())  # as they come out
+        spread = float(pieces.site.embeddings(torch.arange(VOCABULARY)).std())  # as they come out
         assert 0.3 * spread < float(seen.prompts[-1].square().mean().sqrt()) < 3 * spread
         assert pieces.critic is not None
         mean, _ = pieces.critic(noted.z[0])
@@ -296,7 +296,7 @@ def test_a_step_is_the_same_in_models_of_any_size(settings: dict[str, Any], fact
             moved.append((seen.prompts[0], pieces.theta().detach().clone()))
             optimizer.step()
     (p1, t1), (p2, t2), (q1, u1), (q2, u2) = moved
-    words = float(pieces.site.it.table.std()) / factor
+    words = float(pieces.site.table.std()) / factor
     assert 0.001 * words < float((p2 - p1).abs().mean()) < 0.1 * words
     prompts = float((q2 - q1).abs().mean()) / float((p2 - p1).abs().mean())
     vectors = float((u2 - u1).abs().mean()) / float((t2 - t1).abs().mean())
@@ -312,7 +312,7 @@ def test_plain_numbers_start_the_same_and_the_critics_of_them_plainly(encoder: s
     ours, theirs = pieces_of(plain), pieces_of(model)
     for part in ("prompts", "theta", "w1"):
         for one, other in zip(getattr(ours, part).modules(), getattr(theirs, part).modules(), strict=True):
-            if isinstance(one, Trained) and isinstance(other, Trained):
+            if isinstance(one, ScaledParameter) and isinstance(other, ScaledParameter):
                 assert one.times == 1
                 torch.testing.assert_close(one.weight, other.weight / other.times)
     assert ours.critic is not None
@@ -334,7 +334,7 @@ def test_the_critics_of_a_loaded_adapter_are_those_that_were_saved(tmp_path: Pat
     after = pieces_of(PeftModel.from_pretrained(again, tmp_path))
     assert after.critic is not None
     assert torch.equal(after.critic.w2(), before.critic.w2())
-    z = torch.randn(2, before.site.it.hidden_size)
+    z = torch.randn(2, before.site.hidden_size)
     assert torch.equal(after.critic(z)[0], before.critic(z)[0])
 
 
@@ -698,7 +698,7 @@ def test_bad_input_is_refused_in_words() -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "gpt2", "opt"])
 def test_a_text_that_leaves_no_room_for_prompts_is_refused_in_words(family: str) -> None:
     model, _ = made(family)
-    longest = pieces_of(model).site.it.longest
+    longest = pieces_of(model).site.longest
     assert longest is not None
     ids = torch.full((1, longest - 4), 7)
     assert model(input_ids=ids).logits.isfinite().all()
@@ -708,7 +708,7 @@ def test_a_text_that_leaves_no_room_for_prompts_is_refused_in_words(family: str)
 
 def test_where_positions_are_computed_there_is_no_longest_text() -> None:
     for family in ("llama", "gemma", "modernbert"):
-        assert pieces_of(made(family)[0]).site.it.longest is None
+        assert pieces_of(made(family)[0]).site.longest is None
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inlay.methods.infoprompt import losses as info
+from inlay.papers.infoprompt.explain.information import information_bound
 
 SIZES = st.integers(1, 5)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def info_nce(positive: torch.Tensor, negatives: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    return info.nce(info.all_scores(positive, negatives, valid))
+
+
+def head_nce(prompts: torch.Tensor, *others: Any) -> torch.Tensor:
+    return info.nce(info.head_scores(prompts.mean(1), *others))
+
+
+def representation_nce(prompts: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    return info.nce(info.representation_scores(prompts.mean(1), *others))
 
 
 def plain_nce(positive: float, negatives: list[float]) -> float:
@@ -32,7 +46,7 @@ def test_the_head_loss_is_as_written_out(
     prompts, theta, w1 = numbers(rows, tokens, d, seed=seed), numbers(classes, h, seed=seed + 1), numbers(d, h, seed=3)
     negatives = numbers(rows, context, d, seed=seed + 2)
     valid = numbers(rows, context, seed=seed + 4) > 0
-    found = info.head_nce(prompts, theta, negatives, valid, w1)
+    found = head_nce(prompts, theta, negatives, valid, w1)
     mean_theta = [sum(float(theta[c, j]) for c in range(classes)) / classes for j in range(h)]
 
     def score(p: torch.Tensor) -> float:
@@ -51,7 +65,7 @@ def test_the_representation_loss_is_as_written_out(
 ) -> None:
     prompts, w2 = numbers(rows, tokens, d, seed=seed), numbers(d, h, seed=1)
     positive, negatives = numbers(rows, h, seed=seed + 2), numbers(rows, count, h, seed=seed + 3)
-    found = info.representation_nce(prompts, positive, negatives, w2)
+    found = representation_nce(prompts, positive, negatives, w2)
 
     def score(row: int, z: torch.Tensor) -> float:
         mean = prompts[row].sum(0) / tokens
@@ -66,12 +80,12 @@ def test_the_representation_loss_is_as_written_out(
 @given(rows=SIZES, count=st.integers(1, 40), size=st.floats(0, 1e4), seed=st.integers(0, 99))
 def test_no_bound_is_above_log_k(rows: int, count: int, size: float, seed: int) -> None:
     positive, negatives = size * numbers(rows, seed=seed), size * numbers(rows, count, seed=seed + 1)
-    nce = info.info_nce(positive, negatives)
+    nce = info_nce(positive, negatives)
     assert torch.isfinite(nce).all()
     assert (nce <= 0).all()
-    assert (info.information(nce, negatives=count) <= math.log(count + 1) + 1e-12).all()
-    best = info.info_nce(positive + 1e6, negatives)  # nothing tells them apart better
-    assert torch.allclose(info.information(best, negatives=count), torch.full_like(best, math.log(count + 1)))
+    assert (information_bound(nce, negatives=count) <= math.log(count + 1) + 1e-12).all()
+    best = info_nce(positive + 1e6, negatives)  # nothing tells them apart better
+    assert torch.allclose(information_bound(best, negatives=count), torch.full_like(best, math.log(count + 1)))
 
 
 @settings(max_examples=20, deadline=None)
@@ -81,7 +95,7 @@ def test_the_loss_is_the_mean_of_what_texts_come_to(rows: int, count: int, size:
     valid = numbers(rows, count, seed=seed + 2) > 0
     scores = info.all_scores(positive, negatives, valid).requires_grad_()
     assert scores.shape == (rows, count + 1)
-    found, wanted = info.nce_loss(scores), -info.info_nce(positive, negatives, valid).mean()
+    found, wanted = info.nce_loss(scores), -info_nce(positive, negatives, valid).mean()
     torch.testing.assert_close(found, wanted)
     found.backward()
     assert scores.grad is not None
@@ -91,15 +105,15 @@ def test_the_loss_is_the_mean_of_what_texts_come_to(rows: int, count: int, size:
 
 def test_a_text_with_fewer_tokens_has_the_smaller_bound_and_one_without_any_no_information() -> None:
     valid = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])
-    nce = info.info_nce(torch.full((3,), 50.0).double(), torch.zeros(3, 3).double(), valid)
-    bounds = info.information(nce, valid)
+    nce = info_nce(torch.full((3,), 50.0).double(), torch.zeros(3, 3).double(), valid)
+    bounds = information_bound(nce, valid)
     assert bounds.tolist() == pytest.approx([math.log(4), math.log(2), 0.0])
 
 
 def test_what_cannot_be_told_apart_carries_no_information() -> None:
-    nce = info.info_nce(torch.zeros(5).double(), torch.zeros(5, 31).double())
+    nce = info_nce(torch.zeros(5).double(), torch.zeros(5, 31).double())
     assert nce.tolist() == pytest.approx([-math.log(32)] * 5)
-    assert info.information(nce, negatives=31).abs().max() < 1e-12
+    assert information_bound(nce, negatives=31).abs().max() < 1e-12
 
 
 def test_negatives_are_different_usable_tokens_and_as_many_as_there_are() -> None:
@@ -126,11 +140,11 @@ def test_gradients_reach_what_they_should_and_nothing_else() -> None:
         return numbers(*shape, seed=sum(shape)).requires_grad_()
 
     prompts, theta, tokens, w1 = leaf(3, 2, 4), leaf(5, 6), leaf(3, 7, 4), leaf(4, 6)
-    info.head_nce(prompts, theta, tokens, None, w1).sum().backward()
+    head_nce(prompts, theta, tokens, None, w1).sum().backward()
     assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in (prompts, theta, w1))
     assert tokens.grad is None, "the embeddings are frozen"
     prompts, z, others, w2 = leaf(3, 2, 4), leaf(3, 6), leaf(3, 7, 6), leaf(4, 6)
-    info.representation_nce(prompts, z, others, w2).sum().backward()
+    representation_nce(prompts, z, others, w2).sum().backward()
     assert all(each.grad is not None and each.grad.abs().sum() > 0 for each in (prompts, z, others, w2))
 
 
@@ -138,9 +152,9 @@ def test_gradients_are_those_of_differences() -> None:
     prompts, theta, w1 = (numbers(*s, seed=len(s)).requires_grad_() for s in ((2, 2, 3), (3, 2), (3, 2)))
     tokens = numbers(2, 4, 3)
     valid = torch.tensor([[True, True, False, True], [True, False, False, False]])
-    assert torch.autograd.gradcheck(lambda p, t, w: info.head_nce(p, t, tokens, valid, w), (prompts, theta, w1))
+    assert torch.autograd.gradcheck(lambda p, t, w: head_nce(p, t, tokens, valid, w), (prompts, theta, w1))
     z, others, w2 = (numbers(*s, seed=7 + len(s)).requires_grad_() for s in ((2, 2), (2, 4, 2), (3, 2)))
-    assert torch.autograd.gradcheck(info.representation_nce, (prompts, z, others, w2))
+    assert torch.autograd.gradcheck(representation_nce, (prompts, z, others, w2))
     mean, log_deviation = numbers(2, 3, seed=1).requires_grad_(), numbers(2, 3, seed=2).requires_grad_()
     assert torch.autograd.gradcheck(lambda m, s: info.standard_kl(*info.gaussian(m, s)), (mean, log_deviation))
 
@@ -171,7 +185,7 @@ def test_no_function_takes_a_label() -> None:
 def test_the_head_loss_pulls_at_all_class_vectors_alike() -> None:
     """It changes no prediction by itself: all scores of a text move by the same."""
     theta = numbers(5, 4, seed=1).requires_grad_()
-    info.head_nce(numbers(3, 2, 4), theta, numbers(3, 7, 4, seed=2), None, numbers(4, 4, seed=3)).mean().backward()
+    head_nce(numbers(3, 2, 4), theta, numbers(3, 7, 4, seed=2), None, numbers(4, 4, seed=3)).mean().backward()
     assert theta.grad is not None
     assert theta.grad.abs().sum() > 0
     torch.testing.assert_close(theta.grad, theta.grad[:1].expand_as(theta))

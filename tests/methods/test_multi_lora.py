@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForS
 import inlay
 from inlay.methods.multi_lora.layer import MultiLoraLayer
 from inlay.methods.multi_lora.products import Factors, add_products
-from inlay.methods.multi_lora.rows import Routing, Rows
+from inlay.methods.multi_lora.rows import Routing, TaskRows
 from inlay.methods.multi_lora.shared import draw
 from manytasks import TASKS, gradients, inputs, row, several, stir
 from zoo import tiny
@@ -127,7 +127,7 @@ def test_a_linear_layer_is_what_the_equation_says() -> None:
     assert torch.equal(layer.inlay_multi_lora_a, a)
     assert a.abs().max() <= 1 / math.sqrt(16)
     x = torch.randn(3, 4, 16, dtype=torch.float64)
-    with torch.no_grad(), layer.routing.forward(Rows.of(["stsb", "rte", "stsb"], list(TASKS))):
+    with torch.no_grad(), layer.routing.forward(TaskRows.of(["stsb", "rte", "stsb"], list(TASKS))):
         found = host(x)
         for i, task in enumerate(["stsb", "rte", "stsb"]):
             b = layer.inlay_multi_lora_b[task].weight[0]
@@ -386,7 +386,7 @@ def test_training_keeps_the_projected_input_and_not_the_input() -> None:
     host = model.get_base_model().bert.encoder.layer[1].attention.self.query
     x = torch.randn(3, 9, 16, requires_grad=True)
     kept: list[Tensor] = []
-    rows = Rows.of(["rte", "sst2", "rte"], list(TASKS))
+    rows = TaskRows.of(["rte", "sst2", "rte"], list(TASKS))
     keeping = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
     with keeping, host.inlay_multi_lora.routing.forward(rows):
         host(x * 2)

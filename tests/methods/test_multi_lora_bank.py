@@ -17,7 +17,7 @@ import inlay
 from inlay.methods.multi_lora.bank import Bank
 from inlay.methods.multi_lora.layer import MultiLoraLayer
 from inlay.methods.multi_lora.model import rename_task
-from inlay.methods.multi_lora.rows import Rows
+from inlay.methods.multi_lora.rows import TaskRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 WIDTH, DEPTH = 6, 20  # more layers than one bank has
@@ -338,7 +338,7 @@ def test_a_pass_leaves_nothing_behind() -> None:
             if train:
                 out.sum().backward()
             del out
-            assert not [each for each in gc.get_objects() if isinstance(each, Rows)]
+            assert not [each for each in gc.get_objects() if isinstance(each, TaskRows)]
     finally:
         gc.enable()
 

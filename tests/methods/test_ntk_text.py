@@ -24,7 +24,7 @@ from inlay.attention.features import Leaning
 from inlay.errors import InlayError
 from inlay.methods import prompts
 from inlay.methods.ntk_attention.fit import Centring, Seen, Squares, look, solve, watching
-from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
+from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import scale_of
 from inlay.methods.prompts import read, rotary, trained_prefix
 from zoo import tiny
@@ -35,8 +35,8 @@ TEXT = torch.tensor([[7, 21, 14, 40], [11, 11, 3, 28]])
 DECODERS = ["llama", "gpt2", "opt", "gemma"]
 
 
-def prefixes(model: nn.Module) -> list[Prefix]:
-    return [module for module in model.modules() if isinstance(module, Prefix)]
+def prefixes(model: nn.Module) -> list[TrainedPrefix]:
+    return [module for module in model.modules() if isinstance(module, TrainedPrefix)]
 
 
 def compressed(family: str, **options: Any) -> Any:
@@ -385,7 +385,7 @@ def test_eq_4_of_the_start_is_prefix_to_features() -> None:
     phi = Leaning(centre=key.mean(1))
     z, kappa = prefix_to_features(key, value, phi, features=8, scale=scale_of(block.attention), heads=4)
     prefix = layer.inlay_ntk_prefix["default"]
-    assert isinstance(prefix, Prefix)
+    assert isinstance(prefix, TrainedPrefix)
     z_a, z_b, found = prefix()
     torch.testing.assert_close(z_a @ z_b, z)
     torch.testing.assert_close(found, kappa)

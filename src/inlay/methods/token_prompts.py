@@ -87,7 +87,7 @@ class TokenPlace:
         return self.entry == self.block
 
 
-class Prompts(nn.Module):
+class TokenPrompts(nn.Module):
     """`P` of one adapter at one block, p x D; without a weight where the prompts come from an earlier block."""
 
     weight: nn.Parameter
@@ -137,7 +137,7 @@ class TokenPromptLayer(HookedLayer):
     """
 
     def update_layer(self, adapter_name: str, place: TokenPlace) -> None:
-        self.pieces[adapter_name] = Prompts(place, self.initial(place) if place.enters else None)
+        self.pieces[adapter_name] = TokenPrompts(place, self.initial(place) if place.enters else None)
 
     def initial(self, place: TokenPlace, generator: torch.Generator | None = None) -> Tensor:
         """The prompts' first values; VPT's are uniform within sqrt(6 / (patch size + hidden size))."""
@@ -167,7 +167,7 @@ class TokenPromptLayer(HookedLayer):
         before, _, after = prompts.split(output)
         return torch.cat((before, after), dim=1)
 
-    def current(self) -> Prompts | None:
+    def current(self) -> TokenPrompts | None:
         """The prompts that take part in a forward pass; None where adapters are disabled or have none here."""
         names = self.running()
         if len(names) > 1:
@@ -175,7 +175,7 @@ class TokenPromptLayer(HookedLayer):
         return self.pieces[names[0]] if names else None
 
 
-def _widened(prompts: Prompts, value: Any) -> Any:
+def _widened(prompts: TokenPrompts, value: Any) -> Any:
     return prompts.widen(value) if isinstance(value, Tensor) and value.ndim > 2 else value
 
 

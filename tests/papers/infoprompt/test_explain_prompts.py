@@ -25,7 +25,7 @@ from inlay.report.charts import explanations as charts_explain
 def layer_for(size: int) -> Any:
     words = torch.nn.Embedding(4, size)
     site = Site(InfoPromptConfig(), None, words, size, 2, False, "mean", "first", False)
-    return SimpleNamespace(inlay_infoprompt_pieces={"default": SimpleNamespace(site=SimpleNamespace(it=site))})
+    return SimpleNamespace(pieces={"default": SimpleNamespace(site=site)})
 
 
 def test_the_critic_finds_information_where_there_is_some_and_none_where_there_is_not() -> None:

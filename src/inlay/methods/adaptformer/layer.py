@@ -22,7 +22,7 @@ class BranchPlace:
     last: nn.Module
 
 
-class Scale(nn.Module):
+class BranchScale(nn.Module):
     """`s` of one adapter, where it is trained."""
 
     def __init__(self, value: float, reference: Tensor) -> None:
@@ -39,7 +39,7 @@ class Branch(Bottleneck):
     def __init__(self, host: nn.Module, config: AdaptFormerConfig) -> None:
         super().__init__(host, width_in(host), config.bottleneck, activation=config.activation, dropout=config.dropout)
         self.constant = config.scale
-        self.scale = Scale(config.scale, self.down.weight) if config.learnable_scale else None
+        self.scale = BranchScale(config.scale, self.down.weight) if config.learnable_scale else None
 
     def expand(self, hidden: Tensor) -> Tensor:
         expanded = super().expand(hidden)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.channels import like
 from inlay.methods.e2vpt.config import E2VPTConfig, Kept
-from inlay.methods.token_prompts import Prompts, TokenPlace, TokenPromptLayer
+from inlay.methods.token_prompts import TokenPlace, TokenPromptLayer, TokenPrompts
 
 
-class PrunedPrompts(Prompts):
+class PrunedPrompts(TokenPrompts):
     """Prompts of which pruning may have left a part (section 3.3, token-wise and segment-wise).
 
     The paper multiplies a prompt by a mask `rho_k` of 0 or 1, and each of its segments by another. Here a pruned prompt

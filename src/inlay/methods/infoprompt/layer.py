@@ -19,17 +19,27 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
-from inlay.backbones.pooled import first_of, paused
+from inlay.backbones.pooled import paused
 from inlay.errors import InlayError
 from inlay.methods.infoprompt import losses
-from inlay.methods.infoprompt.checks import assert_right, check, reads_masks, waits
 from inlay.methods.infoprompt.phi import Batch, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
-from inlay.methods.infoprompt.slots import Slots, read, usual_places, within
+from inlay.methods.infoprompt.slots import (
+    Slots,
+    assert_right,
+    check,
+    first_masks,
+    read,
+    real_tokens,
+    texts_in,
+    usual_places,
+    waits,
+    with_room,
+    within,
+)
 from inlay.methods.tuner import ChildLayer
 
 IGNORED = -100
-TENSORS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
 @dataclass
@@ -87,7 +97,6 @@ class InfoPromptLayer(ChildLayer):
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
-        self.inlay_infoprompt_pieces = nn.ModuleDict()
         self.loss_parts: dict[str, Tensor] = {}
         self._pass: Pass | None = None
         self._observed: Observed | None = None
@@ -103,7 +112,7 @@ class InfoPromptLayer(ChildLayer):
             handle.remove()
 
     def update_layer(self, adapter_name: str, site: Site) -> None:
-        self.inlay_infoprompt_pieces[adapter_name] = Pieces(site)
+        self.pieces[adapter_name] = Pieces(site)
         if not self._handles:
             self._arguments = list(inspect.signature(site.root.forward).parameters)
             self._takes = set(inspect.signature(self.host.forward).parameters)
@@ -126,13 +135,13 @@ class InfoPromptLayer(ChildLayer):
 
     def clear_cache(self) -> None:
         """Forget every text's Phi(X): needed after writes to the encoder that nobody can see, as those by `.data`."""
-        for pieces in self.inlay_infoprompt_pieces.values():
+        for pieces in self.pieces.values():
             pieces.cache.clear()
 
     @property
     def recalled(self) -> tuple[int, int]:
         """Of how many texts Phi(X) was taken from memory so far, and of how many it was computed to be kept."""
-        caches = [pieces.cache for pieces in self.inlay_infoprompt_pieces.values()]
+        caches = [pieces.cache for pieces in self.pieces.values()]
         return sum(cache.recalled for cache in caches), sum(cache.computed for cache in caches)
 
     # ---- before the model runs
@@ -145,17 +154,17 @@ class InfoPromptLayer(ChildLayer):
             raise InlayError(f"Prompts of one adapter at a time, not of {', '.join(names)}: call set_adapter.")
         if not names:
             return None
-        pieces: Pieces = self.inlay_infoprompt_pieces[names[0]]
-        site = pieces.site.it
+        pieces: Pieces = self.pieces[names[0]]
+        site = pieces.site
         kwargs = dict(zip(self._arguments, args, strict=False)) | kwargs
-        batch = _texts(kwargs, root)
+        batch = texts_in(kwargs, root)
         given = None if self._looked_at(pieces, batch["input_ids"]) else batch["input_ids"]
         count = site.config.num_prompt_tokens
         slots = None
         if site.config.placeholders:
             slots = Slots.of(batch["input_ids"] < 0, count)
             batch = {name: slots.without(value) for name, value in batch.items()}
-        real, masks = _real(site, batch), _masks(site, batch)
+        real, masks = real_tokens(site, batch), first_masks(site, batch)
         if slots is None:
             seen = masks if site.state == "mask" else None
             where = usual_places(real, seen, count, causal=site.causal)
@@ -189,7 +198,7 @@ class InfoPromptLayer(ChildLayer):
             as_tuple=kwargs.get("return_dict") is False,
             without=None if context is None else context[:, 1],
         )
-        return (), kwargs | _roomy(batch, slots, pieces.filler) | {"return_dict": True}
+        return (), kwargs | with_room(batch, slots, pieces.filler) | {"return_dict": True}
 
     def _looked_at(self, pieces: Pieces, ids: Tensor) -> bool:
         """Whether the rows' masks and places were looked at here.
@@ -202,7 +211,7 @@ class InfoPromptLayer(ChildLayer):
             return False
         if waits(ids.device) and self.training and pieces.looked:
             return False
-        check(pieces.site.it, ids)
+        check(pieces.site, ids)
         pieces.looked = True
         return True
 
@@ -225,7 +234,7 @@ class InfoPromptLayer(ChildLayer):
 
         Never compiled: what is kept is looked up in a dictionary, and on a CPU must be the same every time.
         """
-        site = pieces.site.it
+        site = pieces.site
 
         def compute(rows: Batch) -> Tensor:
             return self._encoded(site, rows)
@@ -250,7 +259,7 @@ class InfoPromptLayer(ChildLayer):
         extra = {"use_cache": False} if "use_cache" in self._takes else {}
         with paused(self.host):
             states = self.host(**batch, **extra)[0]
-        real, masks = _real(site, batch), _masks(site, batch)
+        real, masks = real_tokens(site, batch), first_masks(site, batch)
         return torch.stack([read(states, real, how, masks) for how in (site.phi, site.state)], dim=1)
 
     # ---- while it runs
@@ -282,7 +291,7 @@ class InfoPromptLayer(ChildLayer):
         return made.to_tuple() if now.as_tuple and isinstance(made, ModelOutput) else made
 
     def _concluded(self, now: Pass, config: Any) -> tuple[Tensor | None, Tensor]:
-        site, theta = now.pieces.site.it, now.pieces.theta()
+        site, theta = now.pieces.site, now.pieces.theta()
         assert now.states is not None
         states = now.states.to(theta.dtype)
         z = seen = read(states, now.real, site.state, now.masks)
@@ -315,7 +324,7 @@ class InfoPromptLayer(ChildLayer):
 
     def _informed(self, now: Pass, loss: Tensor, theta: Tensor, spread: Spread | None) -> Tensor:
         """The task's loss and what the information losses add to it."""
-        config = now.pieces.site.it.config
+        config = now.pieces.site.config
         self.loss_parts = {"task": loss.detach()}
         if now.pieces.w1 is None and spread is None:
             return loss
@@ -360,46 +369,3 @@ def task_loss(logits: Tensor, labels: Tensor, config: Any) -> Tensor:
 def exactly(device: torch.device) -> torch.autocast:
     """What is trained computes in its own precision, whatever autocast does to the rest."""
     return torch.autocast(device.type, enabled=False)
-
-
-def _texts(kwargs: dict[str, Any], root: nn.Module) -> Batch:
-    """The tensors of B x L that describe the texts."""
-    if kwargs.get("input_ids") is None:
-        raise InlayError(
-            f"{type(root).__name__} with prompts in the text reads input_ids, not inputs_embeds: places are "
-            "found by the tokens."
-        )
-    found = {name: kwargs[name] for name in TENSORS if kwargs.get(name) is not None}
-    for name, value in found.items():
-        if value.ndim != 2:
-            raise InlayError(f"{name} has shape {tuple(value.shape)}: give a row a text, B x L.")
-    rows = len(found["input_ids"])
-    return {name: value.expand(rows, -1) for name, value in found.items()}
-
-
-def _roomy(batch: Batch, slots: Slots, filler: int) -> Batch:
-    """The same tensors with room for the prompts, where the ids have the token `filler`."""
-    made = {"input_ids": slots.spread(batch["input_ids"], filler)}
-    if "attention_mask" in batch:
-        made["attention_mask"] = slots.spread(batch["attention_mask"], 1)
-    if "token_type_ids" in batch:
-        made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
-    if "position_ids" in batch:
-        made["position_ids"] = slots.positions(batch["position_ids"])
-    return made
-
-
-def _real(site: Site, batch: Batch) -> Tensor:
-    """Which tokens are not padding, B x L."""
-    if "attention_mask" in batch:
-        return batch["attention_mask"].bool()
-    if site.config.pad_token_id is not None:
-        return batch["input_ids"] != site.config.pad_token_id
-    return torch.ones_like(batch["input_ids"], dtype=torch.bool)
-
-
-def _masks(site: Site, batch: Batch) -> Tensor | None:
-    """Each text's mask, where a state is read there."""
-    if not reads_masks(site):
-        return None
-    return first_of(batch["input_ids"] == site.config.mask_token_id)

@@ -36,20 +36,6 @@ def all_scores(positive: Tensor, negatives: Tensor, valid: Tensor | None = None)
     return torch.cat((positive.unsqueeze(1), negatives), dim=1)
 
 
-def info_nce(positive: Tensor, negatives: Tensor, valid: Tensor | None = None) -> Tensor:
-    """`L_NCE` of each example: `positive` is B scores, `negatives` B x N of which those that are `valid` count."""
-    return nce(all_scores(positive, negatives, valid))
-
-
-def information(nce: Tensor, valid: Tensor | None = None, negatives: int | None = None) -> Tensor:
-    """The lower bound `log K + L_NCE` of each example's information, in nats; K counts the positive too.
-
-    `valid` marks the negatives that counted (B x N), or `negatives` says how many there were for everyone.
-    """
-    count = nce.new_full(nce.shape, negatives or 0) if valid is None else valid.sum(1).to(nce.dtype)
-    return torch.log1p(count) + nce
-
-
 def sample_context(
     embedded: Tensor, usable: Tensor, count: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -75,11 +61,6 @@ def head_scores(prompt: Tensor, theta: Tensor, negatives: Tensor, valid: Tensor 
     """
     direction = w1 @ theta.mean(0)
     return all_scores(prompt @ direction, negatives.detach() @ direction, valid)
-
-
-def head_nce(prompts: Tensor, theta: Tensor, negatives: Tensor, valid: Tensor | None, w1: Tensor) -> Tensor:
-    """`L_NCE(P, theta | X)` of each example, whose prompts are B x n_p x D: see `head_scores`."""
-    return nce(head_scores(prompts.mean(1), theta, negatives, valid, w1))
 
 
 def gaussian(mean: Tensor, log_deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,11 +91,6 @@ def representation_scores(prompt: Tensor, positive: Tensor, negatives: Tensor, w
     direction = prompt @ w2 / math.sqrt(prompt.shape[-1])
     samples = torch.cat((positive.unsqueeze(1), negatives), dim=1)
     return torch.bmm(samples, direction.unsqueeze(-1)).squeeze(-1)
-
-
-def representation_nce(prompts: Tensor, positive: Tensor, negatives: Tensor, w2: Tensor) -> Tensor:
-    """`L_NCE(P, Z | X)` of each example, whose prompts are B x n_p x D: see `representation_scores`."""
-    return nce(representation_scores(prompts.mean(1), positive, negatives, w2))
 
 
 def standard_kl(mean: Tensor, deviation: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
+from inlay.methods.channels import like
 from inlay.methods.infoprompt.config import InfoPromptConfig
 from inlay.methods.infoprompt.phi import PhiCache
 
@@ -50,12 +51,12 @@ class Site:
         named = (getattr(self.root.config, f"{name}_token_id", None) for name in SPECIAL)
         return sorted({token for token in (*named, self.config.mask_token_id) if isinstance(token, int)})
 
-    def trained(self, weight: Tensor, times: float = 1.0) -> Trained:
+    def trained(self, weight: Tensor, times: float = 1.0) -> ScaledParameter:
         """A parameter that starts so, where the embeddings are; in its unit, unless plain numbers are asked for."""
-        return Trained(like(self.table, weight), times if self.config.units else 1.0)
+        return ScaledParameter(like(self.table, weight), times if self.config.units else 1.0)
 
 
-class Trained(nn.Module):
+class ScaledParameter(nn.Module):
     """One parameter, kept as `times` itself: Adam, which moves every entry by about the learning rate, moves it by a
     `times`-th of that.
 
@@ -75,7 +76,7 @@ class Trained(nn.Module):
         return self.weight if self.times == 1 else self.weight / self.times
 
 
-class StaticPrompts(Trained):
+class StaticPrompts(ScaledParameter):
     """WARP: `P` itself, n_p x D, the same for every text."""
 
     def forward(self, phi: Tensor | None, rows: int) -> Tensor:  # type: ignore[override]
@@ -162,7 +163,7 @@ class Pieces(nn.Module):
 
     def __init__(self, site: Site) -> None:
         super().__init__()
-        self.site = _Hidden(site)
+        self.site = site  # no module: the model would otherwise contain itself
         self.cache = PhiCache()
         self.looked = False  # whether the host has looked at a batch's ids, on a device that it waits for
         config = site.config
@@ -192,18 +193,6 @@ class Pieces(nn.Module):
     def dtype(self) -> torch.dtype:
         """The precision in which it computes."""
         return self.theta.weight.dtype
-
-
-class _Hidden:
-    """Keeps the site out of sight of `nn.Module`: the model would otherwise contain itself."""
-
-    def __init__(self, site: Site) -> None:
-        self.it = site
-
-
-def like(table: Tensor, weight: Tensor) -> Tensor:
-    """`weight` where the embeddings are, in single precision or, where theirs is double, in that."""
-    return weight.to(table.device, torch.promote_types(table.dtype, torch.float32))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Where the prompts of InfoPrompt stand in a batch of texts: tensors in, tensors out, without a look at the values.
+"""Where the prompts of InfoPrompt stand in a batch of texts, and whether its rows have the places for them.
 
 A batch of L tokens a row becomes one of S = L + n_p slots. Every row has the same number of prompts, each row its own
 places. The shapes never depend on what the tensors hold, so that all of it can be compiled. To launch one of these
@@ -8,12 +8,18 @@ small operations on a GPU takes as long as to launch a large one: there are as f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from inlay.backbones.pooled import first_of, last_of, pool
+from inlay.errors import InlayError
+from inlay.methods.infoprompt.phi import Batch
+from inlay.methods.infoprompt.pieces import Site
+
+TENSORS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -107,3 +113,98 @@ def read(states: Tensor, real: Tensor | None, how: str, masks: Tensor | None = N
         return states.gather(1, masks[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
     assert real is not None
     return pool(states, real, how)
+
+
+# ---- the batch
+
+
+def texts_in(kwargs: dict[str, Any], root: nn.Module) -> Batch:
+    """The tensors of B x L that describe the texts."""
+    if kwargs.get("input_ids") is None:
+        raise InlayError(
+            f"{type(root).__name__} with prompts in the text reads input_ids, not inputs_embeds: places are "
+            "found by the tokens."
+        )
+    found = {name: kwargs[name] for name in TENSORS if kwargs.get(name) is not None}
+    for name, value in found.items():
+        if value.ndim != 2:
+            raise InlayError(f"{name} has shape {tuple(value.shape)}: give a row a text, B x L.")
+    rows = len(found["input_ids"])
+    return {name: value.expand(rows, -1) for name, value in found.items()}
+
+
+def with_room(batch: Batch, slots: Slots, filler: int) -> Batch:
+    """The same tensors with room for the prompts, where the ids have the token `filler`."""
+    made = {"input_ids": slots.spread(batch["input_ids"], filler)}
+    if "attention_mask" in batch:
+        made["attention_mask"] = slots.spread(batch["attention_mask"], 1)
+    if "token_type_ids" in batch:
+        made["token_type_ids"] = slots.like_the_next(batch["token_type_ids"])
+    if "position_ids" in batch:
+        made["position_ids"] = slots.positions(batch["position_ids"])
+    return made
+
+
+def real_tokens(site: Site, batch: Batch) -> Tensor:
+    """Which tokens are not padding, B x L."""
+    if "attention_mask" in batch:
+        return batch["attention_mask"].bool()
+    if site.config.pad_token_id is not None:
+        return batch["input_ids"] != site.config.pad_token_id
+    return torch.ones_like(batch["input_ids"], dtype=torch.bool)
+
+
+def first_masks(site: Site, batch: Batch) -> Tensor | None:
+    """Each text's mask, where a state is read there."""
+    if not reads_masks(site):
+        return None
+    return first_of(batch["input_ids"] == site.config.mask_token_id)
+
+
+# ---- what is wrong with it
+
+
+def reads_masks(site: Site) -> bool:
+    """Whether a state is read at the mask."""
+    return "mask" in (site.state, site.phi) and site.config.mask_token_id is not None
+
+
+def waits(device: torch.device) -> bool:
+    """Whether to look at what a tensor holds makes the host wait for its device."""
+    return device.type != "cpu"
+
+
+def _wrong(site: Site, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Which rows (B) have a wrong number of places for prompts, and which have no mask where a state is read there."""
+    wanted = site.config.num_prompt_tokens if site.config.placeholders else 0
+    places = (ids < 0).sum(1) != wanted
+    if not reads_masks(site):
+        return places, None
+    return places, (ids != site.config.mask_token_id).all(1)
+
+
+def check(site: Site, ids: Tensor) -> None:
+    """Refuse rows that lack a mask or a place, and those with too many places."""
+    places, masks = (None if found is None else found.nonzero() for found in _wrong(site, ids))
+    assert places is not None
+    if len(places):
+        row, placed = int(places[0]), site.config.placeholders
+        hint = "encode texts with inlay.tasks.prompts.encode" if placed else "or set placeholders=True"
+        raise InlayError(
+            f"Row {row} of the batch has {int((ids[row] < 0).sum())} places for prompts (negative ids) and should have "
+            f"{site.config.num_prompt_tokens if placed else 0}: {hint}."
+        )
+    if masks is not None and len(masks):
+        raise InlayError(
+            f"Row {int(masks[0])} of the batch has no mask token ({site.config.mask_token_id}), and Z is read there. "
+            "Put {mask} into the template, or read another state: mean, first or last."
+        )
+
+
+def assert_right(site: Site, ids: Tensor) -> None:
+    """The same without waiting: the device ends what it does, with this message, when it comes to a wrong row."""
+    places, masks = _wrong(site, ids)
+    right = ~(places if masks is None else places | masks).any()
+    wanted = site.config.num_prompt_tokens if site.config.placeholders else 0
+    needed = "" if masks is None else f" and the mask token {site.config.mask_token_id}"
+    torch._assert_async(right, f"InfoPrompt: every row needs {wanted} places for prompts (negative ids){needed}")

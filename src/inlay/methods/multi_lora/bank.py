@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
     from inlay.methods.multi_lora.products import Factors
-    from inlay.methods.multi_lora.rows import Rows
+    from inlay.methods.multi_lora.rows import TaskRows
 
 LAYERS = 16  # of a bank: what is fetched at once takes memory for each row
 WEIGHT = itemgetter("weight")
@@ -28,7 +28,7 @@ NOBODY = 0  # the slot of rows without a task: always zero
 LOCK = threading.Lock()  # for passes of several threads, which share where the `B`s lie
 
 
-class Kept(NamedTuple):
+class TaskSlot(NamedTuple):
     """Where a task lies in a bank, and what `stands` knows it by.
 
     A parameter, or its memory, may be changed by anybody at any layer, and each is looked at in every pass. The module
@@ -70,13 +70,13 @@ class Bank:
         self.layers, self.shape = tuple(layers), tuple(shape)
         self.whole: Tensor | None = None
         self.used = 0
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, TaskSlot] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
         return {**self.__dict__, "whole": None, "used": 0, "kept": {}}
 
-    def fetch(self, rows: Rows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
+    def fetch(self, rows: TaskRows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
 
         `tracked`: so that autograd finds the way back to the parameters. None: no task adapts any of these layers, or
@@ -95,7 +95,7 @@ class Bank:
             return [(own.unbind(1), alpha) for own in found.unbind()]
 
     @torch.no_grad()
-    def _by_row(self, tasks: Sequence[Kept | None], rows: Rows, dtype: torch.dtype) -> tuple[Tensor, float]:
+    def _by_row(self, tasks: Sequence[TaskSlot | None], rows: TaskRows, dtype: torch.dtype) -> tuple[Tensor, float]:
         """(layers, rows, s, r, width), and the scale of all, or 1 where it has been multiplied in."""
         assert self.whole is not None
         slots, device = tuple(NOBODY if task is None else task.slot for task in tasks), self.whole.device
@@ -109,7 +109,7 @@ class Bank:
             each *= scale.to(dtype)
         return each.index_select(1, rows.slots(device)), scale if alike else 1.0
 
-    def _scale(self, tasks: Sequence[Kept | None], rows: Rows) -> Any:
+    def _scale(self, tasks: Sequence[TaskSlot | None], rows: TaskRows) -> Any:
         """That of all tasks at all layers; where they differ, (layers, tasks, 1, 1, 1)."""
         different = {task.scales for task in tasks if task is not None}
         first = next(iter(different), (1.0,))[0]
@@ -123,7 +123,7 @@ class Bank:
 
     # ---- taking in
 
-    def _places(self, tasks: Sequence[str]) -> list[Kept | None] | None:
+    def _places(self, tasks: Sequence[str]) -> list[TaskSlot | None] | None:
         """Where each task lies, None for one that adapts none of these layers; None: some cannot be kept here."""
         missing = [task for task in tasks if not self._stands(task)]
         return [self.kept.get(task) for task in tasks] if not missing or self._take_in(missing) else None
@@ -168,7 +168,7 @@ class Bank:
             scales = tuple((pieces[shown] if piece is None else piece).scale for piece in pieces)
             holders = [pieces[number]._parameters for number in numbers]
             pointers = [own[number].data_ptr() for number in numbers]
-            self.kept[task] = Kept(self.used, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
+            self.kept[task] = TaskSlot(self.used, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
             self.used += 1
         return True
 
@@ -198,7 +198,7 @@ class _Fetch(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, bank: Bank, tasks: Sequence[Kept | None], rows: Rows, dtype: torch.dtype, *weights: Tensor
+        ctx: Any, bank: Bank, tasks: Sequence[TaskSlot | None], rows: TaskRows, dtype: torch.dtype, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         found, alpha = bank._by_row(tasks, rows, dtype)
         # Not the rows, which keep the result.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError, first_line
 from inlay.methods.mixing import BASE
-from inlay.methods.multi_lora.rows import Routing, Rows
+from inlay.methods.multi_lora.rows import Routing, TaskRows
 from inlay.methods.multi_lora.shared import seed_of
 from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.plain import base_of
@@ -88,7 +88,7 @@ class TaskHead(Switch, ModulesToSaveWrapper):
         return self.modules_to_save[task]
 
 
-def _linear(heads: Sequence[nn.Module], x: Tensor, rows: Rows) -> Tensor:
+def _linear(heads: Sequence[nn.Module], x: Tensor, rows: TaskRows) -> Tensor:
     """`x W_i^T + b_i` for the rows of each task i."""
     weight, sizes = _stacked([head.weight for head in heads], rows)
     grouped = _grouped(x, rows)
@@ -102,7 +102,7 @@ def _linear(heads: Sequence[nn.Module], x: Tensor, rows: Rows) -> Tensor:
 
 
 def _together(
-    heads: Sequence[nn.Module], x: Tensor, rows: Rows, others: tuple[Any, ...], kwargs: dict[str, Any]
+    heads: Sequence[nn.Module], x: Tensor, rows: TaskRows, others: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     """Heads of any kind: the same computation for each task's rows, with that task's parameters."""
     if any(True for _ in heads[0].buffers()):
@@ -127,13 +127,13 @@ def _together(
     return _cut(_in_order(found, rows), sizes, rows)
 
 
-def _grouped(x: Tensor, rows: Rows) -> Tensor:
+def _grouped(x: Tensor, rows: TaskRows) -> Tensor:
     """Each task's rows, (tasks, as many as any task has, ...)."""
     index = rows.kept("groups", x.device, lambda: torch.tensor(rows.groups()))
     return x.index_select(0, index.view(-1)).view(*index.shape, *x.shape[1:])
 
 
-def _in_order(found: Tensor, rows: Rows) -> Tensor:
+def _in_order(found: Tensor, rows: TaskRows) -> Tensor:
     """What came of the rows, in their own order again."""
 
     def places() -> Tensor:
@@ -144,7 +144,7 @@ def _in_order(found: Tensor, rows: Rows) -> Tensor:
     return found.flatten(0, 1).index_select(0, rows.kept("in order", found.device, places))
 
 
-def _stacked(tensors: Sequence[Tensor], rows: Rows) -> tuple[Tensor, tuple[int, ...] | None]:
+def _stacked(tensors: Sequence[Tensor], rows: TaskRows) -> tuple[Tensor, tuple[int, ...] | None]:
     """The tasks' tensors as one. Where they differ in their first axis, the last of the shorter is repeated, and their
     lengths are given too: `_cut` takes away what comes of it."""
     joined = torch.cat(list(tensors))
@@ -159,7 +159,7 @@ def _stacked(tensors: Sequence[Tensor], rows: Rows) -> tuple[Tensor, tuple[int, 
     return joined[rows.kept(("places", sizes), joined.device, places)], sizes
 
 
-def _cut(logits: Tensor, sizes: tuple[int, ...] | None, rows: Rows) -> Tensor:
+def _cut(logits: Tensor, sizes: tuple[int, ...] | None, rows: TaskRows) -> Tensor:
     """-inf where a row's own head has no output."""
     if sizes is None:
         return logits

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inlay.methods.mixed_loss import check_labels, joint_loss, task_losses
 from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
-from inlay.methods.multi_lora.rows import Routing, Rows
+from inlay.methods.multi_lora.rows import Routing, TaskRows
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ENCODER_DECODER = ("ForConditionalGeneration",)
@@ -55,7 +55,7 @@ class ModelHooks:
             return (loss, *output)
         return type(output)(**{"loss": loss, **output})  # the loss comes first, as Transformers has it
 
-    def _loss(self, model: nn.Module, rows: Rows, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, model: nn.Module, rows: TaskRows, logits: Tensor, labels: Tensor) -> Tensor:
         causal, values = _is(model, CAUSAL), [False]
         if not causal and not _is(model, ENCODER_DECODER):
             outputs = {task: self._labels(model, task) for task in rows.tasks}
@@ -68,7 +68,7 @@ class ModelHooks:
             regression = rows.kept("values", logits.device, lambda: torch.tensor(values)).index_select(0, slots)
         return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
 
-    def _resized(self, model: nn.Module, rows: Rows) -> bool:
+    def _resized(self, model: nn.Module, rows: TaskRows) -> bool:
         return any(self._labels(model, task) != base_labels(model) for task in rows.tasks)
 
     def _labels(self, model: nn.Module, task: str) -> int | None:
@@ -81,7 +81,7 @@ def base_labels(model: nn.Module) -> int | None:
     return getattr(getattr(model, "config", None), "num_labels", None)
 
 
-def check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Rows) -> bool:
+def check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rows: TaskRows) -> bool:
     """An error where a call's rows are not as many as the names; whether they could be counted. Where they never are,
     the layers count what enters them, and take nothing but one row for each name."""
     given = batch_of(model, args, kwargs)

@@ -15,7 +15,7 @@ from inlay.errors import InlayError
 from inlay.methods.channels import NEVER_CALLED, beside, width_in, width_out
 from inlay.methods.multi_lora.bank import Bank
 from inlay.methods.multi_lora.products import Factors, Parts, add_products, without_autocast
-from inlay.methods.multi_lora.rows import Routing, Rows
+from inlay.methods.multi_lora.rows import Routing, TaskRows
 from inlay.methods.multi_lora.shared import digest_of, draw
 from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.tuner import HookedLayer
@@ -24,7 +24,7 @@ KINDS = {"embedding": nn.Embedding, "conv2d": nn.Conv2d, "conv1d": Conv1D, "line
 
 
 @dataclass(frozen=True)
-class Settings:
+class LayerSettings:
     """What one task asks of one layer. `thirds` are those of the output's three equal parts that are adapted; None:
     all of the output."""
 
@@ -52,7 +52,7 @@ def fits(module: nn.Module) -> bool:
 class TaskFactor(nn.Module):
     """`B_i` of one task at one layer, (s, r, m / s) for s adapted parts of the output; zero at the start."""
 
-    def __init__(self, shape: tuple[int, ...], settings: Settings, like: Tensor) -> None:
+    def __init__(self, shape: tuple[int, ...], settings: LayerSettings, like: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape, **beside(like)), requires_grad=settings.trains)
         self.scale = settings.alpha / settings.rank
@@ -85,7 +85,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         """The tasks' `B`s by name: a ModuleDict's own look-ups would take longer than the products do."""
         return self.inlay_multi_lora_b._modules
 
-    def update_layer(self, adapter_name: str, config: Settings) -> None:
+    def update_layer(self, adapter_name: str, config: LayerSettings) -> None:
         self.check(adapter_name, config)
         if not self.shared:
             self.shared = config.shared()
@@ -94,7 +94,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         shape = (len(self.parts), config.rank, end - begin)
         self.inlay_multi_lora_b[adapter_name] = TaskFactor(shape, config, self.host.weight)
 
-    def check(self, adapter_name: str, config: Settings) -> None:
+    def check(self, adapter_name: str, config: LayerSettings) -> None:
         """An error where a task asks for another `A` than the tasks before it share."""
         for what, value in config.shared().items():
             if self.shared and self.shared[what] != value:
@@ -103,7 +103,7 @@ class MultiLoraLayer(Switch, HookedLayer):
                     f"with {what} {self.shared[what]!r}. Give it the same, or put it into a model of its own."
                 )
 
-    def _draw(self, config: Settings) -> None:
+    def _draw(self, config: LayerSettings) -> None:
         width = self.width_out // 3 if config.thirds else self.width_out
         thirds = config.thirds or (0,)
         self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
@@ -172,7 +172,7 @@ class MultiLoraLayer(Switch, HookedLayer):
             if not torch.compiler.is_compiling():
                 self.routing.refuse_lost_rows(self)
             for name in self.running():
-                output = self._add(args[0], output, Rows([name]))
+                output = self._add(args[0], output, TaskRows([name]))
             return output
         if self.merged_adapters:
             if [*rows.tasks] == self.merged_adapters:  # the rows of what is merged, and of nothing else
@@ -183,7 +183,7 @@ class MultiLoraLayer(Switch, HookedLayer):
             )
         return self._add(args[0], output, rows)
 
-    def _add(self, x: Tensor, output: Tensor, rows: Rows) -> Tensor:
+    def _add(self, x: Tensor, output: Tensor, rows: TaskRows) -> Tensor:
         with without_autocast(output):  # precision is chosen by hand here
             if self.training:
                 x = self._dropped(x, [self.factors[task] for task in rows.tasks if task in self.factors])
@@ -209,7 +209,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         weight = _weight_of(piece).to(dtype)
         return (weight,) if len(weight) == 1 else weight.unsqueeze(1).unbind(), piece.scale
 
-    def _of_rows(self, rows: Rows, output: Tensor, trains: bool) -> Factors | None:
+    def _of_rows(self, rows: TaskRows, output: Tensor, trains: bool) -> Factors | None:
         """Each row's `B`; None where no task of theirs adapts this layer."""
         # The rows' B's are made for many layers at once. Not where layers are recomputed, each with its own.
         if not torch.compiler.is_compiling() and not (trains and self.routing.recomputing):
@@ -287,7 +287,7 @@ def _weight_of(piece: nn.Module) -> Tensor:
     return piece.weight if found is None else found
 
 
-def _by_row(tensor: Tensor, rows: Rows, first: bool) -> Tensor:
+def _by_row(tensor: Tensor, rows: TaskRows, first: bool) -> Tensor:
     """As (rows, tokens, channels), or (rows, channels, pixels).
 
     The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.

@@ -27,8 +27,8 @@ from inlay.methods.mixing import BASE
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.heads import TaskHead, resize
 from inlay.methods.multi_lora.hooks import ModelHooks, base_labels, check_rows
-from inlay.methods.multi_lora.layer import MultiLoraLayer, Settings, fits
-from inlay.methods.multi_lora.rows import ROUTING, Routing, Rows
+from inlay.methods.multi_lora.layer import LayerSettings, MultiLoraLayer, fits
+from inlay.methods.multi_lora.rows import ROUTING, Routing, TaskRows
 from inlay.methods.multi_lora.shared import checksum_of
 from inlay.methods.plain import INNER, plain_name, plain_parameters
 from inlay.methods.protocol import load
@@ -66,12 +66,12 @@ class MultiLoraModel(InlayTuner):
             f"{alternatives(model, 'multi-lora')}"
         )
 
-    def settings_at(self, config: MultiLoraConfig, name: str) -> Settings:
+    def settings_at(self, config: MultiLoraConfig, name: str) -> LayerSettings:
         """The rank and alpha that the patterns give this module, and what is adapted of a fused projection."""
         rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), name), config.r)
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), name), config.lora_alpha)
         thirds = tuple(i for i, part in enumerate(SLICES) if part in config.fused) if self._fused(name) else None
-        return Settings(
+        return LayerSettings(
             name=name,
             rank=rank,
             alpha=alpha,
@@ -288,11 +288,11 @@ class MultiLoraModel(InlayTuner):
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         routing, names = self.routing, kwargs.get("adapter_names")
         if names is not None:
-            rows = Rows.of(names, self.tasks)
+            rows = TaskRows.of(names, self.tasks)
             if check_rows(self.model, args, kwargs, rows):  # as `generate` is called: it repeats them itself
                 rows.copies = _copies(self.model, kwargs)
         elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):
-            rows = Rows(self.active_adapters)
+            rows = TaskRows(self.active_adapters)
         else:
             yield
             return

@@ -32,7 +32,7 @@ BACKWARD_PASSES = 16  # that may be under way at once, one within another
 ROUTING = "_inlay_multi_lora_routing"
 
 
-class Rows:
+class TaskRows:
     """The tasks of a batch, each once, and each row's place among them; without places all rows are the only task's.
 
     `labels` waits here while the base model runs without them: see hooks.py.
@@ -50,7 +50,7 @@ class Rows:
         self._fetched: dict[Any, tuple[Bank, list[Factors] | None]] = {}
 
     @classmethod
-    def of(cls, names: Sequence[str], known: Sequence[str]) -> Rows:
+    def of(cls, names: Sequence[str], known: Sequence[str]) -> TaskRows:
         """The rows that these names, one a row, stand for."""
         tasks = list(dict.fromkeys(check_names(names, known, "task")))
         place = {task: i for i, task in enumerate(tasks)}
@@ -103,7 +103,7 @@ class Rows:
 class _Pass(threading.local):
     """The rows of the forward pass that a thread is in."""
 
-    rows: Rows | None = None
+    rows: TaskRows | None = None
 
     def __reduce__(self) -> tuple[type[_Pass], tuple[()]]:
         """A copy of a model is in no pass."""
@@ -141,7 +141,7 @@ class Routing:
         return {**self.__dict__, "_trainer": None}
 
     @property
-    def rows(self) -> Rows | None:
+    def rows(self) -> TaskRows | None:
         """Those of the forward pass that this thread is in."""
         return self._pass.rows
 
@@ -163,7 +163,7 @@ class Routing:
             self._trainer = own
 
     @contextmanager
-    def forward(self, rows: Rows | None) -> Iterator[None]:
+    def forward(self, rows: TaskRows | None) -> Iterator[None]:
         """One forward pass, of these rows."""
         own = self._pass
         before, own.rows = own.rows, rows
@@ -173,7 +173,7 @@ class Routing:
             own.rows = before
 
     @contextmanager
-    def remembering(self, rows: Rows | None) -> Iterator[None]:
+    def remembering(self, rows: TaskRows | None) -> Iterator[None]:
         """One forward pass whose checkpointed layers will find its rows again when they are recomputed."""
         layers = [module for module in self.checkpointed if torch.is_grad_enabled() and module.gradient_checkpointing]
         functions = [module._gradient_checkpointing_func for module in layers]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from inlay.methods.attention_interface import Attend, AttentionLayer
-from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
+from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 
 RIDGE = 1e-4
 """Added to the diagonal, relative to its mean: features that hardly occur stay small."""
@@ -57,14 +57,14 @@ class Watcher(AttentionLayer):
 
     child = "inlay_fit"
 
-    def __init__(self, host: nn.Module, prefix: Prefix) -> None:
+    def __init__(self, host: nn.Module, prefix: TrainedPrefix) -> None:
         super().__init__(host)
         self._prefix = (prefix,)  # in a tuple, which hides it from nn.Module: it belongs to the adapter
         self.real: Tensor | None = None
         self.sums: tuple[Tensor, Tensor] | None = None
 
     @property
-    def prefix(self) -> Prefix:
+    def prefix(self) -> TrainedPrefix:
         return self._prefix[0]
 
     def running(self) -> list[str]:
@@ -184,7 +184,7 @@ def watching(model: nn.Module, kind: type[Watcher], adapter_name: str = "default
     """Watch every attention that the adapter is in; afterwards the model is as it was."""
     layers = [module for module in model.modules() if isinstance(module, NTKAttentionLayer)]
     prefixes = [(layer.host, layer.inlay_ntk_prefix[adapter_name]) for layer in layers]
-    watchers = [kind(host, prefix) for host, prefix in prefixes if isinstance(prefix, Prefix)]
+    watchers = [kind(host, prefix) for host, prefix in prefixes if isinstance(prefix, TrainedPrefix)]
     attached: list[Watcher] = []
     try:
         for watcher in watchers:

@@ -18,7 +18,7 @@ from inlay.methods.ntk_attention.start import Start
 IMPLEMENTATIONS = ("sdpa", "eager")
 
 
-class Trained(nn.Module):
+class LoadedParameter(nn.Module):
     """One parameter; what is loaded into it must fit and be finite."""
 
     weight: Tensor
@@ -42,14 +42,14 @@ class Trained(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-class Kappa(Trained):
+class Kappa(LoadedParameter):
     """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
 
     def forward(self) -> Tensor:
         return magnitude(self.weight)
 
 
-class Fixed(Trained):
+class Fixed(LoadedParameter):
     """Saved but not trained: the centre of the keys; and kappa as Eq. (4) gave it, where features may be negative and
     no other is sure to keep `phi(q) kappa` positive."""
 
@@ -58,17 +58,17 @@ class Fixed(Trained):
         self.register_buffer("weight", weight)
 
 
-PARAMETERS = (Trained, Kappa, Fixed)
+PARAMETERS = (LoadedParameter, Kappa, Fixed)
 
 
-class Prefix(nn.Module):
+class TrainedPrefix(nn.Module):
     """What stands for the prefix in one adapter: `Z_A`, `Z_B` and `kappa` of each query head."""
 
     def __init__(self, start: Start) -> None:
         super().__init__()
         self._phi = start.features
-        self.z_a = Trained(start.z_a)
-        self.z_b = Trained(start.z_b)
+        self.z_a = LoadedParameter(start.z_a)
+        self.z_b = LoadedParameter(start.z_b)
         self.kappa = (Kappa if start.features.positive else Fixed)(start.kappa)
         self.centre = None if start.centre is None else Fixed(start.centre)
 
@@ -119,7 +119,7 @@ class NTKAttentionLayer(AttentionLayer):
     adapter_layer_names = ("inlay_ntk_prefix",)
 
     def update_layer(self, adapter_name: str, start: Start) -> None:
-        self.pieces[adapter_name] = Prefix(start)
+        self.pieces[adapter_name] = TrainedPrefix(start)
 
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any

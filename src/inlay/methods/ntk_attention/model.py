@@ -13,7 +13,7 @@ from inlay.methods.attention_interface import on_interface
 from inlay.methods.capabilities import alternatives
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
 from inlay.methods.ntk_attention.fit import Centring, Squares, watching
-from inlay.methods.ntk_attention.layer import NTKAttentionLayer, Prefix
+from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import Start, start_at
 from inlay.methods.plain import plain_name
 from inlay.methods.prompts import Prompt, read
@@ -73,7 +73,7 @@ class NTKAttentionModel(InlayTuner):
 
     def can_fit(self) -> bool:
         """Not with features that may be negative, whose kappa is Eq. (4)'s."""
-        prefixes = [module for module in self.model.modules() if isinstance(module, Prefix)]
+        prefixes = [module for module in self.model.modules() if isinstance(module, TrainedPrefix)]
         return all(prefix.features.positive for prefix in prefixes)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from inlay.methods.vpt.config import VPTConfig
 COLDEST, HOTTEST = 0.01, 10.0  # the authors' bounds on the temperature
 
 
-class Gate(nn.Module):
+class PromptGate(nn.Module):
     """`g` of one block."""
 
     def __init__(self, logit: float, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class VPTPromptLayer(TokenPromptLayer):
         super().update_layer(adapter_name, place)
         if place.config.gated and not place.leaves:
             weight = next(self.host.parameters())
-            self.inlay_vpt_gate[adapter_name] = Gate(place.config.gate_initial, weight.device)
+            self.inlay_vpt_gate[adapter_name] = PromptGate(place.config.gate_initial, weight.device)
 
     def after(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Mix the prompts that entered with those that left."""

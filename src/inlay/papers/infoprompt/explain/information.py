@@ -247,8 +247,8 @@ def _states(
         )
     own = task.with_schema(schema)
     layer = layer_of(model)
-    (pieces,) = layer.inlay_infoprompt_pieces.values()
-    pieces.cache = kept.setdefault((pieces.site.it.phi, pieces.site.it.state), pieces.cache)
+    (pieces,) = layer.pieces.values()
+    pieces.cache = kept.setdefault((pieces.site.phi, pieces.site.state), pieces.cache)
     found = {name: observe(model, own, backbone, name, examples, first) for name in SPLITS}
     model.unload()
     return layer, found
@@ -296,8 +296,8 @@ def fitted_bounds(
     from inlay.methods.infoprompt import losses as info
     from inlay.methods.infoprompt.pieces import RepresentationCritic
 
-    (pieces, *_) = layer.inlay_infoprompt_pieces.values()
-    site = replace(pieces.site.it, config=replace(pieces.site.it.config, units=True))
+    (pieces, *_) = layer.pieces.values()
+    site = replace(pieces.site, config=replace(pieces.site.config, units=True))
     size, width = (float(part.square().mean().sqrt().clamp(min=1e-12)) for part in (known[0], known[2]))
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -307,9 +307,8 @@ def fitted_bounds(
         def nce(texts: tuple[Tensor, ...]) -> Tensor:
             prompts, z, without = texts[0] / size, texts[1] / width, texts[2] / width
             mine, others = info.gaussian(*critic(z)), info.gaussian(*critic(without))
-            return info.representation_nce(
-                prompts, info.sample(*mine), info.sample(*others, negatives - 1), critic.w2()
-            )
+            drawn = info.sample(*mine), info.sample(*others, negatives - 1)
+            return info.nce(info.representation_scores(prompts.mean(1), *drawn, critic.w2()))
 
         for _ in range(steps):
             optimizer.zero_grad()
@@ -317,4 +316,15 @@ def fitted_bounds(
             optimizer.step()
         with torch.no_grad():
             drawn = torch.stack([nce(fresh) for _ in range(DRAWS)]).mean(0)
-            return info.information(drawn, negatives=negatives - 1).tolist()
+            return information_bound(drawn, negatives=negatives - 1).tolist()
+
+
+def information_bound(nce: Tensor, valid: Tensor | None = None, negatives: int | None = None) -> Tensor:
+    """The lower bound `log K + L_NCE` of each example's information, in nats; K counts the positive too.
+
+    `valid` marks the negatives that counted (B x N), or `negatives` says how many there were for everyone.
+    """
+    import torch
+
+    count = nce.new_full(nce.shape, negatives or 0) if valid is None else valid.sum(1).to(nce.dtype)
+    return torch.log1p(count) + nce

@@ -223,13 +223,12 @@ class _Walk:
             self.model.eval()
             seen.instead = instead
             found: dict[str, Any] = {"task": self.model(**self.batch).loss, "prompt": seen.prompts[0]}
-            (pieces, *_) = layer.inlay_infoprompt_pieces.values()
+            (pieces, *_) = layer.pieces.values()
             if pieces.critic is not None:
-                count = pieces.site.it.config.num_negatives - 1
+                count = pieces.site.config.num_negatives - 1
                 mine, others = (info.gaussian(*pieces.critic(part[0])) for part in (seen.z, seen.without))
-                nce = info.representation_nce(
-                    seen.prompts[0], info.sample(*mine), info.sample(*others, count), pieces.critic.w2()
-                )
+                drawn = info.sample(*mine), info.sample(*others, count)
+                nce = info.nce(info.representation_scores(seen.prompts[0].mean(1), *drawn, pieces.critic.w2()))
                 found["representation"] = -nce.mean()
             for module, mode in modes:
                 module.training = mode
