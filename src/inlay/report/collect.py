@@ -320,7 +320,7 @@ def replaced(spec: Spec) -> str | None:
 
 def set_of(run: Run, metric: str, split: str) -> Set:
     """The set that a run belongs to."""
-    from inlay.workflow.comparison import upwards
+    from inlay.workflow.comparison import improves_upwards
 
     spec = run.spec
     more = (
@@ -329,12 +329,12 @@ def set_of(run: Run, metric: str, split: str) -> Set:
         spec.test_data and f"test {spec.test_data}",
         (pooling := replaced(spec)) and f"pooling {pooling}",
     )
-    greater = upwards(run.record, metric)
+    greater = improves_upwards(run.record, metric)
     return Set(
         task=spec.subject,
         model=spec.model,
         shots=spec.shots,
-        metric=metric + LESS * (greater != upwards({}, metric)),
+        metric=metric + LESS * (greater != improves_upwards({}, metric)),
         greater=greater,
         split=split,
         more=", ".join(part for part in more if part),
@@ -350,7 +350,7 @@ def settings_of(spec: Spec) -> dict[str, Any]:
 
 def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
     """Name what differs between the variants of a method, and choose one by validation, as `inlay compare` does."""
-    from inlay.workflow.comparison import upwards
+    from inlay.workflow.comparison import improves_upwards
     from inlay.workflow.statistics import pick
 
     if len(rows) < 2:
@@ -368,7 +368,9 @@ def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
     rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
     values = [
         {
-            result.spec.seed: result.validation if upwards(result.record, result.watched) else -result.validation
+            result.spec.seed: result.validation
+            if improves_upwards(result.record, result.watched)
+            else -result.validation
             for result in row.results
             if result.validation is not None
         }

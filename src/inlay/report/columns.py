@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from inlay.workflow.comparison import Measured
+    from inlay.workflow.comparison import Measurement
 
 Record = Mapping[str, Any]  # of a finished run, as record.json has it
-Value = Any  # a number, a `Measured`, a text, or None where there is none
+Value = Any  # a number, a `Measurement`, a text, or None where there is none
 # `inlay compare`; `inlay tune` and `runs show`; `runs list`; the page's table; its plot of the metric against cost;
 # LaTeX and Markdown; CSV.
 Place = Literal["compare", "run", "list", "page", "plot", "table", "csv"]
@@ -131,15 +131,15 @@ def _entry(record: Value, path: Sequence[str]) -> Value:
     return record
 
 
-def measured(entry: str) -> Callable[[Sequence[Record]], Measured | None]:
+def measured(entry: str) -> Callable[[Sequence[Record]], Measurement | None]:
     """A measurement of the portrait: its repetitions, pooled over the runs."""
 
-    def read(records: Sequence[Record]) -> Measured | None:
-        from inlay.workflow.comparison import Measured, pooled
+    def read(records: Sequence[Record]) -> Measurement | None:
+        from inlay.workflow.comparison import Measurement, pooled
 
         known = [record["portrait"][entry] for record in records if record["portrait"].get(entry)]
         if len(known) == 1:  # as it is on record, to the last digit
-            return Measured(known[0]["mean"], known[0]["spread"], known[0]["repetitions"])
+            return Measurement(known[0]["mean"], known[0]["spread"], known[0]["repetitions"])
         return pooled([record["portrait"] for record in records], entry)
 
     return read

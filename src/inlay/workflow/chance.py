@@ -1,4 +1,4 @@
-"""Whether methods are above chance: beside the majority class, and whether they answer with one class throughout."""
+"""Whether methods are above chance: compared with the majority class, and whether they predict one class only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ NORMAL = 1.96  # standard errors to either side of a 95 % interval
 
 @dataclass(frozen=True)
 class Standing:
-    """One method beside the majority class, over its runs: `constant` are the seeds with one class for every example.
+    """One method and the majority class, over its runs: `constant` are the seeds that predict one class only.
 
-    `values` and `majority` are the metric on the test split, a value a run; runs from before there was such a record
+    `values` and `majority` are the metric on the test set, a value for each run. Old runs, which did not record it,
     have no `majority`.
     """
 
@@ -33,16 +33,15 @@ class Standing:
 
     @property
     def above_chance(self) -> bool | None:
-        """Whether the mean is above the majority class; of an accuracy, by more than the sampling error (95 %) that a
-        test set of this size leaves, which more seeds do not lower. None where it is not known."""
+        """Whether the mean is above the majority class; of an accuracy, by more than the 95 % sampling error of a test
+        set of this size, which more seeds do not lower. None where it is not known."""
         if not self.majority:
             return None
         return fmean(self.values) - fmean(self.majority) > self.sampling_error
 
     @property
     def sampling_error(self) -> float:
-        """How far the majority class's accuracy may be off by the choice of the test examples (95 %); 0 for other
-        metrics."""
+        """The 95 % sampling error of the majority class's accuracy on the test examples; 0 for other metrics."""
         if not self.majority or self.metric != "accuracy":
             return 0.0
         chance = fmean(self.majority)
@@ -71,7 +70,7 @@ def _says(entry: Any, metric: str) -> bool:
 
 
 def sentences(found: Sequence[Standing]) -> list[str]:
-    """What is to be known before one method is put above another."""
+    """What to know before methods are ranked."""
     told = []
     known = [each for each in found if each.majority]
     if known:
@@ -94,7 +93,7 @@ def sentences(found: Sequence[Standing]) -> list[str]:
 
 
 def of_one(spec: Spec, metric: str, metrics: Mapping[str, Mapping[str, float]], beside: Mapping[str, Any]) -> list[str]:
-    """The same for a single run: nothing where it is above chance and tells examples apart."""
+    """The same for a single run: nothing where it is above chance and predicts several classes."""
     if metric not in metrics.get("test", {}):
         return []
     each = standing(spec.method, metric, [metrics["test"][metric]], [(spec.seed, beside)])

@@ -1,4 +1,4 @@
-"""What runs of several methods amount to: a line a method, the choice of learning rates, differences, words."""
+"""Compare finished runs of several methods: a row a method, learning rates selected, differences, sentences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COSTS = {"parameters": "trained parameters", "memory": "peak memory", "time": "s
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Mean, standard deviation (None for a single repetition) and number of the repetitions of a measurement."""
 
     mean: float
@@ -31,11 +31,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class Row:
-    """One method's line: its test metric over the seeds, and what it cost.
+    """One method: its test metric over the seeds, and its cost.
 
-    `first_epoch` is the seconds of an epoch that has to compute the frozen trunk as well, where later ones do not.
-    `rate` is the learning rate of its runs, and `front` names the costs for which no method that costs less is as good:
-    significantly worse than this one are all of them. `standing` is how it compares with the majority class.
+    `first_epoch` is the seconds of an epoch that also computes the frozen trunk, where later ones do not. `rate` is the
+    learning rate of its runs. `front` names the costs for which every cheaper method is significantly worse than this
+    one. `standing` is how it compares with the majority class.
     """
 
     method: str
@@ -43,11 +43,11 @@ class Row:
     greater_is_better: bool
     values: tuple[float, ...]
     trained: int
-    seconds_per_epoch: Measured | None
+    seconds_per_epoch: Measurement | None
     first_epoch: float | None
     peak_memory: float | None
-    train_rate: Measured | None
-    inference_rate: Measured | None
+    train_rate: Measurement | None
+    inference_rate: Measurement | None
     saved_bytes: int
     seeds: tuple[int, ...] = ()
     rate: float | None = None
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tried:
-    """One method at one learning rate: what its runs did on validation, by which the rate is chosen."""
+    """One method at one learning rate: the validation metric of its runs, by which the rate is selected."""
 
     method: str
     rate: float | None
@@ -84,11 +84,11 @@ class Tried:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The finished runs of a comparison, a line a method, and what did not finish.
+    """The finished runs of a comparison, a row a method, and what did not finish.
 
-    `runs` are those of the chosen learning rates, whose test metrics are in the rows; `tried` are all the rates there
-    was a choice of. `unfinished` are runs that were not begun, or stopped, because time was up. `others` are the runs
-    on disk that are in no row: of other rates, failed, unfinished. `lost` are failures that left no run behind.
+    `runs` are those of the selected learning rates, whose test metrics are in the rows; `tried` are all the rates that
+    were tried. `unfinished` are runs that were not begun, or stopped, because time was up. `others` are the runs on
+    disk that are in no row: of other rates, failed, unfinished. `lost` are failures that left no run behind.
     """
 
     rows: list[Row]
@@ -118,11 +118,11 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Difference:
-    """One method beside a named baseline, over the seeds that both have finished.
+    """One method less a baseline, over the seeds that both have finished.
 
-    `error` and `difference_error` are standard errors of the means; `low` and `high` bound the difference by the paired
-    bootstrap; `p` is the two-sided paired t-test's, None where there are too few seeds or nothing differs. `verdict`
-    is the one word that they allow together (see `inlay.workflow.statistics`).
+    `error` and `difference_error` are standard errors of the means; `low` and `high` are the paired bootstrap's 95 %
+    interval of the difference; `p` is the two-sided paired t-test's, None where there are too few seeds or nothing
+    differs. `verdict` is what both tests allow together (see `inlay.workflow.statistics`).
     """
 
     method: str
@@ -160,33 +160,25 @@ def differences_from(
     family = None if named else statistics.pairs_among(len(by_method))
     raised = dict(zip(tests, statistics.holm([test.p for test in tests.values()], family), strict=True))
 
-    def difference(name: str) -> Difference:
-        values = list(by_method[name].values())
-        made = Difference(name, fmean(values), standard_error(values))
-        if (test := tests.get(name)) is None:
-            return made
-        word = statistics.verdict(test, raised[name], greater_is_better=greater_is_better)
-        return replace(
-            made,
-            difference=test.difference,
-            difference_error=test.error,
-            p=test.p,
-            low=test.low,
-            high=test.high,
-            verdict=word,
-        )
-
-    return [difference(name) for name in by_method]
+    found = []
+    for name, by_seed in by_method.items():
+        all_seeds = list(by_seed.values())
+        own: tuple[Any, ...] = ()
+        if (test := tests.get(name)) is not None:
+            word = statistics.verdict(test, raised[name], greater_is_better=greater_is_better)
+            own = (test.difference, test.error, test.p, test.low, test.high, word)
+        found.append(Difference(name, fmean(all_seeds), standard_error(all_seeds), *own))
+    return found
 
 
 def words(found: Comparison, baseline: str | None = None) -> list[str]:
-    """What the numbers allow one to say, in sentences: who cannot be told from the best, or from the baseline."""
+    """What the numbers show, in sentences: which methods differ significantly from the baseline, or from the best."""
     beside = chance.sentences([row.standing for row in found.rows if row.standing is not None])
     if len(found.rows) < 2:
         return beside
     told = []
     if baseline is not None and all(row.method != baseline for row in found.rows):
-        told.append(f"The baseline {baseline} has no finished run here: the best stands in for it.")
+        told.append(f"The baseline {baseline} has no finished run here: the best method is used instead.")
         baseline = None
     told += beside
     reference = baseline or found.rows[0].method
@@ -195,23 +187,21 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
         if each.verdict is not None:
             by_verdict.setdefault(each.verdict, []).append(each.method)
     who = f"the baseline {reference}" if baseline else f"{reference}, the best here"
-    told += [
-        f"{'Not distinguishable' if word == 'not distinguishable' else word.capitalize()} "
-        f"{'from' if word == 'not distinguishable' else 'than'} {who}: {', '.join(names)}."
-        for word, names in by_verdict.items()
-        if word != "too few seeds"
-    ]
+    than = {"better": "Better than", "worse": "Worse than", "not distinguishable": "Not distinguishable from"}
+    told += [f"{than[word]} {who}: {', '.join(names)}." for word, names in by_verdict.items() if word in than]
     if few := by_verdict.get("too few seeds"):
         told.append(
-            f"Too few seeds to tell from {who}: {', '.join(few)}. Take {statistics.FEWEST} at least, better 5 or more."
+            f"Too few seeds to tell from {who}: {', '.join(few)}. Use {statistics.FEWEST} at least, better 5 or more."
         )
     return told
 
 
 def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tuple[list[Run], list[Tried]]:
-    """The runs of each method at its best learning rate, by the mean of the validation metric over the seeds that all
-    its rates have finished; and what every rate came to. The test split has no say, and of rates at which as many runs
-    `failed`, whole or in a task, the lowest of equals is taken (see `inlay.workflow.statistics.pick`).
+    """The runs of each method at its best learning rate, and how every rate did.
+
+    A rate is selected on the validation set, by the mean over the seeds that all rates of the method have finished. Of
+    rates at which equally many runs `failed`, whole or in a task, the lowest of equals is taken (see
+    `inlay.workflow.statistics.pick`).
     """
     by_method: dict[str, dict[float | None, dict[int, Run]]] = {}
     for spec, run in runs:
@@ -237,11 +227,11 @@ def select(runs: Sequence[tuple[Spec, Run]], failed: Sequence[Spec] = ()) -> tup
     return chosen, tried
 
 
-def upwards(record: Mapping[str, Any], metric: str) -> bool:
-    """Which way a metric of a finished run improves.
+def improves_upwards(record: Mapping[str, Any], metric: str) -> bool:
+    """Whether a greater value of a finished run's metric is better.
 
-    A run of several tasks has the direction of their average on record; one of before has what each task is scored by.
-    What an older inlay measured is taken to improve upwards.
+    A run of several tasks has the direction of their average on record; an older one has the metric of each task. A
+    metric that is not known is taken to improve upwards.
     """
     from inlay.tasks.metrics import LOWER_IS_BETTER
 
@@ -253,26 +243,26 @@ def upwards(record: Mapping[str, Any], metric: str) -> bool:
 
 
 def _sign(run: Run) -> int:
-    return 1 if upwards(run.record, _metric(run)) else -1
+    return 1 if improves_upwards(run.record, _metric(run)) else -1
 
 
 def _selected_by(run: Run) -> float:
-    """A run's value on validation, greater for better."""
+    """A run's value on the validation set, greater for better."""
     if "validation" not in run.metrics:
         raise InlayError(
-            f"{run.id} has no metrics on a validation split, by which a learning rate is chosen. Give one rate."
+            f"{run.id} has no metrics on a validation set, by which learning rates are selected. Give one of them."
         )
     return _sign(run) * run.metrics["validation"][_metric(run)]
 
 
 def _metric(run: Run) -> str:
-    """The task's first metric, or its loss where that metric is only known of the test split."""
+    """The task's first metric, or its loss where that metric is only known on the test set."""
     name = run.record["metric"]
     return name if name in run.metrics.get("validation", {name: 0}) else "loss"
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """One line a method, the best mean first, with the fronts it is on."""
+    """One row a method, the best mean first, with the fronts it is on."""
     by_method: dict[str, list[Run]] = {}
     for run in runs:
         by_method.setdefault(run.spec.method, []).append(run)
@@ -287,16 +277,17 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
 
 
 def row_of(method: str, runs: Sequence[Run]) -> Row:
-    """One method's runs in one line: means over the seeds."""
+    """One method's runs in one row: means over the seeds."""
     runs = sorted(runs, key=lambda run: run.spec.seed)
     portraits = [run.portrait for run in runs]
     split = "test" if "test" in runs[0].metrics else "validation"
     metric = runs[0].record["metric"]
+    values = tuple(run.metrics[split][metric] for run in runs)
     return Row(
         method=method,
         metric=metric,
-        greater_is_better=upwards(runs[0].record, metric),
-        values=tuple(run.metrics[split][metric] for run in runs),
+        greater_is_better=improves_upwards(runs[0].record, metric),
+        values=values,
         trained=portraits[0]["parameters"]["trained"],
         seconds_per_epoch=pooled(portraits, "seconds_per_epoch"),
         first_epoch=mean_of(portraits, "trunk", "first_epoch_seconds"),
@@ -306,16 +297,11 @@ def row_of(method: str, runs: Sequence[Run]) -> Row:
         saved_bytes=portraits[0]["saved_bytes"],
         seeds=tuple(run.spec.seed for run in runs),
         rate=runs[0].spec.learning_rate,
-        standing=chance.standing(
-            method,
-            metric,
-            [run.metrics[split][metric] for run in runs],
-            [(run.spec.seed, run.record) for run in runs],
-        ),
+        standing=chance.standing(method, metric, values, [(run.spec.seed, run.record) for run in runs]),
     )
 
 
-def pooled(portraits: Sequence[Mapping[str, Any]], entry: str) -> Measured | None:
+def pooled(portraits: Sequence[Mapping[str, Any]], entry: str) -> Measurement | None:
     """One measurement's repetitions over several runs, as if they had been made in one."""
     known = [portrait[entry] for portrait in portraits if portrait.get(entry)]
     if not known:
@@ -326,7 +312,7 @@ def pooled(portraits: Sequence[Mapping[str, Any]], entry: str) -> Measured | Non
         (one["spread"] or 0.0) ** 2 * (one["repetitions"] - 1) + one["repetitions"] * (one["mean"] - mean) ** 2
         for one in known
     )
-    return Measured(mean, math.sqrt(squares / (count - 1)) if count > 1 else None, count)
+    return Measurement(mean, math.sqrt(squares / (count - 1)) if count > 1 else None, count)
 
 
 def mean_of(portraits: Sequence[Mapping[str, Any]], entry: str, key: str) -> float | None:

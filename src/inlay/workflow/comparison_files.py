@@ -10,7 +10,7 @@ from typing import Any
 from inlay.records.atomic import write_json, write_text
 from inlay.records.tables import csv_text
 from inlay.records.versions import versions
-from inlay.workflow.comparison import COSTS, Comparison, Difference, Measured, against, words
+from inlay.workflow.comparison import COSTS, Comparison, Difference, Measurement, against, words
 from inlay.workflow.explain.explanation import Value
 
 NAME = "comparison"
@@ -85,5 +85,5 @@ def differences(found: Comparison, baseline: str | None) -> list[Difference]:
     return against(found, baseline)
 
 
-def _mean(entry: Measured | None) -> float | None:
+def _mean(entry: Measurement | None) -> float | None:
     return None if entry is None else entry.mean

@@ -1,12 +1,12 @@
-"""What numbers over a few seeds allow one to say: intervals, paired tests, and words for what cannot be told apart.
+"""Tests of differences over a few seeds: intervals, paired tests, and one word for what they allow.
 
-All is paired by seed: two methods with the same seed had the same data, the same split and the same new head. A
-difference is called one only where two tests agree. The paired bootstrap assumes little of how the numbers are
-distributed, but with a handful of seeds it is too sure of itself; the paired t-test is honest about few seeds, but
-believes in normal numbers. Several methods against one baseline are several chances to be wrong: Holm's correction
-raises the t-test's p accordingly. A reference that was not named beforehand but is the best of what came out has been
-chosen among all pairs, and is corrected for all of them: otherwise one in ten comparisons of ten equal methods, and two
-in ten of twenty, would call some of them worse.
+All tests are paired by seed: two methods with the same seed had the same data, the same split and the same new head.
+Two methods differ significantly only where two tests agree. The paired bootstrap assumes little about the distribution,
+but its interval is too narrow with a handful of seeds. The paired t-test is valid for few seeds, but assumes normal
+values. Several methods against one baseline are several chances to be wrong: Holm's correction raises the t-test's p
+accordingly. A reference that was not named beforehand, but is the best of the results, was selected among all pairs and
+is corrected for all of them. Otherwise one in ten comparisons of ten equal methods, and two in ten of twenty, would
+call some of them worse.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 DRAWS = 10_000
 LEVEL = 0.95
 ROUNDING = 1e-12  # relative: gaps that differ by less are the same
-FEWEST = 3  # pairs: two differences and their one number of spread decide nothing
+FEWEST = 3  # pairs: two differences are too few for a test
 Verdict = Literal["better", "worse", "not distinguishable", "too few seeds"]
 
 
 @dataclass(frozen=True)
 class Paired:
-    """One set of numbers less another, pair by pair: the mean difference, its standard error, a bootstrap interval of
-    `LEVEL`, and the paired t-test's p (the sign test's, where all differ by the same amount); None where there are too
-    few pairs, or for p where nothing differs."""
+    """One set of values less another, pair by pair: the mean difference, its standard error, a bootstrap interval of
+    `LEVEL`, and the paired t-test's p (the sign test's, where all differ by the same amount). None where there are too
+    few pairs; p also where nothing differs."""
 
     difference: float
     error: float | None
@@ -46,7 +46,7 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
-    """t * s / sqrt(n): half of the confidence interval of a mean; None when one value says nothing of the spread."""
+    """t * s / sqrt(n): half the width of the confidence interval of a mean; None for a single value."""
     from scipy.stats import t
 
     if len(values) < 2:
@@ -57,7 +57,7 @@ def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
 def bootstrap(
     gaps: Sequence[float], *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL
 ) -> tuple[float, float] | None:
-    """The percentile interval of the mean of `gaps`, drawn anew with replacement; None for a single one."""
+    """The percentile bootstrap interval of the mean of `gaps`; None for a single one."""
     if len(gaps) < 2:
         return None
     values = np.asarray(gaps, dtype=np.float64)
@@ -81,9 +81,9 @@ def paired(mine: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> 
 
 
 def holm(values: Sequence[float | None], family: int | None = None) -> list[float | None]:
-    """p-values of several tests, raised so that one wrong verdict among them all is as unlikely as they say (Holm).
+    """p-values of several tests, corrected for their number by Holm's method.
 
-    `family` is the number of tests that these are the pick of; None: these are all.
+    `family` is the number of tests that these were selected from; None: these are all.
     """
     order = sorted((p, index) for index, p in enumerate(values) if p is not None)
     raised: list[float | None] = [None] * len(values)
@@ -95,16 +95,16 @@ def holm(values: Sequence[float | None], family: int | None = None) -> list[floa
 
 
 def pairs_among(methods: int) -> int:
-    """How many pairs there are: the family of tests where each method is held against the best of them all."""
+    """The number of pairs: the family of tests where each method is tested against the best of all."""
     return methods * (methods - 1) // 2
 
 
 def pick(tried: Sequence[Mapping[int, float]], failed: Sequence[int]) -> tuple[int, list[float | None]]:
-    """Which of several variants of a method is the best by validation, and the score of each.
+    """Which of several variants of a method is the best on the validation set, and the score of each.
 
-    `tried` are a value a seed, greater for better; `failed`, how many of each one's runs failed. Scores are means over
-    the seeds that all have; where there is none, only those with the most seeds are scored. A variant whose runs failed
-    more often than another's is not picked, however well the rest of them did. The first of equals is.
+    `tried` has a value for each seed, greater for better; `failed`, how many runs of each variant failed. Scores are
+    means over the seeds that all have; where there is none, only those with the most seeds are scored. A variant of
+    which more runs failed than of another is not picked. Of equals the first is.
     """
     shared = set.intersection(*map(set, tried))
     most = max(map(len, tried))
@@ -119,7 +119,7 @@ def pick(tried: Sequence[Mapping[int, float]], failed: Sequence[int]) -> tuple[i
 
 
 def verdict(found: Paired, p: float | None, *, greater_is_better: bool) -> Verdict:
-    """One word for a difference; `p` is the t-test's, corrected for the number of tests."""
+    """The verdict on a difference; `p` is the t-test's, corrected for the number of tests."""
     if found.pairs < FEWEST:
         return "too few seeds"
     low, high = found.low or 0.0, found.high or 0.0
@@ -129,19 +129,18 @@ def verdict(found: Paired, p: float | None, *, greater_is_better: bool) -> Verdi
 
 
 def better_than(values: Sequence[Mapping[int, float]], *, greater_is_better: bool = True) -> list[set[int]]:
-    """For each of several methods (a value a seed), the numbers of those that it is significantly better than.
+    """For each of several methods (a value for each seed), the indices of those that it is significantly better than.
 
     All pairs are tested, over the seeds that both have, and corrected for all of them.
     """
-    pairs = [(one, other) for one in range(len(values)) for other in range(one)]
-    tests = [
-        paired([values[one][seed] for seed in common], [values[other][seed] for seed in common])
-        for one, other in pairs
+    tests = {
+        (one, other): paired([values[one][seed] for seed in common], [values[other][seed] for seed in common])
+        for one in range(len(values))
+        for other in range(one)
         if (common := sorted(values[one].keys() & values[other].keys()))
-    ]
-    tested = [pair for pair in pairs if values[pair[0]].keys() & values[pair[1]].keys()]
+    }
     found: list[set[int]] = [set() for _ in values]
-    for (one, other), test, p in zip(tested, tests, holm([test.p for test in tests]), strict=True):
+    for ((one, other), test), p in zip(tests.items(), holm([test.p for test in tests.values()]), strict=True):
         word = verdict(test, p, greater_is_better=greater_is_better)
         if word == "better":
             found[one].add(other)
@@ -151,8 +150,8 @@ def better_than(values: Sequence[Mapping[int, float]], *, greater_is_better: boo
 
 
 def front(costs: Sequence[float | None], better: Sequence[set[int]]) -> list[bool]:
-    """Which methods are worth their cost: each is significantly better than all that cost less, and no other that costs
-    the same is better than it. A method whose cost is not known is on no front."""
+    """Which methods are worth their cost: significantly better than all that cost less, and no method of the same cost
+    is significantly better. A method whose cost is not known is on no front."""
 
     def beaten(one: int, cost: float) -> bool:
         return any(

@@ -20,7 +20,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, load, name
 from inlay.workflow.compare import make_runs
-from inlay.workflow.comparison import upwards
+from inlay.workflow.comparison import improves_upwards
 from inlay.workflow.explain.explanation import Value
 from inlay.workflow.explain.norms import norm_of
 from inlay.workflow.notes import Say
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class Variant:
     """One setting to run over the seeds; None leaves what the spec says.
 
     A method other than the spec's runs with its own learning rate and settings, unless `shared`.
@@ -49,7 +49,7 @@ class Cell:
     shared: bool = False
 
     def spec(self, base: Spec, seed: int) -> Spec:
-        """The run of this cell with this seed."""
+        """The run of this variant with this seed."""
         same = self.shared or self.method == base.method
         settings = dict(base.settings) if same else {}
         if self.layer is not None:
@@ -73,7 +73,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """One cell's runs: the task's first metric, a value a seed, on the test and on the validation split.
+    """One variant's runs: the task's first metric, a value a seed, on the test and on the validation split.
 
     `norm` is the mean over seeds of the trained prompt's Euclidean norm, and `norm_per_position` that of its root mean
     square over positions; None for methods that train no prompt. `rate` is None where only the loaded model could say
@@ -175,26 +175,28 @@ class Study:
     progress: bool = True
     say: Say | None = None
 
-    def run(self, cells: Sequence[Cell], seeds: Sequence[int]) -> Curves:
-        """Run every cell with every seed. A run that fails is recorded and does not stop the rest."""
-        if not seeds or not cells:
-            raise InlayError(f"Nothing to run: {len(cells)} settings, seeds={seeds!r}. Give one of each at least.")
-        wanted = [(cell, cell.spec(self.spec, seed)) for cell in cells for seed in seeds]
-        known = [None if cell.layer is None else find_free_choice(spec, self.out) for cell, spec in wanted]
+    def run(self, variants: Sequence[Variant], seeds: Sequence[int]) -> Curves:
+        """Run every variant with every seed. A run that fails is recorded and does not stop the rest."""
+        if not seeds or not variants:
+            raise InlayError(f"Nothing to run: {len(variants)} settings, seeds={seeds!r}. Give one of each at least.")
+        wanted = [(variant, variant.spec(self.spec, seed)) for variant in variants for seed in seeds]
+        known = [None if variant.layer is None else find_free_choice(spec, self.out) for variant, spec in wanted]
         todo = [
-            (f"{cell}, seed {spec.seed}", spec) for (cell, spec), run in zip(wanted, known, strict=True) if run is None
+            (f"{variant}, seed {spec.seed}", spec)
+            for (variant, spec), run in zip(wanted, known, strict=True)
+            if run is None
         ]
         outcomes = make_runs(todo, self.out, retry_failed=True, progress=self.progress, say=self.say)
         made = dict(zip((label for label, _ in todo), outcomes, strict=True))
         failures = {label: each.error or each.status for label, each in made.items() if each.status != "finished"}
-        runs: dict[Cell, list[Run]] = {}
-        for (cell, spec), run in zip(wanted, known, strict=True):
-            label = f"{cell}, seed {spec.seed}"
+        runs: dict[Variant, list[Run]] = {}
+        for (variant, spec), run in zip(wanted, known, strict=True):
+            label = f"{variant}, seed {spec.seed}"
             if label not in failures:
-                runs.setdefault(cell, []).append(run or load(Path(self.out) / str(made[label].run)))
+                runs.setdefault(variant, []).append(run or load(Path(self.out) / str(made[label].run)))
         # Of layers the curve is over layers; methods without one are lines of reference beside it.
-        of_curve = {cell: self.what != "layers" or cell.layer is not None for cell in runs}
-        points = {cell: point_of(cell, own) for cell, own in runs.items()}
+        of_curve = {variant: self.what != "layers" or variant.layer is not None for variant in runs}
+        points = {variant: point_of(variant, own) for variant, own in runs.items()}
         if not any(of_curve.values()):
             raise InlayError(f"No run finished. {next(iter(failures.values()))}")
         record = next(iter(runs.values()))[0].record
@@ -203,10 +205,10 @@ class Study:
             self.what,
             self.spec,
             metric,
-            upwards(record, metric),
+            improves_upwards(record, metric),
             self.depth,
-            [point for cell, point in points.items() if of_curve[cell]],
-            [point for cell, point in points.items() if not of_curve[cell]],
+            [point for variant, point in points.items() if of_curve[variant]],
+            [point for variant, point in points.items() if not of_curve[variant]],
             failures,
         )
 
@@ -233,18 +235,18 @@ def layers(
     depth, images = survey(spec)
     chosen = check_layers(spec.method, layers, depth, images=images)
     named = registry.of_form("head") if baselines is None else dict.fromkeys(baselines)
-    others = [Cell(registry.get(each).name) for each in named]
+    others = [Variant(registry.get(each).name) for each in named]
     numbers = seed_numbers(seeds)
     study = Study("layers", spec, depth, out, progress, say)
     if rates is None:
-        return study.run([Cell(spec.method, layer) for layer in chosen] + others, numbers)
-    grid = [Cell(spec.method, layer, rate=rate) for layer in chosen for rate in dict.fromkeys(rates)]
+        return study.run([Variant(spec.method, layer) for layer in chosen] + others, numbers)
+    grid = [Variant(spec.method, layer, rate=rate) for layer in chosen for rate in dict.fromkeys(rates)]
     first = study.run(grid, numbers[:1])
     found = study.run(best_rates(first) + others, numbers)
     return replace(found, tried=first.points, failures=first.failures | found.failures)
 
 
-def best_rates(found: Curves) -> list[Cell]:
+def best_rates(found: Curves) -> list[Variant]:
     """Each layer with the learning rate that did best there on the validation set, which every training task has."""
     from inlay.workflow.explain.words import selected
 
@@ -252,7 +254,7 @@ def best_rates(found: Curves) -> list[Cell]:
     for point in found.points:
         by_layer.setdefault(point.layer, []).append(point)
     best = [selected(found, points)[0] for points in by_layer.values()]
-    return [Cell(point.method, point.layer, rate=point.rate) for point in best]
+    return [Variant(point.method, point.layer, rate=point.rate) for point in best]
 
 
 def samples(
@@ -289,8 +291,8 @@ def samples(
         raise InlayError(
             f"sizes={list(sizes)!r}: {bad[0]} is no number of training examples. Give whole numbers from 1."
         )
-    cells = [Cell(each, layer, size, shared=True) for each, layer in curves for size in sorted(set(sizes))]
-    return Study("samples", spec, depth, out, progress, say).run(cells, seed_numbers(seeds))
+    variants = [Variant(each, layer, size, shared=True) for each, layer in curves for size in sorted(set(sizes))]
+    return Study("samples", spec, depth, out, progress, say).run(variants, seed_numbers(seeds))
 
 
 def prompt_norm(
@@ -317,8 +319,8 @@ def prompt_norm(
     if layers is not None:
         chosen = check_layers(method.name, layers, depth, images=images)
     grid = method.grid if rates is None else rates
-    cells = [Cell(method.name, layer, rate=rate) for layer in chosen for rate in grid]
-    return Study("prompt-norm", spec, depth, out, progress, say).run(cells, seed_numbers(seeds))
+    variants = [Variant(method.name, layer, rate=rate) for layer in chosen for rate in grid]
+    return Study("prompt-norm", spec, depth, out, progress, say).run(variants, seed_numbers(seeds))
 
 
 def survey(spec: Spec) -> tuple[int, bool]:
@@ -375,8 +377,8 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
     return None
 
 
-def point_of(cell: Cell, runs: Sequence[Run]) -> Point:
-    """One cell's runs, put together."""
+def point_of(variant: Variant, runs: Sequence[Run]) -> Point:
+    """One variant's runs, put together."""
     metric = runs[0].record["metric"]
     norms = [norm for run in runs if (norm := norm_of(run)) is not None]
 
@@ -384,8 +386,8 @@ def point_of(cell: Cell, runs: Sequence[Run]) -> Point:
         return tuple(run.metrics[split][metric] for run in runs if split in run.metrics)
 
     return Point(
-        method=cell.method,
-        layer=cell.layer,
+        method=variant.method,
+        layer=variant.layer,
         examples=runs[0].record["examples"]["train"],
         rate=runs[0].spec.learning_rate,
         seeds=tuple(run.spec.seed for run in runs),
