@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inlay.training.evaluation import evaluate, predict
-    from inlay.training.fitting import Outcome, fit
+    from inlay.training.fitting import FitOptions, FitResult, fit
     from inlay.training.interrupts import Interrupted
 
-__all__ = ["Interrupted", "Outcome", "evaluate", "fit", "predict"]
+__all__ = ["FitOptions", "FitResult", "Interrupted", "evaluate", "fit", "predict"]
 
 _PLACES = {
+    "FitOptions": "fitting",
+    "FitResult": "fitting",
     "Interrupted": "interrupts",
-    "Outcome": "fitting",
     "evaluate": "evaluation",
     "fit": "fitting",
     "predict": "evaluation",

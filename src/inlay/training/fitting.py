@@ -1,62 +1,79 @@
-"""Train one run: attach the method, train, return to the best, evaluate, save."""
+"""Train one run, of one task or of several: prepare, train, conclude, save."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from inlay.anatomy import anatomy
-from inlay.backbones import image_side
 from inlay.errors import InlayError
 from inlay.frozen import unchanging
-from inlay.methods import attach
-from inlay.methods.card import About
-from inlay.methods.registry import Method
-from inlay.portrait.memory import PeakMemory
-from inlay.portrait.parameters import parameters, saved_bytes
+from inlay.methods.protocol import Method
+from inlay.portrait.parameters import saved_bytes
 from inlay.portrait.speed import spread
-from inlay.records.atomic import write_folder, writing
+from inlay.records.atomic import writing
 from inlay.records.spec import Spec
-from inlay.tasks import kinds
+from inlay.tasks import Task, kinds
 from inlay.tasks.augment import Augmentation
 from inlay.training import plan as plans
-from inlay.training.checkpoints import TRAINED, Checkpoints, copy_into, load_tensors, step_of
+from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
 from inlay.training.display import Display
-from inlay.training.evaluation import NotFinitePredictions, score, shifts_labels, write
+from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.lengths import longest, outlier
 from inlay.training.modes import Modes
-from inlay.training.place import Place, gather
+from inlay.training.objectives import Metrics, Objective, OneTask
+from inlay.training.place import Place, gather, is_main
 from inlay.training.precision import rounded_once
-from inlay.training.progress import Journal
-from inlay.training.seeds import deterministic, undisturbed
-from inlay.training.trainer import InlayTrainer, NotFinite, Pace
+from inlay.training.seeds import deterministic
+from inlay.training.trainer import InlayTrainer, NotFinite, Setup
 from inlay.training.trunk import data as trunk_data
 from inlay.training.trunk.data import KeptSplit
 from inlay.training.trunk.rows import FILE
-from inlay.training.validation import Validation, timed
+
+if TYPE_CHECKING:
+    from inlay.backbones.loading import Backbone
 
 CHECKPOINT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a run came to. `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of
-    several tasks could not be trained to the end, and why; `classes_predicted`, how many different classes the test
-    examples were given, where an example has one. `tasks` are the tasks by their names as they were trained on: with
-    their prompts and length in the schema, and notes on what was cut."""
+class FitOptions:
+    """How a run is watched while it is trained; nothing of this changes what it learns.
+
+    `progress` shows a bar or lines on stderr; `checkpoint_seconds` is about how much work may be lost (0: a checkpoint
+    after every update; otherwise they never take more than 2 % of the time). `watchers` are called as the Trainer's own
+    callbacks are. Where `stop` says so, the run ends as if it had been interrupted: with a checkpoint, at the next
+    moment when nothing is half-done.
+    """
+
+    progress: bool = True
+    tensorboard: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    watchers: Sequence[TrainerCallback] = ()
+    stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run came to. `tasks` are its tasks as they were trained on, by the names of their adapters.
+
+    `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of several tasks could not be
+    trained to the end, and why; `classes_predicted`, how many different classes a task's test examples were given,
+    where an example has one.
+    """
 
     model: nn.Module
-    metrics: dict[str, dict[str, float]]
+    tasks: dict[str, Task]
+    metrics: Metrics
     history: list[dict[str, Any]]
     portrait: dict[str, Any]
     steps: int
@@ -65,254 +82,271 @@ class Outcome:
     best_step: int | None = None
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    classes_predicted: int | None = None
-    tasks: dict[str, Any] = field(default_factory=dict)
+    classes_predicted: dict[str, int] = field(default_factory=dict)
 
 
 def fit(
-    backbone: Any,
-    task: Any,
+    backbone: Backbone,
+    objective: Objective | Task,
     method: Method,
     spec: Spec,
     folder: Path,
-    *,
-    progress: bool = True,
-    tensorboard: bool = False,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    watchers: Sequence[TrainerCallback] = (),
-    stop: Callable[[], bool] | None = None,
-) -> Outcome:
-    """Adapt `backbone` to `task` by `method`, in `folder`: checkpoints on the way, `adapter/` at the end.
+    options: FitOptions | None = None,
+) -> FitResult:
+    """Adapt `backbone` by `method`, in `folder`: checkpoints on the way, `adapter/` at the end.
 
-    Called again after any end before that (a kill, an interruption, a full disk), it goes on from the last checkpoint
-    and comes to the same result, on a CPU to the bit. `progress` shows a bar or lines on stderr; `checkpoint_seconds`
-    is about how much work may be lost (0: a checkpoint after every update; otherwise they never take more than 2 % of
-    the time). `watchers` are called as the Trainer's own callbacks are. Where `stop` says so, the run ends as if it had
-    been interrupted: with a checkpoint, at the next moment when nothing is half-done.
+    A task alone is trained by the model's own loss; `inlay.training.joint.SeveralTasks` trains several together. Called
+    again after any end before that (a kill, an interruption, a full disk), it goes on from the last checkpoint and
+    comes to the same result, on a CPU to the bit.
     """
-    processor = backbone.processor
+    options = options or FitOptions()
+    objective = objective if isinstance(objective, Objective) else OneTask(objective)
+    run = prepare(backbone, objective, method, spec, folder, options)
+    with run.trained():
+        run.train()
+        metrics = run.conclude()
+    return run.save(metrics)
+
+
+def prepare(
+    backbone: Backbone, objective: Objective, method: Method, spec: Spec, folder: Path, options: FitOptions
+) -> Fit:
+    """Attach the method, encode the data, plan the training and make the trainer."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
-    settings, notes = _sized(spec.settings, method, task, processor)
-    settings, task, told = adapt_task(settings, method, task, backbone)
-    notes += told
-    model = attach.attach(
-        backbone.model,
-        method,
-        settings=settings,
-        newly_initialised=backbone.newly_initialised,
-        task_kind=task.kind,
-    )
+    settings, notes = objective.settle(spec.settings, method, backbone)
+    model = objective.attach(backbone, method, settings, spec.seed)
     modes.adapt(model)
     if spec.gradient_checkpointing:
         modes.checkpoint()
-    length = longest(model, task, processor, spec.max_length)
-    task = task.with_length(processor, length, model_config=model.config)
-    cut: list[str] = []
-
-    def encode(split: str, **options: Any) -> Any:
-        made = task.encode(split, processor, length, model_config=model.config, **options)
-        cut.extend(getattr(made, "notes", ()))
-        return made
-
-    augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment else {}
-    train = encode("train", **augmented)
-    held_out = encode("validation") if len(task.validation) else ()
+    objective.settle_lengths(model, backbone.processor, spec)
+    encode = partial(encode_split, objective, model=model, processor=backbone.processor, spec=spec)
+    rows = objective.encode(encode)
     kind = anatomy(model).kind if method.rates else None
-    plan = plans.make(spec, method, len(train), kind, held_out=len(held_out))
-    place = Place(plan.device, plan.dtype, plan.micro_batch)
-    lengths = getattr(train, "lengths", None)
+    plan = objective.check(spec, plans.make(spec, method, len(rows), kind, held_out=objective.held_out))
+    lengths = getattr(rows, "lengths", None)
     if spec.group_by_length and lengths is None:
         raise InlayError("group_by_length puts texts of one length together, and these are images: leave it out.")
-    collate = task.collator(processor, model)
-    memory = PeakMemory(model, plan.device)
-    interrupts = Interrupts(stop)
-    pace = Pace()
-    main = is_main()
-    display = Display(f"{task.name} {method.name}", show=progress and main, log=folder / "log.txt" if main else None)
-    callbacks: list[TrainerCallback] = [pace, display, *watchers]
-    if tensorboard:
-        callbacks.append(tensorboard_callback(folder))
-    validation: Validation | None = None
-    if len(task.validation):
-        validation = Validation(model, task, held_out, collate, place)
-    elif spec.early_stopping:
-        raise InlayError("early_stopping needs a validation split, and this task has none. Leave early_stopping out.")
-    trainer = InlayTrainer(
+    setup = Setup(
+        backbone=backbone,
+        method=method,
+        spec=spec,
+        folder=folder,
         model=model,
-        args=plans.arguments(plan, spec, folder / "checkpoints", plans.pick_workers(plan.device, train)),
-        collate=collate,
-        train_dataset=train,
-        plan=plan,
         modes=modes,
-        shifted=shifts_labels(model, task.kind),
-        store=Checkpoints(folder / "checkpoints", base=backbone.fingerprint),
-        journal=Journal(folder / "metrics.jsonl" if main else None),
-        interrupts=interrupts,
-        memory=memory,
-        evaluate_now=validation,
-        watched=task.selection_metric,
-        greater_is_better=task.greater_is_better(),
-        patience=spec.early_stopping,
-        checkpoint_seconds=checkpoint_seconds,
-        callbacks=callbacks,
+        encode=encode,
+        rows=rows,
+        collate=objective.collator(backbone.processor, model),
         lengths=lengths if spec.group_by_length else None,
+        plan=plan,
+        place=Place(plan.device, plan.dtype, plan.micro_batch),
+        interrupts=Interrupts(options.stop),
+        checkpoint_seconds=options.checkpoint_seconds,
     )
-    pace.trainer = trainer
-    if lengths is not None and (told_once := outlier(lengths, trainer.first_order(), plan.micro_batch)):
-        notes.append(told_once)
-        display.say(told_once)
+    show = options.progress and is_main()
+    display = Display(f"{objective.title} {method.name}", show=show, log=folder / "log.txt" if is_main() else None)
+    board = [tensorboard_callback(folder)] if options.tensorboard else []
+    trainer = InlayTrainer(setup, objective, [display, *options.watchers, *board])
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InlayError(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
             "the method with `inlay.methods.attach` and use your own Trainer."
         )
-    # The first process looks and the others are told: they must not disagree.
-    checkpoint = gather(trainer.store.latest() if main else None)[0]
-    resumed_from = None if checkpoint is None else step_of(checkpoint)
-    for line in trainer.store.news(checkpoint):
-        display.say(line)
-    if resumed_from is not None:
-        display.say(f"resumes at step {resumed_from} of {plan.total_steps}")
-    kept: KeptSplit | None = None
-    # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode otherwise.
-    still = nullcontext() if spec.gradient_checkpointing else unchanging(model)
-    with interrupts, deterministic(plan.device), rounded_once(model, plan.dtype), still:
-        try:
-            kept, why_not = _keep_trunk(trainer, task, train, collate, spec, place, folder, resumed_from or 0)
-            if kept is not None or kinds.modality(task.kind) == "image":
-                display.say(kept.says() if kept is not None else f"trunk not cached: {why_not}")
-            left = sum(step > (resumed_from or 0) for step in plan.evaluation_steps)
-            if kept is not None and validation is not None and left > 2:
-                validation.trunk = kept.trunk
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            # Each process has its own clock, and writing takes all of them.
-            if any(gather(trainer.checkpoint_is_due(last=True))):
-                trainer.save()
-            trainer.load_best()
+    if lengths is not None and (told := outlier(lengths, trainer.first_order(), plan.micro_batch)):
+        notes.append(told)
+        display.say(told)
+    return Fit(setup, objective, trainer, display, notes)
+
+
+def encode_split(objective: Objective, name: str, split: str, *, model: Any, processor: Any, spec: Spec) -> Any:
+    """A split of a task as the model reads it; the task takes note of what was cut."""
+    task = objective.tasks[name]
+    length = longest(model, task, processor, spec.max_length)
+    augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment and split == "train" else {}
+    encoded = task.encode(split, processor, length, model_config=model.config, **augmented)
+    objective.tasks[name] = task.with_notes(getattr(encoded, "notes", ()))
+    return encoded
+
+
+class Fit:
+    """A prepared run on its way from its first update, or its last checkpoint, to its result."""
+
+    def __init__(
+        self, setup: Setup, objective: Objective, trainer: InlayTrainer, display: Display, notes: list[str]
+    ) -> None:
+        self.setup, self.objective, self.trainer, self.display, self.notes = setup, objective, trainer, display, notes
+        # The first process looks and the others are told: they must not disagree.
+        self.checkpoint: Path | None = gather(trainer.store.latest() if is_main() else None)[0]
+        self.resumed_from = None if self.checkpoint is None else step_of(self.checkpoint)
+        self.kept: KeptSplit | None = None
+        self.why_not: str | None = None
+        self.peak: dict[str, Any] = {}
+        for line in trainer.store.news(self.checkpoint):
+            display.say(line)
+        if self.resumed_from is not None:
+            display.say(f"resumes at step {self.resumed_from} of {setup.plan.total_steps}")
+
+    @contextmanager
+    def trained(self) -> Iterator[None]:
+        """Inside, signals are noted, kernels are deterministic and frozen weights are rounded once. Whatever ends the
+        training early leaves what can be used of it."""
+        setup, trainer, display = self.setup, self.trainer, self.display
+        with ExitStack() as stack:
+            stack.enter_context(setup.interrupts)
+            stack.enter_context(deterministic(setup.plan.device))
+            stack.enter_context(rounded_once(setup.model, setup.plan.dtype))
+            # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode
+            # otherwise.
+            if not setup.spec.gradient_checkpointing:
+                stack.enter_context(unchanging(setup.model))
             try:
-                metrics, classes = _final_metrics(trainer, task, processor, spec, place, encode, collate)
+                yield
             except Interrupted:
-                trainer.save()
+                done, total = trainer.state.global_step, setup.plan.total_steps
+                display.say(f"stopped at step {done} of {total}; the same command resumes it")
                 raise
+            except NotFinite as error:
+                raise NotFinite(f"{error} The parameters from before are in {self.save_last_good()}.") from error
+            except NotFinitePredictions as error:
+                step = self.return_to_checkpoint()
+                if step is None:
+                    raise
+                raise NotFinitePredictions(
+                    f"{error} The parameters after step {step}, with which they were finite, are in "
+                    f"{self.save_last_good()}."
+                ) from error
+            finally:
+                if self.kept is not None:
+                    self.kept.close()
+                display.close()
+                self.peak = trainer.memory.stop(seen=trainer.progress.peak_memory)
+
+    def train(self) -> None:
+        """Train from the last checkpoint, or from the start, to the end; from the trunk's kept output where that is
+        right and saves something."""
+        trainer, done = self.trainer, self.resumed_from or 0
+        self.kept, self.why_not = keep_trunk(trainer, done)
+        if self.kept is not None or kinds.modality(self.objective.first.kind) == "image":
+            self.display.say(self.kept.says() if self.kept is not None else f"trunk not cached: {self.why_not}")
+        left = sum(step > done for step in self.setup.plan.evaluation_steps)
+        if self.kept is not None and left > 2:
+            self.objective.use_trunk(self.kept.trunk)
+        trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
+        # Each process has its own clock, and writing takes all of them.
+        if any(gather(trainer.checkpoint_is_due(last=True))):
+            trainer.save()
+
+    def conclude(self) -> Metrics:
+        """Go back to the best state and score it."""
+        self.objective.load_best()
+        try:
+            metrics = self.objective.final_metrics()
         except Interrupted:
-            display.say(
-                f"stopped at step {trainer.state.global_step} of {plan.total_steps}; the same command resumes it"
-            )
+            self.trainer.save()
             raise
-        except NotFinite as error:
-            take_off_autocast(trainer)
-            modes.close()
-            if main:
-                _save(model, method, backbone, folder / "last-good", About.of(backbone, task, spec.seed))
-            raise NotFinite(f"{error} The parameters from before are in {folder / 'last-good'}.") from error
-        except NotFinitePredictions as error:
-            step = _return_to_checkpoint(trainer, main)
-            if step is None:
-                raise
-            take_off_autocast(trainer)
-            modes.close()
-            if main:
-                _save(model, method, backbone, folder / "last-good", About.of(backbone, task, spec.seed))
-            raise NotFinitePredictions(
-                f"{error} The parameters after step {step}, with which they were finite, are in {folder / 'last-good'}."
-            ) from error
-        finally:
-            if kept is not None:
-                kept.close()
-            display.close()
-            peak = memory.stop(seen=trainer.progress.peak_memory)
-    take_off_autocast(trainer)
-    modes.close()
-    if main:
-        _save(model, method, backbone, folder / "adapter", About.of(backbone, task, spec.seed, metrics))
-    trainer.accelerator.wait_for_everyone()
-    best = trainer.progress.best
-    if trainer.progress.stopped and best is not None:
-        notes.append(f"stopped at step {trainer.state.global_step} of {plan.total_steps}; best at step {best['step']}")
-        display.say(notes[-1])
-    return Outcome(
-        model=model,
-        metrics=metrics,
-        history=trainer.progress.history,
-        portrait=portrait_of(trainer, plan, peak, len(train), folder / "adapter", kept, why_not),
-        steps=trainer.state.global_step,
-        resumed_from=resumed_from,
-        stopped_early=trainer.progress.stopped,
-        best_step=best["step"] if best else None,
-        notes=notes,
-        classes_predicted=classes,
-        tasks={task.name: task.with_notes(cut)},
-    )
+        self.trainer.note({"final": metrics})
+        return metrics
+
+    def save(self, metrics: Metrics) -> FitResult:
+        """Write the adapter, and say what the run came to."""
+        trainer, progress, objective = self.trainer, self.trainer.progress, self.objective
+        adapter = self.setup.folder / "adapter"
+        self.leave_training()
+        if is_main():
+            objective.save(adapter, metrics)
+        trainer.accelerator.wait_for_everyone()
+        for note in objective.notes(metrics):
+            self.notes.append(note)
+            self.display.say(note)
+        return FitResult(
+            model=self.setup.model,
+            tasks=objective.tasks,
+            metrics=metrics,
+            history=progress.history,
+            portrait=self.portrait(adapter),
+            steps=trainer.state.global_step,
+            resumed_from=self.resumed_from,
+            stopped_early=progress.stopped,
+            best_step=progress.best["step"] if progress.best else None,
+            notes=self.notes,
+            failed=objective.failed,
+            classes_predicted=objective.classes_predicted,
+        )
+
+    def portrait(self, adapter: Path) -> dict[str, Any]:
+        """What the run cost."""
+        plan, rates = self.setup.plan, self.trainer.speed.rates()
+        epoch = spread([len(self.setup.rows) / rate for rate in rates])
+        inference = [examples / seconds for examples, seconds in self.trainer.progress.inference]
+        return {
+            "parameters": self.objective.count_parameters(),
+            "saved_bytes": saved_bytes(adapter),
+            "peak_memory": self.peak,
+            "seconds_per_epoch": epoch,
+            "train_examples_per_second": spread(rates),
+            "inference_examples_per_second": spread(inference),
+            "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
+            "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
+            "processes": plan.world,
+            "trunk": {"cached": False, "reason": self.why_not}
+            if self.kept is None
+            else self.kept.portrait(epoch["mean"] if epoch else None),
+        }
+
+    def leave_training(self) -> None:
+        """Leave the model as it is used after training: without Accelerate's wrapping of its forward, which stays
+        behind as an attribute even when undone, and in eval mode."""
+        model = self.setup.model
+        self.trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        if getattr(model.__dict__.get("forward"), "__func__", None) is type(model).forward:
+            del model.forward
+        self.setup.modes.close()
+
+    def save_last_good(self) -> Path:
+        """Write the parameters as they are now into `last-good`."""
+        target = self.setup.folder / "last-good"
+        self.leave_training()
+        if is_main():
+            self.objective.save(target)
+        return target
+
+    def return_to_checkpoint(self) -> int | None:
+        """Go back to the last checkpoint if its predictions are finite; its step, or None where there is none."""
+        trainer = self.trainer
+        checkpoint = gather(trainer.store.latest() if is_main() else None)[0]
+        if checkpoint is None or not self.objective.validation:
+            return None
+        path = checkpoint / TRAINED
+        copy_into(self.setup.modes.trained_tensors(), load_tensors(path), path)
+        try:
+            self.objective.validate(trainer.check_interrupt)
+        except NotFinitePredictions:
+            return None
+        return step_of(checkpoint)
 
 
-def _sized(
-    settings: Mapping[str, Any], method: Method, task: Any, processor: Any
-) -> tuple[Mapping[str, Any], list[str]]:
-    """A method that needs to know the size of the images is told the processor's, unless the user gave one."""
-    if task.kind != kinds.IMAGES or "image_size" in settings or not method.takes("image_size"):
-        return settings, []
-    side = image_side(processor)
-    note = f"{method.name} is made for images of {side} x {side} pixels, as the image processor gives them"
-    return {**settings, "image_size": side}, [note]
-
-
-def adapt_task(
-    settings: Mapping[str, Any], method: Method, task: Any, backbone: Any
-) -> tuple[Mapping[str, Any], Any, list[str]]:
-    """The settings and the task as a method needs them, and notes. A method whose config has `for_task` is told of the
-    task, the tokenizer and the model, and may change how the task's texts are encoded: prompts have places in them."""
-    ask = getattr(method.config_class(), "for_task", None) if method.config else None
-    schema = getattr(task, "schema", None)  # a task of one's own may have none: the method then finds places itself
-    if ask is None or schema is None:
-        if schema is not None and schema.prompt_tokens:
-            task = task.with_schema(replace(schema, prompt_tokens=0))
-        return settings, task, []
-    settings, schema, notes = ask({**method.settings, **settings}, schema, backbone.processor, backbone.model)
-    return settings, task.with_schema(schema), notes
-
-
-def _return_to_checkpoint(trainer: InlayTrainer, main: bool) -> int | None:
-    """Go back to the last checkpoint whose predictions are finite; its step, or None where there is none."""
-    checkpoint = gather(trainer.store.latest() if main else None)[0]
-    if checkpoint is None or trainer.evaluate_now is None:
-        return None
-    path = checkpoint / TRAINED
-    copy_into(trainer.modes.trained_tensors(), load_tensors(path), path)
-    try:
-        trainer.evaluate_now(trainer.check_interrupt)
-    except NotFinitePredictions:
-        return None
-    return step_of(checkpoint)
-
-
-def _keep_trunk(
-    trainer: InlayTrainer,
-    task: Any,
-    train: Any,
-    collate: Callable[[Any], Any],
-    spec: Spec,
-    place: Place,
-    folder: Path,
-    done: int,
-) -> tuple[KeptSplit | None, str | None]:
+def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str | None]:
     """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not."""
-    (folder / FILE).unlink(missing_ok=True)  # a killed process's
-    why_not = trunk_data.obstacle(spec, task.kind, train, trainer.plan, done)
+    setup, objective = trainer.setup, trainer.objective
+    spec, place = setup.spec, setup.place
+    (setup.folder / FILE).unlink(missing_ok=True)  # a killed process's
+    why_not = objective.trunk_obstacle() or trunk_data.obstacle(
+        spec, objective.first.kind, setup.rows, setup.plan, done
+    )
     if why_not is None:
         try:
-            trainer.modes.train()
+            setup.modes.train()
             with place.autocast():
                 kept = trunk_data.keep(
-                    trainer.modes.model,
-                    train,
-                    collate,
+                    setup.model,
+                    setup.rows,
+                    setup.collate,
                     batch=place.batch_size,
                     order=trainer.first_order(),
                     device=place.device,
-                    folder=folder,
+                    folder=setup.folder,
                     stop=trainer.check_interrupt,
                     inexact=spec.trunk_cache == "on",
                 )
@@ -325,97 +359,10 @@ def _keep_trunk(
     return None, why_not
 
 
-def take_off_autocast(trainer: InlayTrainer) -> None:
-    """Undo Accelerate's wrapping of the model's forward, which it leaves behind as an attribute even when undone."""
-    model = trainer.modes.model
-    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-    if getattr(model.__dict__.get("forward"), "__func__", None) is type(model).forward:
-        del model.forward
-
-
-def _final_metrics(
-    trainer: InlayTrainer,
-    task: Any,
-    processor: Any,
-    spec: Spec,
-    place: Place,
-    encode: Callable[[str], Any],
-    collate: Callable[[Any], Any],
-) -> tuple[dict[str, dict[str, float]], int | None]:
-    """Metrics of the state that is kept, and how many classes it gives the test examples.
-
-    On validation they are known already, but for texts still to be written.
-    """
-    model, progress = trainer.modes.model, trainer.progress
-    found: dict[str, dict[str, float]] = {}
-    classes: int | None = None
-    with undisturbed():
-        if len(task.validation):
-            found["validation"] = progress.best["metrics"] if progress.best else progress.validation
-        if len(task.test):
-            test = encode("test")
-            scored = timed(model, lambda: score(model, task, test, collate, place, trainer.check_interrupt))
-            if scored.seconds is not None:
-                progress.inference.append([scored.examples, scored.seconds])
-            found["test"] = scored.metrics
-            if task.kind in kinds.ONE_LABEL:
-                classes = len(np.unique(scored.predictions.argmax(-1)))
-        if task.generates:
-            for split, known in found.items():
-                written = write(model, task, split, processor, spec, place, trainer.check_interrupt)
-                found[split] = known | written.metrics
-    trainer.note({"final": found})
-    return found, classes
-
-
-def portrait_of(
-    trainer: InlayTrainer,
-    plan: plans.Plan,
-    peak: dict[str, Any],
-    examples: int,
-    adapter: Path,
-    kept: KeptSplit | None,
-    why_not: str | None,
-) -> dict[str, Any]:
-    rates = trainer.speed.rates()
-    epoch = spread([examples / rate for rate in rates])
-    return {
-        "parameters": parameters(trainer.modes.model),
-        "saved_bytes": saved_bytes(adapter),
-        "peak_memory": peak,
-        "seconds_per_epoch": epoch,
-        "train_examples_per_second": spread(rates),
-        "inference_examples_per_second": spread([n / seconds for n, seconds in trainer.progress.inference]),
-        "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
-        "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
-        "processes": plan.world,
-        "trunk": {"cached": False, "reason": why_not}
-        if kept is None
-        else kept.portrait(epoch["mean"] if epoch else None),
-    }
-
-
-def _save(model: nn.Module, method: Method, backbone: Any, target: Path, about: About) -> None:
-    def fill(folder: Path) -> None:
-        attach.save(
-            model,
-            method,
-            folder,
-            base_model_name=backbone.address,
-            fingerprint=backbone.fingerprint,
-            about=about,
-        )
-
-    write_folder(target, fill)
-
-
 def tensorboard_callback(folder: Path) -> TrainerCallback:
+    """What writes the metrics for TensorBoard."""
     plans.check_tensorboard()
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 
     return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if is_main() else None)
-
-
-def is_main() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0

@@ -1,4 +1,4 @@
-"""Several tasks trained together: batches that mix them, and each task trained as it would be alone.
+"""Several tasks trained together: one adapter a task on one base, batches that mix them, one folder for all.
 
 The loss of an update is the sum over tasks of the mean over that task's own labels in it. A task that has no row in an
 update moves neither its parameters nor its optimiser's moments; gradients are clipped for each task by itself. A task
@@ -8,25 +8,60 @@ by its own metric, returns to its own best state and gives up its rows.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Sampler
 
+from inlay.backbones.locate import portable
+from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
+from inlay.methods import attach
+from inlay.methods.card import About, write_card
 from inlay.methods.mixed_loss import NO_LABEL, check_labels, task_losses
+from inlay.methods.protocol import Method
+from inlay.records.atomic import write_folder, write_json
+from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
+from inlay.records.store import checksum
+from inlay.tasks import Task, kinds
+from inlay.tasks.metrics import LOWER_IS_BETTER
+from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
+from inlay.training.objectives import Metrics, Objective
 from inlay.training.padding import ALONG, parts
-from inlay.training.progress import Progress
+from inlay.training.place import Place, Stop
+from inlay.training.plan import Plan
+from inlay.training.seeds import undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite
+
+if TYPE_CHECKING:
+    from inlay.backbones.loading import Backbone
 
 NAMES = "adapter_names"
 ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
+TASKS = "tasks.json"  # beside the adapters: what predicting needs of each task
+FORMAT = 1
+AVERAGE = "average"
+# Kinds whose rows may stand in one batch: they share a model class and the shape of its labels.
+TOGETHER = (
+    frozenset({kinds.CLASSIFICATION, kinds.PAIR, kinds.REGRESSION, kinds.SPANS}),
+    kinds.LANGUAGE_MODELS,
+    frozenset({kinds.TOKENS}),
+    frozenset({kinds.IMAGES}),
+)
 
 
 class JointRows(Dataset[dict[str, Any]]):
@@ -35,7 +70,21 @@ class JointRows(Dataset[dict[str, Any]]):
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self.parts = dict(parts)
         self.sizes = [len(part) for part in self.parts.values()]
+        self.in_memory = all(getattr(part, "in_memory", True) for part in self.parts.values())
+        self._epoch = 0
         self._places = [(task, i) for task, part in self.parts.items() for i in range(len(part))]
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch: images that are augmented are so in each one anew."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._epoch = number
+        for part in self.parts.values():
+            if hasattr(part, "epoch"):
+                part.epoch = number
 
     def __len__(self) -> int:
         return len(self._places)
@@ -96,205 +145,447 @@ def shares(sizes: Sequence[int], temperature: float) -> list[int]:
     return counts
 
 
-@dataclass
-class JointProgress(Progress):
-    """`tasks`: of each its best state (step, value, metrics, file), how many evaluations ago that was, at which step it
-    ended if it has, why it failed if it did, and whether its last parameters are the cause."""
+class SeveralTasks(Objective):
+    """The sum of the tasks' losses, each the mean over its own labels."""
 
-    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        super().__init__(tasks)
+        self.names = list(self.tasks)
+        self.temperature = 1.0
+        self._totals = torch.zeros(len(self.names), dtype=torch.long)
+        self._losses_so_far: Tensor | None = None
 
+    @property
+    def title(self) -> str:
+        return f"{len(self.tasks)} tasks"
 
-class JointTrainer(InlayTrainer):
-    """Trains several tasks. `values` are those tasks whose labels are values; `watch` gives the metric of each to
-    select by, and whether more of it is better."""
+    def attach(self, backbone: Backbone, method: Method, settings: Mapping[str, Any], seed: int) -> nn.Module:
+        return attach_tasks(backbone, self.tasks, method, settings, seed)
 
-    def __init__(
-        self, *, values: set[str], watch: Mapping[str, tuple[str, bool]], temperature: float, **kwargs: Any
-    ) -> None:
-        super().__init__(**kwargs)
-        self.tasks = list(watch)
-        self.values, self.watch = values, watch
-        self.progress: JointProgress = JointProgress(tasks={task: {"waited": 0} for task in self.tasks})
-        self._sampler: Any = JointSampler(self.train_dataset.sizes, self.args.seed, temperature)
-        self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
-        self._task_losses: Tensor | None = None
-        self._outputs = {task: self.model.peft_config[task].num_labels for task in self.tasks}
-        self._owned = self.owned({name: p for name, p in self.model.named_parameters() if p.requires_grad})
+    @property
+    def held_out(self) -> int:
+        return sum(len(task.validation) for task in self.tasks.values())
 
-    def owned(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+    def join_rows(self, parts: Mapping[str, Any]) -> JointRows:
+        return JointRows(parts)
+
+    def collator(self, processor: Any, model: nn.Module) -> Callable[[Any], Any]:
+        self._collate = super().collator(processor, model)
+        return JointCollator(self._collate)
+
+    def check(self, spec: Spec, plan: Plan) -> Plan:
+        plan = super().check(spec, plan)
+        self.temperature = {"proportional": 1.0, "temperature": spec.temperature, "uniform": math.inf}[spec.sampling]
+        if plan.world > 1:
+            raise InlayError("Several tasks are trained in one process. Start it without `accelerate launch`.")
+        if plan.dtype is not torch.float16:
+            return plan
+        if spec.precision == "float16":
+            raise InlayError(
+                "precision='float16' scales the loss of all tasks alike: one that overflows would hold up the others. "
+                "Use float32, or bfloat16 where the device has it."
+            )
+        return dataclasses.replace(plan, dtype=None)  # a device without bfloat16, and no wish
+
+    def make_sampler(self, rows: Any, seed: int, update: int, lengths: np.ndarray | None) -> Sampler[int]:
+        return JointSampler(rows.sizes, seed, self.temperature)
+
+    def begin(self, trainer: InlayTrainer) -> None:
+        super().begin(trainer)
+        model: Any = self.setup.model
+        trainer.progress.tasks = {name: {"waited": 0} for name in self.names}
+        self._shifted = shifts_labels(model, self.first.kind)
+        self._values = {name for name, task in self.tasks.items() if task.kind == kinds.REGRESSION}
+        self._outputs = {name: model.peft_config[name].num_labels for name in self.names}
+        self.owned = self.divide({name: p for name, p in model.named_parameters() if p.requires_grad})
+
+    def divide(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
         """Each task's own among the parameters that are trained."""
-        strangers = [name for name in trained if not any(f".{task}." in name for task in self.tasks)]
+        strangers = [name for name in trained if not any(f".{task}." in name for task in self.names)]
         if strangers:
             raise InlayError(f"{strangers[0]} would be trained and belongs to no task: it cannot be trained jointly.")
-        return {task: [p for name, p in trained.items() if f".{task}." in name] for task in self.tasks}
+        return {task: [p for name, p in trained.items() if f".{task}." in name] for task in self.names}
 
-    def training(self, task: str) -> bool:
+    def trunk_obstacle(self) -> str | None:
+        return "several tasks are trained"
+
+    def is_trained(self, task: str) -> bool:
         """Whether a task is still being trained."""
-        return self.progress.tasks[task].get("ended") is None
+        return self.trainer.progress.tasks[task].get("ended") is None
 
     # ---- one update
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Tensor | None]:
-        """The micro-batches of one update; how many labels each task has in them."""
-        found = list(itertools.islice(epoch_iterator, num_batches))
-        self._task_losses = self._update_loss = None
-        self._statistics_before = {name: tensor.clone() for name, tensor in self._statistics.items()}
-        self._update_examples = sum(len(batch[NAMES]) for batch in found)
-        self._totals = torch.zeros(len(self.tasks), dtype=torch.long)
-        for batch in found:
+    def begin_update(self, batches: Sequence[dict[str, Any]], device: torch.device) -> tuple[int, Tensor | None]:
+        """Count how many labels each task has in the micro-batches of an update."""
+        self._losses_so_far = None
+        self._totals = torch.zeros(len(self.names), dtype=torch.long)
+        for batch in batches:
             labels = batch["labels"].cpu()
             counted = labels[:, 1:] if self._shifted else labels
             check_labels(labels, batch[NAMES], self._outputs)
             items = counted.ne(NO_LABEL).view(len(labels), -1).sum(dim=1)
-            self._totals.index_add_(0, torch.tensor([self.tasks.index(name) for name in batch[NAMES]]), items)
-        return found, None
+            self._totals.index_add_(0, torch.tensor([self.names.index(name) for name in batch[NAMES]]), items)
+        return sum(len(batch[NAMES]) for batch in batches), None
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
-    ) -> Tensor:
-        """Forward and backward of one micro-batch, in parts of about the same length; rows of tasks that have ended are
-        left out."""
-        if self._in_eval_mode:
-            self.modes.train()
-            self._in_eval_mode = False
-        names = inputs[NAMES]
-        kept = [i for i, name in enumerate(names) if self.training(name)]
+    def step(self, model: nn.Module, batch: dict[str, Any], items: Tensor | int | None) -> Tensor:
+        """In parts of about the same length; rows of tasks that have ended are left out."""
+        trainer, device = self.trainer, self.trainer.args.device
+        names = batch[NAMES]
+        kept = [i for i, name in enumerate(names) if self.is_trained(name)]
         if not kept:
-            return torch.zeros((), device=self.args.device)
-        tensors = {key: value for key, value in inputs.items() if isinstance(value, Tensor)}
+            return torch.zeros((), device=device)
+        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
         if len(kept) < len(names):
             tensors = {key: value[kept] for key, value in tensors.items()}
             names = [names[i] for i in kept]
         along: tuple[str, ...] = ALONG
-        if tensors["labels"].ndim > 1 and not getattr(self.model.config, "is_encoder_decoder", False):
+        if tensors["labels"].ndim > 1 and not getattr(self.setup.model.config, "is_encoder_decoder", False):
             along = (*ALONG, "labels")  # one for each token that is read
-        total = torch.zeros((), device=self.args.device)
-        for rows, part in parts(tensors, self.args.device, along):
-            part = self._prepare_inputs(part)
+        total = torch.zeros((), device=device)
+        for rows, part in parts(tensors, device, along):
+            part = trainer._prepare_inputs(part)
             labels, own = part.pop("labels"), [names[row] for row in rows]
-            each = self._losses(model(**part, **{NAMES: own})["logits"], labels, own)
-            self.accelerator.backward(each.sum())
+            each = self.task_losses(model(**part, **{NAMES: own})["logits"], labels, own)
+            trainer.accelerator.backward(each.sum())
             each = each.detach()
-            self._task_losses = each if self._task_losses is None else self._task_losses + each
+            self._losses_so_far = each if self._losses_so_far is None else self._losses_so_far + each
             total += torch.where(torch.isfinite(each), each, 0.0).sum()
         return total
 
-    def _losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
+    def task_losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
         """Each task's part of the update's loss."""
         device = logits.device
-        slots = torch.tensor([self.tasks.index(name) for name in names], device=device)
+        slots = torch.tensor([self.names.index(name) for name in names], device=device)
         values = None
-        if self.values.intersection(names):
-            values = torch.tensor([name in self.values for name in names], device=device)
-        sums, _ = task_losses(logits, labels, slots, len(self.tasks), regression=values, causal=self._shifted)
+        if self._values.intersection(names):
+            values = torch.tensor([name in self._values for name in names], device=device)
+        sums, _ = task_losses(logits, labels, slots, len(self.names), regression=values, causal=self._shifted)
         return sums / self._totals.clamp(min=1).to(device)
 
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+    def clip(self) -> Tensor:
         """Clip each task's gradients by their own norm; a task whose loss or gradient is not finite ends here."""
-        pairs = [(i, p.grad) for i, task in enumerate(self.tasks) for p in self._owned[task] if p.grad is not None]
-        device = self.args.device
-        squares = torch.zeros(len(self.tasks), device=device)
+        pairs = [(i, p.grad) for i, task in enumerate(self.names) for p in self.owned[task] if p.grad is not None]
+        device = self.trainer.args.device
+        squares = torch.zeros(len(self.names), device=device)
         if not pairs:
             return squares.sum()
         gradients = [gradient for _, gradient in pairs]
         owners = torch.tensor([i for i, _ in pairs], device=device)
         norms = torch.stack(torch._foreach_norm(gradients)).float()
         norms = squares.index_add(0, owners, norms**2).sqrt()
-        losses = self._task_losses if self._task_losses is not None else squares
+        losses = self._losses_so_far if self._losses_so_far is not None else squares
         good = torch.isfinite(norms) & torch.isfinite(losses)
-        share = (self.args.max_grad_norm / (norms + ALMOST_NOTHING)).clamp(max=1.0)
+        share = (self.trainer.args.max_grad_norm / (norms + ALMOST_NOTHING)).clamp(max=1.0)
         torch._foreach_mul_(gradients, list(share.index_select(0, owners).unbind()))
-        for task, fine, loss in zip(self.tasks, good.tolist(), losses.tolist(), strict=True):
+        for task, fine, loss in zip(self.names, good.tolist(), losses.tolist(), strict=True):
             if not fine:
-                self._fail(
-                    task, f"the loss or its gradient is not a finite number at step {self.state.global_step + 1}"
-                )
-                for parameter in self._owned[task]:
+                step = self.trainer.state.global_step + 1
+                self.fail(task, f"the loss or its gradient is not a finite number at step {step}")
+                for parameter in self.owned[task]:
                     parameter.grad = None
-            elif self._totals[self.tasks.index(task)]:
-                for name, value in ((task, loss), (f"{task} steps", 1.0)):
-                    self._parts[name] = self._parts.get(name, 0.0) + value
+            elif self._totals[self.names.index(task)]:
+                self.trainer.add_part(task, loss)
+                self.trainer.add_part(f"{task} steps", 1.0)
         return torch.where(good, norms, 0.0).norm()
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        return grad_norm
-
-    def _fail(self, task: str, why: str, spoilt: bool = False) -> None:
+    def fail(self, task: str, why: str, spoilt: bool = False) -> None:
         """End a task that cannot go on; the others do. The parameters are those from before, unless they are `spoilt`:
         then it is they that give what is not a number."""
-        self.progress.tasks[task] |= {"ended": self.state.global_step, "failed": why, "spoilt": spoilt}
-        if all("failed" in self.progress.tasks[each] for each in self.tasks):
+        trainer = self.trainer
+        trainer.progress.tasks[task] |= {"ended": trainer.state.global_step, "failed": why, "spoilt": spoilt}
+        if all("failed" in trainer.progress.tasks[each] for each in self.names):
             raise NotFinite(
-                f"Of every task {why}, at a learning rate of {self._get_learning_rate():.3g}. Try a lower one, for "
-                f"example {self.plan.lower_rate}."
+                f"Of every task {why}, at a learning rate of {trainer._get_learning_rate():.3g}. Try a lower one, for "
+                f"example {self.setup.plan.lower_rate}."
             )
         self._end_if_all_have()
 
     def _end_if_all_have(self) -> None:
-        if not any(self.training(task) for task in self.tasks):
-            self.progress.stopped = self.control.should_training_stop = True
+        if not any(self.is_trained(task) for task in self.names):
+            self.trainer.progress.stopped = self.trainer.control.should_training_stop = True
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The training loss over time, and each task's, over the updates that it had rows in."""
-        if "loss" in logs:
-            parts = {
-                f"{task}_loss": round(float(self._parts[task]) / float(self._parts[f"{task} steps"]), 6)
-                for task in self.tasks
-                if task in self._parts
-            }
-            self._parts, self._parts_since = {}, self.state.global_step
-            logs |= parts
-            self.note({name: logs[name] for name in ("loss", *parts, "learning_rate", "grad_norm") if name in logs})
-            self.callback_handler.on_log(self.args, self.state, self.control, logs)
+    def mean_parts(self, parts: Mapping[str, Tensor | float], steps: int) -> dict[str, float]:
+        """Each task's loss over the updates that it had rows in."""
+        return {
+            f"{task}_loss": round(float(parts[task]) / float(parts[f"{task} steps"]), 6)
+            for task in self.names
+            if task in parts
+        }
 
-    # ---- each task's best
+    # ---- between updates
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+    def validate(self, stop: Stop) -> Scored:
+        """Each task with its own adapter; one whose predictions are not finite ends."""
+        begin, examples = time.perf_counter(), 0
+        found: dict[str, dict[str, float]] = {}
+        for name, encoded in self.validation.items():
+            try:
+                found[name] = self._score(name, encoded, stop).metrics
+                examples += len(encoded)
+            except NotFinitePredictions as error:
+                self.fail(name, str(error), spoilt=True)
+        return Scored(flat(found, self.tasks, self.failed), None, examples, time.perf_counter() - begin)
+
+    def _score(self, name: str, encoded: Any, stop: Stop) -> Scored:
+        model, place = self.setup.model, self.setup.place
+        return score(model, self.tasks[name], encoded, self._collate, place, stop, partial(_named, name))
+
+    def judge(self, metrics: Mapping[str, float]) -> bool:
         """Keep each task's best state; end a task that has not beaten it for as many evaluations as the patience."""
-        better = False
-        for task, (metric, greater) in self.watch.items():
-            entry, value = self.progress.tasks[task], metrics.get(f"eval_{task}/{metric}")
-            if self.patience is None or value is None or not self.training(task):
+        better, patience, step = False, self.setup.spec.early_stopping, self.trainer.state.global_step
+        for name, task in self.tasks.items():
+            entry, value = self.trainer.progress.tasks[name], metrics.get(f"eval_{name}/{task.selection_metric}")
+            if patience is None or value is None or not self.is_trained(name):
                 continue
             best = entry.get("best")
-            if best is None or (value > best["value"] if greater else value < best["value"]):
+            if best is None or (value > best["value"] if task.greater_is_better() else value < best["value"]):
                 better = True
-                own = {n: v for n, v in metrics.items() if n.startswith(f"eval_{task}/")}
+                own = {n: v for n, v in metrics.items() if n.startswith(f"eval_{name}/")}
                 entry["waited"] = 0
                 entry["best"] = {
-                    "step": self.state.global_step,
+                    "step": step,
                     "value": value,
-                    "metrics": {name.partition("/")[2]: each for name, each in own.items()},
-                    **self._write_best_of(task),
+                    "metrics": {metric.partition("/")[2]: each for metric, each in own.items()},
+                    **self._write_best(name),
                 }
                 continue
             entry["waited"] += 1
-            if entry["waited"] >= self.patience:
-                entry["ended"] = self.state.global_step
-                self._load_best_of(task)
+            if entry["waited"] >= patience:
+                entry["ended"] = step
+                self._load_best(name)
         self._end_if_all_have()
         return better
 
     def _tensors_of(self, task: str) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.modes.trained_tensors().items() if f".{task}." in name}
+        return {name: tensor for name, tensor in self.setup.modes.trained_tensors().items() if f".{task}." in name}
 
-    def _write_best_of(self, task: str) -> dict[str, str]:
-        needed = [name for each, entry in self.progress.tasks.items() if each != task for name in _best_file(entry)]
-        start = f"{BEST_OF_TASK}{task}-"
-        return self.store.write_best(self.state.global_step, self._tensors_of(task), needed=needed, start=start)
+    def _write_best(self, task: str) -> dict[str, str]:
+        others = [entry for name, entry in self.trainer.progress.tasks.items() if name != task]
+        needed = [entry["best"]["file"] for entry in others if "best" in entry]
+        start, step = f"{BEST_OF_TASK}{task}-", self.trainer.state.global_step
+        return self.trainer.store.write_best(step, self._tensors_of(task), needed=needed, start=start)
 
-    def _load_best_of(self, task: str) -> None:
-        best = self.progress.tasks[task].get("best")
+    def _load_best(self, task: str) -> None:
+        best = self.trainer.progress.tasks[task].get("best")
         if best is not None:
-            self.store.load_best(best, self._tensors_of(task))
+            self.trainer.store.load_best(best, self._tensors_of(task))
 
     def load_best(self) -> None:
-        """Go back to the best state of every task."""
-        for task in self.tasks:
-            self._load_best_of(task)
+        for task in self.names:
+            self._load_best(task)
+
+    # ---- at the end
+
+    def final_metrics(self) -> Metrics:
+        """Task by task, with the average over tasks."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        with undisturbed():
+            for name, task in self.tasks.items():
+                for split in ("validation", "test"):
+                    if len(task.split(split)) and (own := self._final(name, split)) is not None:
+                        found.setdefault(split, {})[name] = own
+        return {split: flat(each, self.tasks, self.failed) for split, each in found.items()}
+
+    def _final(self, name: str, split: str) -> dict[str, float] | None:
+        """A task's metrics on a split in the end; None where it fails there."""
+        task, setup, trainer = self.tasks[name], self.setup, self.trainer
+        model: Any = setup.model
+        if split == "validation":
+            own = self._validated(name)
+        else:
+            try:
+                scored = self._score(name, setup.encode(name, "test"), trainer.check_interrupt)
+            except NotFinitePredictions as error:
+                trainer.progress.tasks[name] |= {"failed": str(error), "spoilt": True}
+                return None
+            own = scored.metrics
+            if scored.seconds:
+                trainer.progress.inference.append([scored.examples, scored.seconds])
+            if task.kind in kinds.ONE_LABEL:
+                self.classes_predicted[name] = len(np.unique(scored.predictions.argmax(-1)))
+        if task.generates:
+            model.set_adapter(name, inference_mode=True)
+            processor, stop = setup.backbone.processor, trainer.check_interrupt
+            own = own | write(model, task, split, processor, setup.spec, setup.place, stop).metrics
+            model.set_adapter(name)
+        return own
+
+    def _validated(self, name: str) -> dict[str, float]:
+        """A task's metrics on validation when it was best, or last."""
+        best = self.trainer.progress.tasks[name].get("best")
+        if best is not None:
+            return dict(best["metrics"])
+        known = self.trainer.progress.validation or {}
+        return {metric.partition("/")[2]: value for metric, value in known.items() if metric.startswith(f"{name}/")}
+
+    def save(self, target: Path, metrics: Metrics | None = None) -> None:
+        setup = self.setup
+        save_tasks(setup.model, self.tasks, setup.method, setup.backbone, setup.spec, target, self.failed, metrics)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The tasks that could not be trained to the end: why, and what is kept of them."""
+        found = {}
+        for name, entry in self.trainer.progress.tasks.items():
+            if "failed" in entry:
+                best = entry.get("best")
+                kept = "those from before that" if best is None else f"its best, of step {best['step']}"
+                if entry.get("spoilt") and best is None:
+                    kept = "those that give it: do not use them"
+                found[name] = f"{entry['failed']}; its parameters are {kept}"
+        return found
+
+    def notes(self, metrics: Metrics) -> list[str]:
+        failed = self.failed
+        notes = [f"{name} failed: {why}" for name, why in failed.items()]
+        for name, entry in self.trainer.progress.tasks.items():
+            best = entry.get("best")
+            if name not in failed and entry.get("ended") is not None and best is not None:
+                notes.append(f"{name} stopped at step {entry['ended']}; best at step {best['step']}")
+        for split, own in metrics.items():
+            counted = averaged(own, self.tasks, failed)
+            out = [name for name, task in self.tasks.items() if len(task.split(split)) and name not in counted]
+            if out:
+                why = {name: f"{self.tasks[name].metrics[0]}, of which less is better" for name in out}
+                why |= {name: "not scored" for name in out if f"{name}/{self.tasks[name].metrics[0]}" not in own}
+                why |= {name: "failed" for name in out if name in failed}
+                listed = ", ".join(f"{name} ({why[name]})" for name in out)
+                notes.append(f"the average on {split} leaves out {listed}")
+        return notes
+
+    def count_parameters(self) -> dict[str, Any]:
+        model: Any = self.setup.model
+        return super().count_parameters() | {"shared": model.base_model.counted_parameters()["shared"]}
 
 
-def _best_file(entry: Mapping[str, Any]) -> list[str]:
-    return [entry["best"]["file"]] if "best" in entry else []
+@contextmanager
+def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield batch | {NAMES: [name] * len(batch["labels"])}
+
+
+def adapter_names(names: Sequence[str]) -> dict[str, str]:
+    """The name of each task's adapter: PEFT wants words of letters, digits and underscores."""
+    found = {name: re.sub(r"\W", "_", name.rpartition("/")[2]) for name in names}
+    if len(set(found.values())) < len(names):
+        raise InlayError(f"The tasks {', '.join(names)} are not told apart by their names: train them in several runs.")
+    return found
+
+
+def check_together(tasks: Mapping[str, Any]) -> None:
+    """An error where tasks cannot be mixed in one batch."""
+    if len(tasks) < 2:
+        raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
+    found = {name: task.kind for name, task in tasks.items()}
+    if not any(group.issuperset(found.values()) for group in TOGETHER):
+        listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
+        raise InlayError(
+            f"These tasks cannot be mixed in one batch: {listed}. Train together what has one class or value a row, "
+            "or what is language modelling, or what labels tokens, or images."
+        )
+
+
+def attach_tasks(
+    backbone: Any, tasks: Mapping[str, Any], method: Method, settings: Mapping[str, Any], seed: int = 0
+) -> nn.Module:
+    """The backbone with an adapter and a head for each task.
+
+    A head of another size than the backbone's is drawn from `seed`, as the backbone's own is when it is loaded. The
+    `A`s are not: tasks of several runs can only be used together if they share them.
+    """
+    if "num_labels" in settings:
+        raise InlayError("num_labels is each task's own when several are trained: leave it out.")
+    model: Any = None
+    for name, task in tasks.items():
+        own = {"head_seed": seed, **settings} | ({"num_labels": task.num_labels} if task.num_labels else {})
+        if model is None:
+            model = attach.attach(
+                backbone.model,
+                method,
+                settings=own,
+                adapter_name=name,
+                newly_initialised=backbone.newly_initialised,
+                task_kind=task.kind,
+            )
+            continue
+        attach.check_adapter_name(model, name)
+        config = copy.deepcopy(model.peft_config[next(iter(tasks))])  # PEFT adds to its lists
+        config.num_labels = task.num_labels
+        model.add_adapter(name, config)
+    return model
+
+
+def flat(
+    found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any], failed: Collection[str] = ()
+) -> dict[str, float]:
+    """All tasks' metrics under one roof, and the average of the first metric of each over the tasks that did not
+    fail."""
+    metrics = {f"{name}/{metric}": value for name, own in found.items() for metric, value in own.items()}
+    firsts = [metrics[first] for first in averaged(metrics, tasks, failed).values()]
+    return metrics | {AVERAGE: sum(firsts) / len(firsts) if firsts else math.nan}
+
+
+def greater_is_better(tasks: Mapping[str, Any]) -> bool:
+    """Which way the average improves: downwards where less of every task's first metric is better. It is said by the
+    tasks alone, so that it is the same on every split and with every seed, whatever could be scored."""
+    return any(task.metrics[0] not in LOWER_IS_BETTER for task in tasks.values())
+
+
+def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any], failed: Collection[str] = ()) -> dict[str, str]:
+    """What the average is over: of each task its first metric, if there is one. Where more of some and less of others
+    is better, those of which more is: an error and an accuracy have no mean. A task that failed has no say: its
+    metrics are those of what it was when it did."""
+    up = greater_is_better(tasks)
+    firsts = {n: f"{n}/{t.metrics[0]}" for n, t in tasks.items() if (t.metrics[0] not in LOWER_IS_BETTER) == up}
+    return {name: first for name, first in firsts.items() if first in metrics and name not in failed}
+
+
+def save_tasks(
+    model: nn.Module,
+    tasks: Mapping[str, Any],
+    method: Method,
+    backbone: Any,
+    spec: Spec,
+    target: Path,
+    failed: Mapping[str, str] | None = None,
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """One folder: an adapter for each task, and what predicting needs of all; with the tasks that `failed`, and why."""
+    facts = {
+        "format": FORMAT,
+        "method": method.name,
+        "model": portable(spec.model),
+        "revision": spec.revision,
+        "pooling": installed(model) or "own",
+        "trust_remote_code": spec.trust_remote_code,
+        "max_length": spec.max_length,
+        "precision": spec.precision,
+        "batch_size": Place.of(spec).batch_size,
+        "tasks": {name: task.to_json() for name, task in tasks.items()},
+        "failed": dict(failed or {}),
+    }
+
+    def own(name: str) -> dict[str, dict[str, float]]:
+        start = f"{name}/"
+        return {
+            split: {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
+            for split, found in (metrics or {}).items()
+        }
+
+    abouts = {name: About.of(backbone, task, spec.seed, own(name)) for name, task in tasks.items()}
+
+    def fill(folder: Path) -> None:
+        for name in tasks:
+            attach.save(
+                model,
+                method,
+                folder,
+                adapter_name=name,
+                base_model_name=backbone.address,
+                fingerprint=backbone.fingerprint,
+                about=abouts[name],
+            )
+        write_card(folder, method, abouts)
+        as_read = json.loads(json.dumps(facts))
+        write_json(folder / TASKS, as_read | {"checksum": checksum(as_read)})
+
+    write_folder(target, fill)

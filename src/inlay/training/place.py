@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -74,6 +75,11 @@ def batches(
         if stop is not None:
             stop()
         yield {name: value.to(place.device) for name, value in batch.items()}
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes and speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -27,10 +27,14 @@ class Progress:
     speed: dict[str, list[float]] = field(default_factory=dict)
     inference: list[list[float]] = field(default_factory=list)  # examples and seconds of each evaluation
     peak_memory: int = 0
+    # Of several tasks each one's best, how many evaluations ago that was (waited), the step at which it ended if it
+    # has, why it failed if it did, and whether its last parameters are the cause (spoilt).
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return dataclasses.asdict(self)
+        found = dataclasses.asdict(self)
+        return found if self.tasks else {name: value for name, value in found.items() if name != "tasks"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:

@@ -10,8 +10,8 @@
 - A loss or gradient that is not finite ends the run before it reaches the parameters, and what its forward passes did
   to the statistics of batch norms is undone.
 - The first update is not wasted on a learning rate of 0: see plan.py.
-- A method whose loss has parts is asked for them (`loss_parts` of any of the model's modules), and they are logged by
-  name beside their sum.
+- What is trained for, one task or several, is its objective: see objectives.py. Parts of the loss are logged by name
+  beside their sum.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,24 +32,28 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from inlay.errors import InlayError
-from inlay.methods.protocol import layers_of
 from inlay.portrait.memory import PeakMemory
 from inlay.portrait.speed import Speed
 from inlay.training import checkpoints as files
 from inlay.training.checkpoints import Checkpoints
-from inlay.training.evaluation import NotFinitePredictions, Scored, count_items
+from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.interrupts import Interrupted, Interrupts
-from inlay.training.lengths import grouped
 from inlay.training.modes import Modes
-from inlay.training.place import Stop, gather
-from inlay.training.plan import Plan
+from inlay.training.objectives import Objective
+from inlay.training.place import Place, gather, is_main
+from inlay.training.plan import Plan, arguments, pick_workers
 from inlay.training.progress import Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
-from inlay.training.trunk.data import KeptSplit
+
+if TYPE_CHECKING:
+    from inlay.backbones.loading import Backbone
+    from inlay.methods.protocol import Method
+    from inlay.records.spec import Spec
+    from inlay.training.trunk.data import KeptSplit
 
 CHECKPOINT_SHARE = 0.02  # of the time may go into writing checkpoints
 FIRST_GUESS = 0.05  # seconds that a checkpoint takes, before one was written
@@ -58,75 +63,57 @@ class NotFinite(InlayError):
     """The loss or a gradient became infinite or not a number."""
 
 
-class EpochSampler(Sampler[int]):
-    """Every example once, in an order that follows from the seed and the epoch alone, and from the examples' `lengths`
-    where batches of so many are to be of one length."""
+@dataclass(frozen=True)
+class Setup:
+    """A run that is ready to be trained: the adapted model, its data as it reads them, and how it is trained.
 
-    def __init__(self, length: int, seed: int, lengths: np.ndarray | None = None, batch: int = 1) -> None:
-        self.length, self.seed, self.epoch = length, seed, 0
-        self.lengths, self.batch = lengths, batch
+    `encode` encodes a split of a task, by its name, for this model. `lengths` are those of the training texts, where batches are to
+    be of one length. `checkpoint_seconds` is about how much work may be lost.
+    """
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        order = torch.randperm(self.length, generator=generator).tolist()
-        return iter(order if self.lengths is None else grouped(order, self.lengths, self.batch, generator))
+    backbone: Backbone
+    method: Method
+    spec: Spec
+    folder: Path
+    model: nn.Module
+    modes: Modes
+    encode: Callable[[str, str], Any]
+    rows: Any
+    collate: Callable[[Any], Any]
+    lengths: np.ndarray | None
+    plan: Plan
+    place: Place
+    interrupts: Interrupts
+    checkpoint_seconds: float
 
 
 class InlayTrainer(Trainer):
-    """Trains one run. `evaluate_now` scores the validation split; the best value of the metric `watched` is kept."""
+    """Trains one run for its objective: see objectives.py."""
 
-    def __init__(
-        self,
-        *,
-        model: nn.Module,
-        args: TrainingArguments,
-        collate: Callable[[Any], Any],
-        train_dataset: Any,
-        plan: Plan,
-        modes: Modes,
-        shifted: bool,
-        store: Checkpoints,
-        journal: Journal,
-        interrupts: Interrupts,
-        memory: PeakMemory,
-        evaluate_now: Callable[[Stop], Scored] | None,
-        watched: str,
-        greater_is_better: bool,
-        patience: int | None,
-        checkpoint_seconds: float,
-        callbacks: list[TrainerCallback],
-        lengths: np.ndarray | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup, objective: Objective, callbacks: Sequence[TrainerCallback]) -> None:
+        plan, folder = setup.plan, setup.folder
         super().__init__(
-            model=model, args=args, data_collator=collate, train_dataset=train_dataset, callbacks=callbacks
+            model=setup.model,
+            args=arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
+            data_collator=setup.collate,
+            train_dataset=setup.rows,
+            callbacks=[Pace(self), *callbacks],
         )
         self.remove_callback(PrinterCallback)
-        self.plan = plan
-        self.modes = modes
-        self.store = store
-        self.journal = journal
-        self.interrupts = interrupts
-        self.memory = memory
-        self.evaluate_now = evaluate_now
-        self.watched = watched
-        self.greater_is_better = greater_is_better
-        self.patience = patience
-        self.checkpoint_seconds = checkpoint_seconds
+        self.setup, self.objective = setup, objective
+        self.plan, self.modes, self.interrupts = plan, setup.modes, setup.interrupts
+        self.store = Checkpoints(folder / "checkpoints", base=setup.backbone.fingerprint)
+        self.journal = Journal(folder / "metrics.jsonl" if is_main() else None)
+        self.memory = PeakMemory(setup.model, plan.device)
         # What a batch is turned into for the model, and how the model is run on it: see `use`.
         self.replay: Callable[[dict[str, Any]], AbstractContextManager[dict[str, Any]]] = nullcontext
         self.progress = Progress()
         self.speed = Speed(plan.total_steps)
-        update = plan.micro_batch * args.gradient_accumulation_steps * plan.world
-        self._sampler = EpochSampler(len(train_dataset), args.seed, lengths, update)
-        self._shifted = shifted
+        update = plan.micro_batch * self.args.gradient_accumulation_steps * plan.world
+        self._sampler: Any = objective.make_sampler(setup.rows, self.args.seed, update, setup.lengths)
         self._caught_up = False
         self._in_eval_mode = True
         self._stopping = False
-        self._update_loss: Tensor | None = None
-        self._with_parts = [layer for layer in layers_of(model) if layer.loss_parts is not None]
         self._parts: dict[str, Tensor | float] = {}
         self._parts_since = 0
         self._update_examples = 0
@@ -134,6 +121,7 @@ class InlayTrainer(Trainer):
         self._statistics_before: dict[str, Tensor] = {}
         self._mark = self._saved_at = time.perf_counter()
         self._save_cost = FIRST_GUESS
+        objective.begin(self)
 
     def use(self, kept: KeptSplit) -> None:
         """Train from the trunk's kept output instead of the data themselves; before `train`."""
@@ -156,14 +144,8 @@ class InlayTrainer(Trainer):
     ) -> tuple[list[Any], Tensor | None]:
         """The micro-batches of one update, and how many labels they have together, over all processes."""
         found = list(itertools.islice(epoch_iterator, num_batches))
-        self._update_loss = None
         self._statistics_before = {name: tensor.clone() for name, tensor in self._statistics.items()}
-        self._update_examples = sum(_rows(batch) for batch in found) * self.plan.world
-        if len(found) <= 1 and self.plan.world == 1:
-            return found, None
-        total = torch.stack([self._items(batch) for batch in found]).sum().to(device)
-        if self.plan.world > 1:
-            distributed.all_reduce(total)
+        self._update_examples, total = self.objective.begin_update(found, device)
         return found, total
 
     def training_step(
@@ -173,41 +155,19 @@ class InlayTrainer(Trainer):
         if self._in_eval_mode:
             self.modes.train()
             self._in_eval_mode = False
-        share: Tensor | float = 1.0
-        with self.replay(self._prepare_inputs(inputs)) as inputs:
-            loss = model(**inputs)["loss"]
-            if num_items_in_batch is not None:
-                items = self._items(inputs)
-                # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
-                # Without a single label the mean is 0 / 0, and counts for nothing.
-                share = items / num_items_in_batch * self.plan.world
-                loss = torch.where(items > 0, loss, 0.0) * share
-            self.accelerator.backward(loss)
-        for layer in self._with_parts:
-            for name, part in (layer.loss_parts or {}).items():
-                self._parts[name] = self._parts.get(name, 0.0) + part * share
-        detached = loss.detach()
-        self._update_loss = detached if self._update_loss is None else self._update_loss + detached
-        return detached
+        return self.objective.step(model, inputs, num_items_in_batch)
 
-    def _items(self, batch: dict[str, Any]) -> Tensor:
-        labels = batch.get("labels")
-        if labels is None:
-            return torch.tensor(_rows(batch), device=next(iter(batch.values())).device)
-        return count_items(labels, shifted=self._shifted)
+    def add_part(self, name: str, value: Tensor | float) -> None:
+        """Add to what is logged of a part of the loss."""
+        self._parts[name] = self._parts.get(name, 0.0) + value
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        norm = self.objective.clip()
+        return super()._clip_grad_norm(model) if norm is None else norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        assert self._update_loss is not None
-        # With float16 the scaler expects gradients that overflow, and skips the update: the loss alone tells. The
-        # gradients are the same in all processes, the loss is not, and all must stop or none.
-        watched = self._update_loss
-        if self.plan.world > 1:
-            watched = watched.clone()
-            distributed.all_reduce(watched)
-        if self.accelerator.scaler is None:
-            watched = watched + norm
-        if not torch.isfinite(watched):
+        if not self.objective.is_finite(norm):
             for name, before in self._statistics_before.items():
                 self._statistics[name].copy_(before)
             raise NotFinite(
@@ -262,7 +222,7 @@ class InlayTrainer(Trainer):
         """Put the training loss over time into the history; the summary of the end is ours to write."""
         if "loss" in logs:
             steps = max(1, self.state.global_step - self._parts_since)
-            parts = {f"{name}_loss": round(float(part) / steps, 6) for name, part in self._parts.items()}
+            parts = self.objective.mean_parts(self._parts, steps)
             self._parts, self._parts_since = {}, self.state.global_step
             logs |= parts
             kept = ("loss", *parts, "learning_rate", "grad_norm")
@@ -277,11 +237,10 @@ class InlayTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Score the validation split; an interruption leaves a checkpoint that begins with this evaluation."""
-        assert self.evaluate_now is not None
         self._in_eval_mode = True
         try:
             with undisturbed():
-                scored = self.evaluate_now(self.check_interrupt)
+                scored = self.objective.validate(self.check_interrupt)
         except Interrupted:
             self.save(evaluation_due=True)
             raise
@@ -303,23 +262,7 @@ class InlayTrainer(Trainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        """Keep the best state and stop when it has not been beaten for as many evaluations as the patience."""
-        if self.patience is None:
-            return False
-        value, best = metrics[f"eval_{self.watched}"], self.progress.best
-        if best is None or (value > best["value"] if self.greater_is_better else value < best["value"]):
-            self.progress.waited = 0
-            self.progress.best = {
-                "step": self.state.global_step,
-                "value": value,
-                "metrics": self.progress.validation,
-                **self._write_best(),
-            }
-            return True
-        self.progress.waited += 1
-        if self.progress.waited >= self.patience:
-            self.progress.stopped = self.control.should_training_stop = True
-        return False
+        return self.objective.judge(metrics)
 
     # ---- checkpoints
 
@@ -366,24 +309,12 @@ class InlayTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.save()
 
-    def _write_best(self) -> dict[str, str]:
-        if not self.args.should_save:
-            return {"file": ""}
-        return self.store.write_best(self.state.global_step, self.modes.trained_tensors())
-
-    def load_best(self) -> None:
-        """Go back to the best state."""
-        if self.progress.best is None:
-            return
-        self.accelerator.wait_for_everyone()
-        self.store.load_best(self.progress.best, self.modes.trained_tensors())
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         path = Path(resume_from_checkpoint) / files.TRAINED
         self.store.check_base(path.parent)
         files.copy_into(self.modes.trained_tensors(), files.load_tensors(path), path)
         with files.reading(path.with_name("progress.json")):
-            self.progress = type(self.progress).from_json(files.load_json(path.with_name("progress.json")))
+            self.progress = Progress.from_json(files.load_json(path.with_name("progress.json")))
             self.speed.blocks = self.progress.speed
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -428,22 +359,20 @@ class InlayTrainer(Trainer):
 class Pace(TrainerCallback):
     """After every update: count the time, and say whether to evaluate, to save, or to stop."""
 
-    def __init__(self) -> None:
-        self.trainer: InlayTrainer | None = None
+    def __init__(self, trainer: InlayTrainer) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Everything is loaded, and the Trainer has just collected what earlier runs left."""
-        assert self.trainer is not None
         self.trainer._statistics = self.trainer.modes.statistics()
         self.trainer.memory.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The one place between two updates at which all of that is decided."""
         trainer = self.trainer
-        assert trainer is not None
         now = time.perf_counter()
         trainer.speed.add(state.global_step, trainer._update_examples, now - trainer._mark)
-        evaluate = trainer.evaluate_now is not None and state.global_step in trainer.plan.evaluation_steps
+        evaluate = bool(trainer.objective.validation) and state.global_step in trainer.plan.evaluation_steps
         stop, save = trainer.interrupts.wanted, trainer.checkpoint_is_due()
         if trainer.plan.world > 1:
             flags = torch.tensor([stop, save], dtype=torch.int32, device=args.device)
@@ -452,7 +381,3 @@ class Pace(TrainerCallback):
         trainer._stopping = stop
         control.should_evaluate = evaluate
         control.should_save = save
-
-
-def _rows(batch: dict[str, Any]) -> int:
-    return next(len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim)
