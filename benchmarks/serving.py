@@ -46,7 +46,7 @@ from inlay.serve.hosting import ManyTasks, host
 from inlay.serve.running import serving
 from inlay.serve.settings import Settings
 from inlay.tasks import TaskSchema
-from inlay.training.joint_fitting import attach_tasks, save_tasks
+from inlay.training.joint import attach_tasks, save_tasks
 from inlay.training.plan import pick_device
 from inlay.workflow.export import export
 

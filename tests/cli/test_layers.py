@@ -13,7 +13,7 @@ from inlay.cli.options import settings
 from inlay.errors import InlayError
 from inlay.methods.registry import get
 from inlay.records.store import Store
-from inlay.workflow.tune import settled
+from inlay.workflow.settle import with_method_defaults
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -109,8 +109,8 @@ def test_the_learning_rate_follows_the_kind_of_model(image_model: Path, photos: 
     rates = {}
     for model in (image_model, resnet):
         spec = Spec(model=str(model), data=str(photos), method=method.name)
-        rates[model] = settled(spec).learning_rate
-        assert settled(spec.with_(learning_rate=0.5)).learning_rate == 0.5
-        assert settled(spec.with_(method="norm")).learning_rate == get("norm").learning_rate
+        rates[model] = with_method_defaults(spec).learning_rate
+        assert with_method_defaults(spec.with_(learning_rate=0.5)).learning_rate == 0.5
+        assert with_method_defaults(spec.with_(method="norm")).learning_rate == get("norm").learning_rate
     assert rates == {image_model: 0.003, resnet: 0.001}
     assert method.learning_rate_for(None) == method.learning_rate_for("encoder") == 0.003

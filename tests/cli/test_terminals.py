@@ -122,7 +122,7 @@ def two_tasks(folder: Path) -> None:
     from inlay import Spec, backbones
     from inlay.methods import registry
     from inlay.tasks import TaskSchema
-    from inlay.training.joint_fitting import attach_tasks, save_tasks
+    from inlay.training.joint import attach_tasks, save_tasks
 
     schemas = {
         name: TaskSchema(name, "image-classification", ("image",), ("accuracy",), ("no", "yes"))

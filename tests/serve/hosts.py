@@ -20,7 +20,7 @@ from checkpoints import write_tokenizer
 from inlay import Spec, backbones
 from inlay.methods import registry
 from inlay.tasks import TaskSchema
-from inlay.training.joint_fitting import attach_tasks, save_tasks
+from inlay.training.joint import attach_tasks, save_tasks
 
 SENTENCE, PAIR = ("sentence",), ("premise", "hypothesis")
 TEXTS = {

@@ -24,7 +24,7 @@ from inlay.records.spec import AUGMENTS, Spec
 from inlay.tasks.augment import AREAS, SHAPES, Augmentation, crop_box
 from inlay.tasks.images import EncodedImages, pixels
 from inlay.tasks.task import Task
-from inlay.training import Interrupted, Outcome, fit
+from inlay.training import FitOptions, FitResult, Interrupted, fit
 
 MakeSpec = Callable[..., Spec]
 
@@ -215,11 +215,11 @@ class Stopped(Task):
         return counted
 
 
-def run(model: Path, photos: Path, folder: Path, at: int = 0, **options: Any) -> Outcome:
+def run(model: Path, photos: Path, folder: Path, at: int = 0, **options: Any) -> FitResult:
     spec = Spec(model=str(model), data=str(photos), method="bias", batch_size=6, **options)
     task = Stopped(**vars(tasks.load(spec)), at=at)
     backbone = backbones.load(spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names)
-    return fit(backbone, task, registry.get(spec.method), spec, folder, progress=False)
+    return fit(backbone, task, registry.get(spec.method), spec, folder, FitOptions(progress=False))
 
 
 def test_a_run_that_is_cut_short_ends_the_same(image_model: Path, photos: Path, tmp_path: Path) -> None:

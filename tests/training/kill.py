@@ -34,7 +34,7 @@ import toys  # noqa: E402
 
 from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec  # noqa: E402
-from inlay.training import fit  # noqa: E402
+from inlay.training import FitOptions, fit  # noqa: E402
 from inlay.training.checkpoints import TRAINED, Checkpoints, load_tensors, step_of  # noqa: E402
 from inlay.training.trunk.rows import FILE, LIMIT  # noqa: E402
 
@@ -109,7 +109,7 @@ def train(folder: Path, scenario: str, kill_at: int, every: float) -> None:
     backbone, task = make()
     passes = moments.at(lambda *_: None)
     backbone.model.register_forward_pre_hook(lambda module, args: passes())
-    outcome = fit(backbone, task, get(spec.method), spec, folder, progress=False, checkpoint_seconds=every)
+    outcome = fit(backbone, task, get(spec.method), spec, folder, FitOptions(progress=False, checkpoint_seconds=every))
     digest = hashlib.sha256()
     for name, tensor in sorted(outcome.model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())

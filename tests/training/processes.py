@@ -23,7 +23,7 @@ import toys  # noqa: E402
 
 from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec, Store  # noqa: E402
-from inlay.training import Interrupted, Outcome, evaluate, fit  # noqa: E402
+from inlay.training import FitOptions, FitResult, Interrupted, evaluate, fit  # noqa: E402
 
 SPEC = Spec(
     model="toy", method="lora", task="toy", epochs=3, batch_size=16, gradient_accumulation=2, learning_rate=3e-2,
@@ -31,7 +31,7 @@ SPEC = Spec(
 )  # fmt: skip
 
 
-def described(outcome: Outcome) -> dict:
+def described(outcome: FitResult) -> dict:
     digest = hashlib.sha256()
     for name, tensor in sorted(outcome.model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -44,11 +44,11 @@ def described(outcome: Outcome) -> dict:
     }
 
 
-def predictions(outcome: Outcome) -> list:
+def predictions(outcome: FitResult) -> list:
     return evaluate(outcome.model, toys.text_task(), "test", None, SPEC)[1].tolist()
 
 
-def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000) -> Outcome:
+def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000) -> FitResult:
     backbone = toys.backbone(dropout=0.0)
     passes = 0
 
@@ -60,7 +60,12 @@ def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000)
 
     backbone.model.register_forward_pre_hook(count)
     return fit(
-        backbone, toys.text_task(), get("lora"), SPEC, folder, progress=False, checkpoint_seconds=checkpoint_seconds
+        backbone,
+        toys.text_task(),
+        get("lora"),
+        SPEC,
+        folder,
+        FitOptions(progress=False, checkpoint_seconds=checkpoint_seconds),
     )
 
 

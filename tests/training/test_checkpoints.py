@@ -16,7 +16,7 @@ from transformers import TrainerState
 from inlay.errors import InlayError
 from inlay.methods.registry import get
 from inlay.records import Spec, steps
-from inlay.training import Interrupted, Outcome, fit
+from inlay.training import FitOptions, FitResult, Interrupted, fit
 from inlay.training.checkpoints import Checkpoints, save_tensors
 
 SPEC = Spec(
@@ -38,7 +38,7 @@ def weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def train(folder: Path, stop_after: int | None = None) -> Outcome:
+def train(folder: Path, stop_after: int | None = None) -> FitResult:
     """All of it, or up to the checkpoint after so many updates."""
     asked = 0
 
@@ -48,7 +48,12 @@ def train(folder: Path, stop_after: int | None = None) -> Outcome:
         return stop_after is not None and len(list((folder / "checkpoints").glob(f"step-{stop_after:08d}*"))) > 0
 
     return fit(
-        toys.backbone(), toys.text_task(), get("lora"), SPEC, folder, progress=False, checkpoint_seconds=0, stop=stop
+        toys.backbone(),
+        toys.text_task(),
+        get("lora"),
+        SPEC,
+        folder,
+        FitOptions(progress=False, checkpoint_seconds=0, stop=stop),
     )
 
 
@@ -62,7 +67,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FitResult:
     return train(tmp_path_factory.mktemp("whole"))
 
 
@@ -78,7 +83,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def same(found: Outcome, expected: Outcome) -> bool:
+def same(found: FitResult, expected: FitResult) -> bool:
     return (weights(found.model), found.history, found.metrics) == (
         weights(expected.model),
         expected.history,
@@ -97,7 +102,7 @@ def test_two_are_kept_and_they_know_their_files(cut: Path) -> None:
 
 @pytest.mark.parametrize("file", ["trained.safetensors", "random.json"])
 def test_one_flipped_bit_is_found_and_the_run_goes_on_from_the_checkpoint_before(
-    cut: Path, whole: Outcome, tmp_path: Path, file: str
+    cut: Path, whole: FitResult, tmp_path: Path, file: str
 ) -> None:
     folder, (new, old) = copy_of(cut, tmp_path / "run")
     flip(new / file)
@@ -108,7 +113,7 @@ def test_one_flipped_bit_is_found_and_the_run_goes_on_from_the_checkpoint_before
     assert f"the checkpoint {new.name} is damaged and passed over: {file} was changed after it was written" in log
 
 
-def test_where_all_are_damaged_the_run_begins_anew(cut: Path, whole: Outcome, tmp_path: Path) -> None:
+def test_where_all_are_damaged_the_run_begins_anew(cut: Path, whole: FitResult, tmp_path: Path) -> None:
     folder, checkpoints = copy_of(cut, tmp_path / "run")
     for checkpoint in checkpoints:
         (checkpoint / "progress.json").write_bytes(b'{"best": \xff')
@@ -118,7 +123,7 @@ def test_where_all_are_damaged_the_run_begins_anew(cut: Path, whole: Outcome, tm
     assert "no whole checkpoint is left: the run begins anew" in (folder / "log.txt").read_text()
 
 
-def test_a_best_state_that_is_damaged_counts(cut: Path, whole: Outcome, tmp_path: Path) -> None:
+def test_a_best_state_that_is_damaged_counts(cut: Path, whole: FitResult, tmp_path: Path) -> None:
     """Nobody would go back to it unseen: the checkpoints that know it are passed over."""
     folder, (new, old) = copy_of(cut, tmp_path / "run")
     (best,) = steps.bests(new)
@@ -128,7 +133,9 @@ def test_a_best_state_that_is_damaged_counts(cut: Path, whole: Outcome, tmp_path
     assert same(resumed, whole)
 
 
-def test_an_earlier_inlays_checkpoint_without_digests_still_resumes(cut: Path, whole: Outcome, tmp_path: Path) -> None:
+def test_an_earlier_inlays_checkpoint_without_digests_still_resumes(
+    cut: Path, whole: FitResult, tmp_path: Path
+) -> None:
     folder, (new, old) = copy_of(cut, tmp_path / "run")
     for checkpoint in (new, old):
         (checkpoint / "seal.json").unlink()

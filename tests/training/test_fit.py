@@ -22,22 +22,22 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore
 from inlay.methods.registry import all_methods, get
 from inlay.records import Spec
-from inlay.training import Interrupted, Outcome, evaluate, fit
+from inlay.training import FitOptions, FitResult, Interrupted, evaluate, fit
 
 SPEC = Spec(model="toy", method="lora", task="toy", epochs=3, batch_size=16, learning_rate=3e-2)
 
 
-def train(folder: Path, spec: Spec = SPEC, **options: object) -> Outcome:
-    return fit(toys.backbone(), toys.text_task(), get(spec.method), spec, folder, progress=False, **options)
+def train(folder: Path, spec: Spec = SPEC, **options: object) -> FitResult:
+    return fit(toys.backbone(), toys.text_task(), get(spec.method), spec, folder, FitOptions(progress=False, **options))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
     folder = tmp_path_factory.mktemp("run")
     return folder, train(folder)
 
 
-def test_it_learns_and_leaves_an_adapter_and_a_history(trained: tuple[Path, Outcome]) -> None:
+def test_it_learns_and_leaves_an_adapter_and_a_history(trained: tuple[Path, FitResult]) -> None:
     folder, outcome = trained
     assert outcome.metrics["test"]["accuracy"] > 0.6
     assert outcome.metrics.keys() == {"validation", "test"}
@@ -55,7 +55,7 @@ def test_it_learns_and_leaves_an_adapter_and_a_history(trained: tuple[Path, Outc
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_portrait_is_measured_from_the_run(trained: tuple[Path, Outcome]) -> None:
+def test_the_portrait_is_measured_from_the_run(trained: tuple[Path, FitResult]) -> None:
     folder, outcome = trained
     portrait = outcome.portrait
     assert json.loads(json.dumps(portrait)) == portrait
@@ -71,7 +71,7 @@ def test_the_portrait_is_measured_from_the_run(trained: tuple[Path, Outcome]) ->
     assert portrait["inference_examples_per_second"]["repetitions"] == 4
 
 
-def test_a_reloaded_adapter_evaluates_to_the_same_bits(trained: tuple[Path, Outcome]) -> None:
+def test_a_reloaded_adapter_evaluates_to_the_same_bits(trained: tuple[Path, FitResult]) -> None:
     folder, outcome = trained
     fresh = toys.backbone()
     model = restore(fresh.model, get("lora"), folder / "adapter", fingerprint=fresh.fingerprint)
@@ -84,7 +84,9 @@ def test_a_reloaded_adapter_evaluates_to_the_same_bits(trained: tuple[Path, Outc
     assert np.array_equal(predictions, again)
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(
+    trained: tuple[Path, FitResult], tmp_path: Path
+) -> None:
     _, outcome = trained
     torch.manual_seed(123)  # whatever happened before
     assert train(tmp_path / "a").history == outcome.history
@@ -92,7 +94,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(trained: tuple[P
 
 
 def test_how_often_it_is_evaluated_does_not_change_what_is_learnt(
-    trained: tuple[Path, Outcome], tmp_path: Path
+    trained: tuple[Path, FitResult], tmp_path: Path
 ) -> None:
     _, outcome = trained
     often = train(tmp_path, SPEC.with_(evaluations=9))
@@ -116,7 +118,7 @@ def test_every_method_trains_resumes_and_reloads(tmp_path: Path, method: str) ->
     family, task = ("bert", toys.text_task()) if reads_text(method) else ("vit", toys.image_task(train=96))
     if family == "vit" and get(method).takes("image_size"):  # a toy has no processor to tell it
         spec = spec.with_(settings={"image_size": zoo.IMAGE_SIZE})
-    outcome = fit(toys.backbone(family), task, get(method), spec, tmp_path / "whole", progress=False)
+    outcome = fit(toys.backbone(family), task, get(method), spec, tmp_path / "whole", FitOptions(progress=False))
     fresh = toys.backbone(family)
     model = restore(fresh.model, get(method), tmp_path / "whole" / "adapter", fingerprint=fresh.fingerprint)
     metrics, _ = evaluate(model, task, "test", fresh.processor, spec)
@@ -124,8 +126,15 @@ def test_every_method_trains_resumes_and_reloads(tmp_path: Path, method: str) ->
     rates = [entry["learning_rate"] for entry in outcome.history if "learning_rate" in entry]
     assert max(rates) == pytest.approx(get(method).learning_rate_for("encoder"))
     with pytest.raises(Interrupted):
-        fit(toys.backbone(family), signals(at=3, task=task), get(method), spec, tmp_path / "cut", progress=False)
-    resumed = fit(toys.backbone(family), task, get(method), spec, tmp_path / "cut", progress=False)
+        fit(
+            toys.backbone(family),
+            signals(at=3, task=task),
+            get(method),
+            spec,
+            tmp_path / "cut",
+            FitOptions(progress=False),
+        )
+    resumed = fit(toys.backbone(family), task, get(method), spec, tmp_path / "cut", FitOptions(progress=False))
     assert resumed.resumed_from is not None
     assert resumed.history == outcome.history
 
@@ -136,7 +145,7 @@ def test_full_saves_the_config_as_it_was(tmp_path: Path) -> None:
     backbone = toys.backbone("gpt2", "causal-lm")
     backbone.newly_initialised = []
     spec = SPEC.with_(method="full", max_steps=1, learning_rate=1e-4)
-    fit(backbone, task, get("full"), spec, tmp_path, progress=False)
+    fit(backbone, task, get("full"), spec, tmp_path, FitOptions(progress=False))
     assert json.loads((tmp_path / "adapter" / "config.json").read_text()).get("use_cache", True) is True
 
 
@@ -160,7 +169,7 @@ def test_early_stopping_by_a_metric_that_falls(tmp_path: Path) -> None:
         for row in split:
             row["labels"] = float(row["labels"])
     spec = SPEC.with_(early_stopping=1, epochs=6)
-    outcome = fit(toys.backbone(num_labels=1), task, get("lora"), spec, tmp_path, progress=False)
+    outcome = fit(toys.backbone(num_labels=1), task, get("lora"), spec, tmp_path, FitOptions(progress=False))
     values = [entry["validation"]["mse"] for entry in outcome.history if "validation" in entry]
     assert outcome.metrics["validation"]["mse"] == min(values)
 
@@ -168,8 +177,8 @@ def test_early_stopping_by_a_metric_that_falls(tmp_path: Path) -> None:
 def test_early_stopping_needs_a_validation_split_and_training_does_not(tmp_path: Path) -> None:
     task = toys.text_task(validation=0)
     with pytest.raises(InlayError, match="needs a validation split"):
-        fit(toys.backbone(), task, get("lora"), SPEC.with_(early_stopping=1), tmp_path, progress=False)
-    outcome = fit(toys.backbone(), task, get("lora"), SPEC.with_(max_steps=2), tmp_path, progress=False)
+        fit(toys.backbone(), task, get("lora"), SPEC.with_(early_stopping=1), tmp_path, FitOptions(progress=False))
+    outcome = fit(toys.backbone(), task, get("lora"), SPEC.with_(max_steps=2), tmp_path, FitOptions(progress=False))
     assert outcome.metrics.keys() == {"test"}
 
 
@@ -193,7 +202,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
         return backbone
 
     with pytest.raises(InlayError) as caught:
-        fit(poisoned(4), toys.text_task(), get("linear-probe"), SPEC, tmp_path / "bad", progress=False)
+        fit(poisoned(4), toys.text_task(), get("linear-probe"), SPEC, tmp_path / "bad", FitOptions(progress=False))
     message = str(caught.value)
     assert "step 5 of 18" in message
     assert "learning rate of" in message
@@ -202,8 +211,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     # The state kept is that after four updates: a run that ends there has the same.
     spec = SPEC.with_(max_steps=4, schedule="constant")
     with pytest.raises(InlayError, match="step 5"):
-        fit(poisoned(4), toys.text_task(), get("linear-probe"), spec.with_(max_steps=9), tmp_path / "c", progress=False)
-    fit(poisoned(99), toys.text_task(), get("linear-probe"), spec, tmp_path / "good", progress=False)
+        fit(
+            poisoned(4),
+            toys.text_task(),
+            get("linear-probe"),
+            spec.with_(max_steps=9),
+            tmp_path / "c",
+            FitOptions(progress=False),
+        )
+    fit(poisoned(99), toys.text_task(), get("linear-probe"), spec, tmp_path / "good", FitOptions(progress=False))
     assert (tmp_path / "c/last-good/head.safetensors").read_bytes() == (
         tmp_path / "good/adapter/head.safetensors"
     ).read_bytes()
@@ -221,8 +237,8 @@ def test_the_last_good_state_has_the_statistics_of_before_the_step(tmp_path: Pat
     spec = SPEC.with_(method="full", max_steps=3, schedule="constant", learning_rate=1e-3, gradient_accumulation=2)
     task = toys.image_task()
     with pytest.raises(InlayError, match=r"step 4 .* for example 0.0003"):
-        fit(poisoned(6), task, get("full"), spec.with_(max_steps=9), tmp_path / "bad", progress=False)
-    fit(poisoned(99), task, get("full"), spec, tmp_path / "good", progress=False)
+        fit(poisoned(6), task, get("full"), spec.with_(max_steps=9), tmp_path / "bad", FitOptions(progress=False))
+    fit(poisoned(99), task, get("full"), spec, tmp_path / "good", FitOptions(progress=False))
     kept, expected = (load_file(tmp_path / place / "model.safetensors") for place in ("bad/last-good", "good/adapter"))
     assert sum("running_" in name for name in kept) > 2
     assert kept.keys() == expected.keys()
@@ -264,7 +280,14 @@ def test_predictions_that_turn_bad_leave_the_last_good_checkpoint(tmp_path: Path
     backbone.model.classifier = Drifting(backbone.model.classifier, limit)
     spec = SPEC.with_(learning_rate=1e-2, schedule="constant", warmup=0, max_steps=9, evaluations=3, clip=1e9)
     with pytest.raises(InlayError, match=r"not finite numbers.*after step 9 of 9") as caught:
-        fit(backbone, toys.text_task(), get("linear-probe"), spec, tmp_path, progress=False, checkpoint_seconds=0)
+        fit(
+            backbone,
+            toys.text_task(),
+            get("linear-probe"),
+            spec,
+            tmp_path,
+            FitOptions(progress=False, checkpoint_seconds=0),
+        )
     assert ("after step 8, with which they were finite" in str(caught.value)) is kept
     assert (tmp_path / "last-good").exists() is kept
     if kept:
@@ -295,13 +318,20 @@ def signals(number: signal.Signals = signal.SIGINT, at: int = 4, task: toys.ToyT
 
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 4), (signal.SIGTERM, 8), (signal.SIGINT, 29)])
 def test_an_interruption_leaves_a_checkpoint_from_which_the_run_ends_the_same(
-    trained: tuple[Path, Outcome], tmp_path: Path, number: signal.Signals, at: int
+    trained: tuple[Path, FitResult], tmp_path: Path, number: signal.Signals, at: int
 ) -> None:
     """In the midst of an epoch, of an evaluation, and of the evaluation after the last update."""
     _, outcome = trained
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted):
-        fit(toys.backbone(), signals(number, at), get("lora"), SPEC, tmp_path, progress=False, checkpoint_seconds=1000)
+        fit(
+            toys.backbone(),
+            signals(number, at),
+            get("lora"),
+            SPEC,
+            tmp_path,
+            FitOptions(progress=False, checkpoint_seconds=1000),
+        )
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert "the same command resumes it" in (tmp_path / "log.txt").read_text()
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 1
@@ -313,8 +343,8 @@ def test_an_interruption_leaves_a_checkpoint_from_which_the_run_ends_the_same(
     assert resumed.metrics == outcome.metrics
 
 
-def test_training_outside_the_main_thread(trained: tuple[Path, Outcome], tmp_path: Path) -> None:
-    found: list[Outcome] = []
+def test_training_outside_the_main_thread(trained: tuple[Path, FitResult], tmp_path: Path) -> None:
+    found: list[FitResult] = []
     thread = threading.Thread(target=lambda: found.append(train(tmp_path)))
     thread.start()
     thread.join()
@@ -323,7 +353,7 @@ def test_training_outside_the_main_thread(trained: tuple[Path, Outcome], tmp_pat
 
 def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, progress=False)
+        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, FitOptions(progress=False))
     with pytest.raises(InlayError, match="does not hold what this model trains"):
         train(tmp_path, SPEC.with_(method="bias"))
     step = next((tmp_path / "checkpoints").glob("step-*"))
@@ -334,11 +364,11 @@ def test_a_checkpoint_of_other_code_is_refused(tmp_path: Path) -> None:
 
 def test_a_checkpoint_on_another_base_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
-        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, progress=False)
+        fit(toys.backbone(), signals(), get("lora"), SPEC, tmp_path, FitOptions(progress=False))
     other = toys.backbone()
     other.fingerprint = "e" * 64
     with pytest.raises(InlayError, match=r"other weights \(fingerprint ffffffffffff, now eeeeeeeeeeee\)"):
-        fit(other, toys.text_task(), get("lora"), SPEC, tmp_path, progress=False)
+        fit(other, toys.text_task(), get("lora"), SPEC, tmp_path, FitOptions(progress=False))
     assert train(tmp_path).resumed_from is not None
 
 

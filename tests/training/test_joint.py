@@ -20,14 +20,25 @@ from toys import ToyTask, text_rows
 from inlay import InlayError, Spec
 from inlay.methods import registry
 from inlay.methods.attach import restore, trained_parameters
-from inlay.training import padding
+from inlay.training import FitOptions, fit, padding
 from inlay.training.interrupts import Interrupted
-from inlay.training.joint import NAMES, JointCollator, JointRows, JointSampler, JointTrainer, shares
-from inlay.training.joint_fitting import attach_tasks, check_together, fit_joint, flat, greater_is_better
+from inlay.training.joint import (
+    NAMES,
+    JointCollator,
+    JointRows,
+    JointSampler,
+    SeveralTasks,
+    attach_tasks,
+    flat,
+    greater_is_better,
+    shares,
+)
 from inlay.training.trainer import NotFinite
+from inlay.workflow.settle import check_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 METHOD = registry.get("multi-lora")
+QUIET = FitOptions(progress=False)
 SPLITS = ("train", "validation", "test")
 
 
@@ -36,13 +47,13 @@ class Part(ToyTask):
     """A toy task with as many classes as it says."""
 
     num_labels: int = 3
-    schema: dict[str, Any] = field(default_factory=dict)
+    saved: dict[str, Any] = field(default_factory=dict)
 
     def split(self, name: str) -> Any:
         return getattr(self, name)
 
     def to_json(self) -> dict[str, Any]:
-        return self.schema
+        return self.saved
 
 
 def part(seed: int, classes: int = 3, train: int = 48) -> Part:
@@ -78,7 +89,7 @@ def backbone() -> Any:
 
 
 def run(folder: Path, tasks: dict[str, Part] | None = None, **changes: Any) -> Any:
-    return fit_joint(backbone(), tasks or three(), METHOD, spec(**changes), folder, progress=False)
+    return fit(backbone(), SeveralTasks(tasks or three()), METHOD, spec(**changes), folder, QUIET)
 
 
 # ------------------------------------------------------------------------------------------------------- the batches
@@ -168,7 +179,7 @@ def test_language_models_are_trained_together(tmp_path: Path) -> None:
         made = toys.lm_task()
         tasks[name] = Part(kind="causal-lm", num_labels=None, **{s: getattr(made, s) for s in SPLITS})  # type: ignore[arg-type]
     model = toys.backbone("gpt2", "causal-lm", dropout=0.0)
-    outcome = fit_joint(model, tasks, METHOD, spec(epochs=3.0), tmp_path, progress=False)
+    outcome = fit(model, SeveralTasks(tasks), METHOD, spec(epochs=3.0), tmp_path, QUIET)
     losses = [entry["loss"] for entry in outcome.history if "loss" in entry]
     assert losses[-1] < losses[0]
     assert outcome.metrics["test"]["e2e/loss"] > 0
@@ -184,7 +195,7 @@ def test_each_task_is_trained_as_it_would_be_alone(
     """
     monkeypatch.setitem(padding.PASS, "cpu", cost)
     tasks, given = three(), spec(weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
-    outcome = fit_joint(backbone(), tasks, METHOD, given, tmp_path, progress=False)
+    outcome = fit(backbone(), SeveralTasks(tasks), METHOD, given, tmp_path, QUIET)
     rows = JointRows({name: task.train for name, task in tasks.items()})
     sampler = JointSampler(rows.sizes, 0)
     order = []
@@ -236,17 +247,17 @@ def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
 def test_a_task_whose_own_parameters_give_no_numbers_says_so(patience: int | None, tmp_path: Path) -> None:
     """Found in validation: it returns to its best state, and where none was kept it is not to be used."""
 
-    class Spoils(JointTrainer):
-        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            found = super().training_step(*args, **kwargs)
-            if self.state.global_step == 21:
-                for parameter in self._owned["five"]:
+    class Spoils(SeveralTasks):
+        def step(self, *args: Any) -> torch.Tensor:
+            found = super().step(*args)
+            if self.trainer.state.global_step == 21:
+                for parameter in self.owned["five"]:
                     parameter.data.fill_(math.nan)
             return found
 
     given = spec(evaluations=4, early_stopping=patience)
     tasks = three()
-    outcome = fit_joint(backbone(), tasks, METHOD, given, tmp_path, progress=False, trainer_class=Spoils)
+    outcome = fit(backbone(), Spoils(tasks), METHOD, given, tmp_path, QUIET)
     (note,) = [note for note in outcome.notes if note.startswith("five failed")]
     test = outcome.metrics["test"]
     if patience is None:
@@ -317,17 +328,17 @@ def test_each_task_stops_by_its_own_metric(tmp_path: Path) -> None:
 def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", early_stopping=3, evaluations=4)
 
-    class Cut(JointTrainer):
+    class Cut(SeveralTasks):
         """Stops once, in the middle."""
 
-        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if self.state.global_step == 17:
+        def step(self, *args: Any) -> torch.Tensor:
+            if self.trainer.state.global_step == 17:
                 signal.raise_signal(signal.SIGINT)
-            return super().training_step(*args, **kwargs)
+            return super().step(*args)
 
     given = spec(early_stopping=3, evaluations=4)
     with pytest.raises(Interrupted):
-        fit_joint(backbone(), three(), METHOD, given, tmp_path / "cut", progress=False, trainer_class=Cut)
+        fit(backbone(), Cut(three()), METHOD, given, tmp_path / "cut", QUIET)
     resumed = run(tmp_path / "cut", early_stopping=3, evaluations=4)
     assert resumed.resumed_from == 18
     assert resumed.metrics == whole.metrics

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from inlay.errors import InlayError
 from inlay.methods.registry import get
 from inlay.records import Spec
-from inlay.training import Outcome, fit
+from inlay.training import FitOptions, FitResult, fit
 
 SPEC = Spec(model="toy", method="lora", task="toy", epochs=2, batch_size=16, learning_rate=1e-2, clip=1e6)
 
 
-def train(folder: Path, task: toys.ToyTask, backbone: toys.ToyBackbone, spec: Spec) -> tuple[Outcome, dict[str, Any]]:
-    outcome = fit(backbone, task, get(spec.method), spec, folder, progress=False)
+def train(folder: Path, task: toys.ToyTask, backbone: toys.ToyBackbone, spec: Spec) -> tuple[FitResult, dict[str, Any]]:
+    outcome = fit(backbone, task, get(spec.method), spec, folder, FitOptions(progress=False))
     return outcome, load_file(folder / "adapter" / "adapter_model.safetensors")
 
 

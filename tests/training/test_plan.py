@@ -17,7 +17,7 @@ from inlay.errors import InlayError
 from inlay.methods.registry import Method, get
 from inlay.records import Spec
 from inlay.tasks.images import EncodedImages
-from inlay.training import Outcome, evaluate
+from inlay.training import FitOptions, FitResult, evaluate
 from inlay.training import plan as plans
 from inlay.training.place import Place
 
@@ -163,7 +163,7 @@ def test_a_precision_that_this_device_lacks_is_for_training_only(monkeypatch: py
     assert found == expected
 
 
-def toys_fit(folder: Path, spec: Spec) -> Outcome:
+def toys_fit(folder: Path, spec: Spec) -> FitResult:
     from inlay.training import fit
 
-    return fit(toys.backbone(), toys.text_task(16, 4, 4), get(spec.method), spec, folder, progress=False)
+    return fit(toys.backbone(), toys.text_task(16, 4, 4), get(spec.method), spec, folder, FitOptions(progress=False))

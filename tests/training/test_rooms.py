@@ -12,7 +12,7 @@ import toys
 from inlay import backbones, tasks
 from inlay.methods.registry import get
 from inlay.records import Spec
-from inlay.training import evaluate, fit, predict
+from inlay.training import FitOptions, evaluate, fit, predict
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> tuple:
     )  # fmt: skip
     task = tasks.load(spec)
     backbone = backbones.load(spec.model, kind=task.kind, seed=spec.seed)
-    outcome = fit(backbone, task, get("full"), spec, folder / "run", progress=False)
+    outcome = fit(backbone, task, get("full"), spec, folder / "run", FitOptions(progress=False))
     return outcome, task, backbone, spec
 
 
@@ -72,7 +72,9 @@ def test_a_model_that_does_not_stop_stays_within_what_it_reads(tmp_path: Path) -
     task = tasks.load(spec)
     for method in ("lora", "prompt"):
         backbone = backbones.load(spec.model, kind=task.kind, seed=0)
-        outcome = fit(backbone, task, get(method), spec.with_(method=method), tmp_path / method, progress=False)
+        outcome = fit(
+            backbone, task, get(method), spec.with_(method=method), tmp_path / method, FitOptions(progress=False)
+        )
         rows = [{"prompt": "w1 " * 60}, {"prompt": "w1"}]
         texts, _ = predict(outcome.model, task, rows, backbone.processor, spec)
         assert all(0 < len(text.split()) <= 15 for text in texts)

@@ -21,7 +21,7 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.registry import get
 from inlay.records import Spec
-from inlay.training import Outcome, fit
+from inlay.training import FitOptions, FitResult, fit
 from inlay.training.trunk.data import KeptSplit
 from inlay.training.trunk.rows import FILE, LIMIT, Rows, available_memory, memory_limit
 
@@ -39,12 +39,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def train(folder: Path, family: str, spec: Spec, task: Any = None, **options: Any) -> Outcome:
+def train(folder: Path, family: str, spec: Spec, task: Any = None, **options: Any) -> FitResult:
     task = task or toys.image_task(train=40)
-    return fit(toys.backbone(family), task, get(spec.method), spec, folder, progress=False, **options)
+    return fit(toys.backbone(family), task, get(spec.method), spec, folder, FitOptions(progress=False, **options))
 
 
-def result(outcome: Outcome, folder: Path) -> dict[str, Any]:
+def result(outcome: FitResult, folder: Path) -> dict[str, Any]:
     """Everything that must not depend on whether the trunk was kept."""
     adapter = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -105,14 +105,14 @@ def test_validation_from_kept_rows_is_the_same_to_the_bit(tmp_path: Path, family
     """The split's batches never change, the last and smaller one included."""
     passes = {"off": 0, "auto": 0}
 
-    def run(cache: str) -> Outcome:
+    def run(cache: str) -> FitResult:
         def count(*_: object) -> None:
             passes[cache] += 1
 
         backbone, task = toys.backbone(family), toys.image_task(train=40)
         anatomy(backbone.model).blocks[0].module.register_forward_hook(count)
         spec = SPEC.with_(evaluations=6, trunk_cache=cache)
-        return fit(backbone, task, get("linear-probe"), spec, tmp_path / cache, progress=False)
+        return fit(backbone, task, get("linear-probe"), spec, tmp_path / cache, FitOptions(progress=False))
 
     without, with_it = run("off"), run("auto")
     # Training: two epochs of three batches. Validation and test: two batches each time.
@@ -310,10 +310,10 @@ def of_the_batch() -> toys.ToyBackbone:
 
 def test_a_row_whose_rounding_depends_on_its_place_is_kept_on_request(tmp_path: Path) -> None:
     task, rounded = toys.image_task(train=40), other_at_the_first_place(1 + 1e-6)
-    outcome = fit(rounded, task, get("linear-probe"), SPEC, tmp_path / "auto", progress=False)
+    outcome = fit(rounded, task, get("linear-probe"), SPEC, tmp_path / "auto", FitOptions(progress=False))
     assert "rounding depends on its place in the batch" in outcome.portrait["trunk"]["reason"]
     rounded, spec = other_at_the_first_place(1 + 1e-6), SPEC.with_(trunk_cache="on")
-    outcome = fit(rounded, task, get("linear-probe"), spec, tmp_path / "on", progress=False)
+    outcome = fit(rounded, task, get("linear-probe"), spec, tmp_path / "on", FitOptions(progress=False))
     assert outcome.portrait["trunk"]["cached"]
 
 
@@ -323,11 +323,13 @@ def test_a_row_that_depends_on_the_rest_of_its_batch_is_never_kept(
     tmp_path: Path, backbone: Callable[[], toys.ToyBackbone], precision: str
 ) -> None:
     spec = SPEC.with_(precision=precision, max_steps=4)
-    outcome = fit(backbone(), toys.image_task(train=40), get("linear-probe"), spec, tmp_path / "auto", progress=False)
+    outcome = fit(
+        backbone(), toys.image_task(train=40), get("linear-probe"), spec, tmp_path / "auto", FitOptions(progress=False)
+    )
     assert "depends on the rest of its batch" in outcome.portrait["trunk"]["reason"]
     on = spec.with_(trunk_cache="on")
     with pytest.raises(InlayError, match="cannot be: in this model a row depends on the rest of its batch"):
-        fit(backbone(), toys.image_task(train=40), get("linear-probe"), on, tmp_path / "on", progress=False)
+        fit(backbone(), toys.image_task(train=40), get("linear-probe"), on, tmp_path / "on", FitOptions(progress=False))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
@@ -367,7 +369,7 @@ def test_nothing_before_the_first_trained_part_is_in_the_graph(
     backbone.model.register_forward_hook(walk)
     spec = SPEC.with_(method=method, settings=chosen.get(method, {}), max_steps=2, trunk_cache="off")
     spec = spec.with_(gradient_checkpointing=checkpointing)
-    outcome = fit(backbone, toys.image_task(train=40), get(method), spec, tmp_path, progress=False)
+    outcome = fit(backbone, toys.image_task(train=40), get(method), spec, tmp_path, FitOptions(progress=False))
     assert len(seen) > 10
     trained = {id(parameter) for parameter in outcome.model.parameters() if parameter.requires_grad}
     # A checkpointed block is one node of the graph: its own parameters are behind it.

@@ -20,7 +20,7 @@ from inlay import InlayError, Spec, predict, tune
 from inlay.cli.app import app
 from inlay.records.sealed import checksum
 from inlay.records.store import Run
-from inlay.training.joint import JointTrainer
+from inlay.training.joint import SeveralTasks
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
 
@@ -85,12 +85,12 @@ def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
 def test_a_task_that_failed_is_told_of_wherever_the_run_is_used(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoilt(trainer: JointTrainer, *args: Any) -> torch.Tensor:
-        found = losses(trainer, *args)
-        return torch.where(torch.arange(len(found)) == trainer.tasks.index("cb"), torch.nan, found)
+    def spoilt(objective: SeveralTasks, *args: Any) -> torch.Tensor:
+        found = losses(objective, *args)
+        return torch.where(torch.arange(len(found)) == objective.names.index("cb"), torch.nan, found)
 
-    losses = JointTrainer._losses
-    monkeypatch.setattr(JointTrainer, "_losses", spoilt)
+    losses = SeveralTasks.task_losses
+    monkeypatch.setattr(SeveralTasks, "task_losses", spoilt)
     made = tune(spec(folder), tmp_path / "runs", progress=False)
     why = made.record["failed"]["cb"]
     assert list(made.record["failed"]) == ["cb"]

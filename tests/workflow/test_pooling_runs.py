@@ -22,7 +22,7 @@ from inlay.training import Interrupted
 from inlay.workflow.answer import answer
 from inlay.workflow.export import export
 from inlay.workflow.planning import plan
-from inlay.workflow.tune import identified
+from inlay.workflow.tune import identify
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -81,7 +81,7 @@ def test_a_run_from_before_is_found_by_what_it_read_and_not_by_the_default(
     assert new.id != old.id
     assert new.metrics["test"] != old.metrics["test"]
     assert tune(review_spec.with_(pooling="mean"), out, progress=False).id == new.id
-    assert identified(new.spec) == (new.spec, new.digest), "settled once for all"
+    assert identify(new.spec) == (new.spec, new.digest), "settled once for all"
     words = arguments(reread.spec)
     assert words[words.index("--pooling") + 1] == "own"
     found = collect(out)
@@ -125,12 +125,12 @@ def test_runs_from_before_and_after_are_one_line_where_nothing_was_replaced(revi
 
 
 def test_a_model_that_says_nothing_has_the_runs_it_had(review_spec: Spec) -> None:
-    spec, digest = identified(review_spec)
+    spec, digest = identify(review_spec)
     assert spec.pooling == "auto"
     for same in ("own", "pooler"):
-        assert identified(review_spec.with_(pooling=same))[1] == digest
+        assert identify(review_spec.with_(pooling=same))[1] == digest
     assert "--pooling" not in arguments(spec)
-    assert identified(review_spec.with_(pooling="first"))[1] != digest
+    assert identify(review_spec.with_(pooling="first"))[1] != digest
 
 
 def test_pooling_is_refused_where_there_is_nothing_to_choose(review_spec: Spec, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_pooling_is_refused_where_there_is_nothing_to_choose(review_spec: Spec, 
     with pytest.raises(InlayError, match="Unknown pooling 'average'"):
         review_spec.with_(pooling="average")
     with pytest.raises(InlayError, match="pooling='mean': image-classification has no single feature"):
-        identified(Spec(model="embedded:vit", task="digits", method="bias", pooling="mean"))
+        identify(Spec(model="embedded:vit", task="digits", method="bias", pooling="mean"))
     planned = plan(review_spec.with_(pooling="pooler"), ["warp", "bias"], 1)
     assert planned.methods == ["bias"]
     assert "reads no pooler" in planned.left_out["warp"]

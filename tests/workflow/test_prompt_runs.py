@@ -17,9 +17,10 @@ from inlay.cli.app import app
 from inlay.methods.registry import get
 from inlay.records.command import command
 from inlay.records.store import Store
-from inlay.training import Interrupted, fit
+from inlay.training import FitOptions, Interrupted, fit
 from inlay.workflow.comparison import against
-from inlay.workflow.tune import identified, trained
+from inlay.workflow.settle import with_training_defaults
+from inlay.workflow.tune import identify
 
 
 @pytest.mark.parametrize("method", ["infoprompt", "warp"])
@@ -140,7 +141,7 @@ def test_one_task_object_serves_methods_with_and_without_prompts(review_spec: Sp
         backbone = backbones.load(
             spec.model, kind=task.kind, num_labels=task.num_labels, label_names=task.label_names, seed=0
         )
-        outcome = fit(backbone, task, get(method), spec, tmp_path / method, progress=False)
+        outcome = fit(backbone, task, get(method), spec, tmp_path / method, FitOptions(progress=False))
         encoded = outcome.tasks[task.name].encode("test", backbone.processor, 32)[0]["input_ids"]
         assert (min(encoded) < 0) == (method == "warp")
     assert task.schema == plain
@@ -189,7 +190,7 @@ def test_several_sizes_make_a_table_each(review_spec: Spec, tmp_path: Path) -> N
 )
 def test_too_few_updates_are_said_to_be_few(examples: int | None, changes: dict[str, Any], words: str | None) -> None:
     given = Spec(model="a", task="rte", method="warp", **changes)
-    spec, said = trained(given, examples)
+    spec, said = with_training_defaults(given, examples)
     assert len(said) == (words is not None)
     assert words is None or re.search(words, said[0])
     if changes:
@@ -214,9 +215,9 @@ def test_too_few_updates_are_said_to_be_few(examples: int | None, changes: dict[
 def test_few_examples_are_trained_on_for_longer(
     examples: int | None, changes: dict[str, Any], amount: tuple[float, int]
 ) -> None:
-    spec, _ = trained(Spec(model="a", task="rte", method="warp", **changes), examples)
+    spec, _ = with_training_defaults(Spec(model="a", task="rte", method="warp", **changes), examples)
     assert (spec.epochs, spec.batch_size) == amount
-    assert trained(spec, 10**6) == (spec, []), "what was settled stays"
+    assert with_training_defaults(spec, 10**6) == (spec, []), "what was settled stays"
 
 
 def test_a_few_examples_need_no_options(review_spec: Spec, tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_few_examples_need_no_options(review_spec: Spec, tmp_path: Path) -> No
     assert run.record["resumed_from"] is not None
     assert run.record["steps"] == 60
     assert (run.spec.epochs, run.spec.batch_size) == (30.0, 8)
-    assert identified(bare) == identified(given) == identified(run.spec)
+    assert identify(bare) == identify(given) == identify(run.spec)
     assert tune(bare, tmp_path / "runs", progress=False, say=said.append).id == run.id
     assert "--epochs 30 --batch-size 8" in command(run.spec)
     assert len(Store(tmp_path / "runs").list()) == 1
@@ -243,4 +244,4 @@ def test_running_text_is_not_counted_by_its_rows(text_model: Path, tmp_path: Pat
     (tmp_path / "book.txt").write_text("\n".join(f"w{i} w1 w2 w3" for i in range(30)))
     spec = Spec(model=str(text_model), method="lora", data=str(tmp_path / "book.txt"), kind="causal-lm")
     assert tasks.load(spec).examples is None
-    assert identified(spec)[0].amount() == (3.0, 32)
+    assert identify(spec)[0].amount() == (3.0, 32)

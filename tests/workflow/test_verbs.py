@@ -21,8 +21,8 @@ from inlay.portrait.speed import spread
 from inlay.records.store import Store
 from inlay.workflow.comparison import pooled
 from inlay.workflow.predict import joined
+from inlay.workflow.settle import with_method_defaults
 from inlay.workflow.statistics import half_width
-from inlay.workflow.tune import settled
 
 
 def test_own_table_is_adapted_evaluated_recorded_and_found_again(review_spec: Spec, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_repetitions_of_several_runs_are_pooled_as_if_made_in_one(runs: list[lis
 def test_the_same_numbers_and_the_same_task_are_the_same_run(review_spec: Spec) -> None:
     assert review_spec.with_(epochs=3).digest() == review_spec.with_(epochs=3.0).digest()
     named = Spec(model="embedded:vit", method="bias", task="semeval")
-    assert settled(named) == settled(named.with_(task="semeval2010"))
+    assert with_method_defaults(named) == with_method_defaults(named.with_(task="semeval2010"))
 
 
 def test_another_tokenizer_or_code_is_another_run(review_spec: Spec, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Maker(Protocol):
         """Make the run of `spec` under `out`, or find it finished."""
         ...
 
-    def identified(self, spec: Spec) -> tuple[Spec, str]:
+    def identify(self, spec: Spec) -> tuple[Spec, str]:
         """The spec as it will be run, and the digest that identifies its run."""
         ...
 

@@ -144,7 +144,7 @@ class OnRay(Engine):
         """Take a run up: found finished, refused, or away."""
         job, began = queue.jobs[number], time.monotonic()
         try:
-            spec, digest = job.load_maker().identified(job.spec)
+            spec, digest = job.load_maker().identify(job.spec)
             run = Store(job.out).open(spec, digest, retry_failed=job.retry_failed)
         except Busy as error:
             queue.settle(number, Outcome("busy", error=str(error)))

@@ -118,7 +118,7 @@ class ManyTasks:
 
     def check(self, folder: Path, task: str) -> None:
         from inlay.methods.saving import NOTE, read
-        from inlay.training.joint_fitting import check_together
+        from inlay.workflow.settle import check_together
 
         facts = facts_of(folder)
         if task not in facts["tasks"]:

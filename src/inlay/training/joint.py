@@ -11,9 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import json
 import math
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,10 +31,10 @@ from inlay.methods import attach
 from inlay.methods.card import About, write_card
 from inlay.methods.mixed_loss import NO_LABEL, check_labels, task_losses
 from inlay.methods.protocol import Method
-from inlay.records.atomic import write_folder, write_json
+from inlay.records.atomic import write_folder
+from inlay.records.sealed import write_sealed
 from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
-from inlay.records.store import checksum
 from inlay.tasks import Task, kinds
 from inlay.tasks.metrics import LOWER_IS_BETTER
 from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
@@ -55,13 +53,6 @@ ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
 TASKS = "tasks.json"  # beside the adapters: what predicting needs of each task
 FORMAT = 1
 AVERAGE = "average"
-# Kinds whose rows may stand in one batch: they share a model class and the shape of its labels.
-TOGETHER = (
-    frozenset({kinds.CLASSIFICATION, kinds.PAIR, kinds.REGRESSION, kinds.SPANS}),
-    kinds.LANGUAGE_MODELS,
-    frozenset({kinds.TOKENS}),
-    frozenset({kinds.IMAGES}),
-)
 
 
 class JointRows(Dataset[dict[str, Any]]):
@@ -463,27 +454,6 @@ def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield batch | {NAMES: [name] * len(batch["labels"])}
 
 
-def adapter_names(names: Sequence[str]) -> dict[str, str]:
-    """The name of each task's adapter: PEFT wants words of letters, digits and underscores."""
-    found = {name: re.sub(r"\W", "_", name.rpartition("/")[2]) for name in names}
-    if len(set(found.values())) < len(names):
-        raise InlayError(f"The tasks {', '.join(names)} are not told apart by their names: train them in several runs.")
-    return found
-
-
-def check_together(tasks: Mapping[str, Any]) -> None:
-    """An error where tasks cannot be mixed in one batch."""
-    if len(tasks) < 2:
-        raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
-    found = {name: task.kind for name, task in tasks.items()}
-    if not any(group.issuperset(found.values()) for group in TOGETHER):
-        listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
-        raise InlayError(
-            f"These tasks cannot be mixed in one batch: {listed}. Train together what has one class or value a row, "
-            "or what is language modelling, or what labels tokens, or images."
-        )
-
-
 def attach_tasks(
     backbone: Any, tasks: Mapping[str, Any], method: Method, settings: Mapping[str, Any], seed: int = 0
 ) -> nn.Module:
@@ -585,7 +555,6 @@ def save_tasks(
                 about=abouts[name],
             )
         write_card(folder, method, abouts)
-        as_read = json.loads(json.dumps(facts))
-        write_json(folder / TASKS, as_read | {"checksum": checksum(as_read)})
+        write_sealed(folder / TASKS, facts)
 
     write_folder(target, fill)

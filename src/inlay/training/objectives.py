@@ -74,14 +74,9 @@ class Objective(ABC):
         """The method's settings, with what the tasks say; and lines for people. A method may change how a task's texts
         are encoded, as prompts have places in them."""
         notes: list[str] = []
-        settings = {**method.settings, **settings}
         for name, task in self.tasks.items():
-            # A task of one's own may have no schema: the method then finds the places for its prompts itself.
-            schema = getattr(task, "schema", None)
-            settings, settled, told = method.hooks.for_task(settings, schema, backbone.processor, backbone.model)
+            settings, self.tasks[name], told = adapt_task(settings, method, task, backbone)
             notes += told
-            if settled is not None and settled != schema:
-                self.tasks[name] = task.with_schema(settled)
         return settings, notes
 
     @abstractmethod
@@ -365,7 +360,7 @@ class OneTask(Objective):
     def save(self, target: Path, metrics: Metrics | None = None) -> None:
         setup, backbone = self.setup, self.setup.backbone
         about = About.of(backbone, self.first, setup.spec.seed, metrics)
-        how = {"base_model_name": backbone.address, "fingerprint": backbone.fingerprint, "about": about}
+        how: dict[str, Any] = {"base_model_name": backbone.address, "fingerprint": backbone.fingerprint, "about": about}
         write_folder(target, lambda folder: attach.save(setup.model, setup.method, folder, **how))
 
     def notes(self, metrics: Metrics) -> list[str]:
@@ -373,6 +368,17 @@ class OneTask(Objective):
         if not progress.stopped or progress.best is None:
             return []
         return [f"stopped at step {self.trainer.state.global_step} of {total}; best at step {progress.best['step']}"]
+
+
+def adapt_task(
+    settings: Mapping[str, Any], method: Method, task: Task, backbone: Backbone
+) -> tuple[Mapping[str, Any], Task, list[str]]:
+    """The settings and the task as a method needs them, and notes: see `ConfigHooks.for_task`."""
+    # A task of one's own may have no schema: the method then finds the places for its prompts itself.
+    schema = getattr(task, "schema", None)
+    given = {**method.settings, **settings}
+    settings, settled, notes = method.hooks.for_task(given, schema, backbone.processor, backbone.model)
+    return settings, task if settled is None or settled == schema else task.with_schema(settled), notes
 
 
 def _rows(batch: dict[str, Any]) -> int:

@@ -67,8 +67,8 @@ class NotFinite(InlayError):
 class Setup:
     """A run that is ready to be trained: the adapted model, its data as it reads them, and how it is trained.
 
-    `encode` encodes a split of a task, by its name, for this model. `lengths` are those of the training texts, where batches are to
-    be of one length. `checkpoint_seconds` is about how much work may be lost.
+    `encode` encodes a split of a task, by its name, for this model. `lengths` are those of the training texts, where
+    batches are to be of one length. `checkpoint_seconds` is about how much work may be lost.
     """
 
     backbone: Backbone
@@ -268,10 +268,10 @@ class InlayTrainer(Trainer):
 
     def checkpoint_is_due(self, *, last: bool = False) -> bool:
         """Often enough to lose little, seldom enough to cost little; after the last update, if it is worth it."""
-        if not self.checkpoint_seconds:
+        if not self.setup.checkpoint_seconds:
             return True
         since = time.perf_counter() - self._saved_at
-        return since >= max(0.0 if last else self.checkpoint_seconds, self._save_cost / CHECKPOINT_SHARE)
+        return since >= max(0.0 if last else self.setup.checkpoint_seconds, self._save_cost / CHECKPOINT_SHARE)
 
     def check_interrupt(self) -> None:
         """Stop here if a signal asked for it. Several processes agree between steps instead: see `Pace`."""

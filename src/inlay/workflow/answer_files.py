@@ -18,6 +18,7 @@ from inlay.errors import InlayError
 from inlay.records.sealed import is_intact
 from inlay.records.spec import POOLINGS
 from inlay.records.store import Run, load, read_json
+from inlay.workflow.settle import JOIN
 
 TASKS = "tasks.json"
 MIXES = "multi-lora"  # the method whose tasks share a model and a batch
@@ -53,9 +54,6 @@ def located(folder: Path) -> Path:
         f"`inlay tune --method {MIXES}` made (`inlay runs list` shows them), or one in which such runs are joined: "
         f"{JOIN}."
     )
-
-
-JOIN = "`inlay export --adapter <run> --adapter <run> --to tasks --output <folder>`"
 
 
 def run_of(folder: Path) -> Run | None:

@@ -190,7 +190,7 @@ def _check_joinable(chosen: Sequence[Chosen]) -> None:
     """An error where tasks could not share a model and a batch, before anything is written."""
     from inlay.methods.saving import read
     from inlay.tasks import TaskSchema
-    from inlay.training.joint_fitting import check_together
+    from inlay.workflow.settle import check_together
 
     if len({each.folder for each in chosen}) < 2:
         return

@@ -16,7 +16,8 @@ from inlay.methods import registry
 from inlay.methods.capabilities import misfits
 from inlay.records.spec import MOST_SEEDS, Spec
 from inlay.tasks import kinds
-from inlay.workflow.tune import Say, check_modality, check_settings, default_rate, reads_states
+from inlay.workflow.notes import Say
+from inlay.workflow.settle import check_modality, check_settings, pick_learning_rate, reads_states
 
 ALL = "all"
 DEFAULT, GRID = "default", "grid"
@@ -134,7 +135,7 @@ def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
     if rates == DEFAULT:
         return [spec.learning_rate]
     if rates == GRID:
-        return sorted({*registry.get(spec.method).grid, *filter(None, [default_rate(spec)])})
+        return sorted({*registry.get(spec.method).grid, *filter(None, [pick_learning_rate(spec)])})
     if isinstance(rates, str):
         hint = did_you_mean(rates, (DEFAULT, GRID))
         raise InlayError(f"learning_rates={rates!r}: give {DEFAULT}, {GRID}, or numbers as in 1e-3,3e-3.{hint}")

@@ -1,31 +1,35 @@
-"""Make one run: spec -> backbone + task -> method -> training -> portrait -> record.
+"""Make one run: spec -> task(s) + backbone -> method -> training -> portrait -> record.
 
-A spec that was run before is found and not repeated; one that was cut short goes on where it stopped.
+A run has one task or several, and one way through. A spec that was run before is found and not repeated; one that was
+cut short goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
-from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
+from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, model_slug, read_json
 from inlay.records.versions import versions
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
+from inlay.workflow.settle import Settled, digest_of, reads_states, settle
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from inlay.backbones.loading import Backbone
     from inlay.tasks import Task
+    from inlay.training import FitResult
 
 DEFAULT_OUT = "runs"
+SPLITS = ("train", "validation", "test")
 
 
 def tune(
@@ -40,108 +44,104 @@ def tune(
     watchers: Sequence[TrainerCallback] = (),
     stop: Callable[[], bool] | None = None,
 ) -> Run:
-    """Adapt the model to the task and record it under `out`; the run that comes back is finished.
+    """Adapt the model to the task, or to all of the tasks at once, and record it under `out`; the run is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
     dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
     failed is tried again unless `retry_failed` is False.
-    The rest is for whoever looks after several runs: `opened` is told the run's name as soon as it has one; of
-    `watchers` and `stop` see `inlay.training.fit`.
+    The rest is for callers that manage several runs: `opened` is told the run's name as soon as it has one; of
+    `watchers` and `stop` see `inlay.training.FitOptions`.
     """
-    from inlay import backbones, tasks
-    from inlay.tasks.chance import majority
+    from inlay import backbones
 
-    say = or_log(say)
-    if spec.tasks:
-        from inlay.workflow.tune_joint import tune_joint
-
-        return tune_joint(spec, out, progress=progress, tensorboard=tensorboard, say=say)
-    spec = checked(spec)
-    task = tasks.load(spec)
-    wanted = spec.pooling
-    spec, amount = trained(pooled(spec, task.kind), task.examples)
-    digest = identity(spec, task)
+    say, wanted = or_log(say), spec.pooling
+    settled = settle(spec)
+    spec = settled.spec
     began = time.monotonic()
-    with Store(out).open(spec, digest, retry_failed=retry_failed) as run:
+    with Store(out).open(spec, settled.digest, retry_failed=retry_failed) as run:
         if opened is not None:
             opened(run.id)
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
-        for line in (*read_before(spec, wanted, task.digest, out), f"data: {task.source}", *task.notes):
+        for line in (*find_earlier_pooling(settled, wanted, out), *introduce(settled)):
             say(line)
-        backbone = backbones.load_for(spec, task)
-        known = untold(backbone.notes, spec.model, out)
-        for line in (f"model: {backbone.source}", *known, *read_by_the_head(spec, backbone), *amount):
+        backbone = backbones.load_for(spec, settled.first)
+        new = select_new(backbone.notes, spec.model, out)
+        for line in (f"model: {backbone.source}", *new, *explain_pooling(spec, backbone), *settled.notes):
             say(line)
-        from inlay.training import fit
+        from inlay.training import FitOptions, fit
 
-        outcome = fit(
-            backbone,
-            task,
-            registry.get(spec.method),
-            spec,
-            run.folder,
-            progress=progress,
-            tensorboard=tensorboard,
-            watchers=watchers,
-            stop=stop,
-        )
-        told = len(task.notes)
-        (task,) = outcome.tasks.values()
-        beside = {"chance": majority(task), "classes_predicted": outcome.classes_predicted}
-        for line in (
-            *task.notes[told:],
-            *outcome.notes,
-            *chance.of_one(spec, task.metrics[0], outcome.metrics, beside),
-        ):
+        options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
+        result = fit(backbone, objective_of(settled), registry.get(spec.method), spec, run.folder, options)
+        standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
+        for line in conclude(settled, result, standings):
             say(line)
-        run.finish(
-            {
-                "metrics": outcome.metrics,
-                "metric": task.metrics[0],
-                "portrait": outcome.portrait,
-                "seconds": time.monotonic() - began,
-                "resumed_from": outcome.resumed_from,
-                "steps": outcome.steps,
-                "best_step": outcome.best_step,
-                "stopped_early": outcome.stopped_early,
-                "examples": {split: len(task.split(split)) for split in ("train", "validation", "test")},
-                **beside,
-                "task": {
-                    "schema": task.to_json(),
-                    "source": task.source,
-                    "digest": task.digest,
-                    "notes": list(task.notes),
-                },
-                "backbone": described(backbone),
-                "versions": versions(),
-            }
-        )
+        record = describe_tasks(spec, result, standings) | {
+            "metrics": result.metrics,
+            "portrait": result.portrait,
+            "seconds": time.monotonic() - began,
+            "resumed_from": result.resumed_from,
+            "steps": result.steps,
+            "best_step": result.best_step,
+            "stopped_early": result.stopped_early,
+            "examples": {each: sum(len(task.split(each)) for task in result.tasks.values()) for each in SPLITS},
+            "backbone": describe_backbone(backbone),
+            "versions": versions(),
+        }
+        run.finish(record)
         return run
 
 
-def checked(spec: Spec) -> Spec:
-    """The spec as it will be run; a clear error where it cannot be, before anything large is read."""
-    check_layers(spec)
-    check_settings(spec)
-    spec = settled(spec)
-    check_modality(spec)
-    return spec
-
-
-def identified(spec: Spec) -> tuple[Spec, str]:
+def identify(spec: Spec) -> tuple[Spec, str]:
     """The spec as it will be run, and the digest by which its run is found."""
-    from inlay import tasks
-
-    spec = checked(spec)
-    task = tasks.load(spec)
-    spec, _ = trained(pooled(spec, task.kind), task.examples)
-    return spec, identity(spec, task)
+    settled = settle(spec)
+    return settled.spec, settled.digest
 
 
-def untold(notes: Sequence[str], model: str, out: Path | str) -> list[str]:
-    """Those notes on a model that no finished run of it in this folder has on record: each is told once."""
+def objective_of(settled: Settled) -> Any:
+    """What the run is trained for: its one task, or all of them together."""
+    if not settled.spec.tasks:
+        return settled.first
+    from inlay.training.joint import SeveralTasks
+
+    return SeveralTasks(settled.tasks)
+
+
+# ---- lines for people
+
+
+def introduce(settled: Settled) -> Iterator[str]:
+    """Where the data came from, and what was dropped or assumed; of several tasks, each by its name."""
+    for name, task in settled.tasks.items():
+        yield from _of_task(settled.spec, name, (f"data: {task.source}", *task.notes))
+
+
+def conclude(settled: Settled, result: FitResult, standings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What was cut, how it went, and whether it is above chance."""
+    spec = settled.spec
+    for name, task in result.tasks.items():
+        yield from _of_task(spec, name, task.notes[len(settled.tasks[name].notes) :])
+    yield from result.notes
+    for name, task in result.tasks.items():
+        metrics = {split: own_metrics(spec, found, name) for split, found in result.metrics.items()}
+        yield from _of_task(spec, name, chance.of_one(spec, task.metrics[0], metrics, standings[name]))
+
+
+def _of_task(spec: Spec, name: str, lines: Sequence[str]) -> list[str]:
+    return [f"{name}: {line}" for line in lines] if spec.tasks else list(lines)
+
+
+def own_metrics(spec: Spec, found: Mapping[str, float], name: str) -> dict[str, float]:
+    """A task's metrics among those of a run, which has one task or several."""
+    if not spec.tasks:
+        return dict(found)
+    start = f"{name}/"
+    return {key.removeprefix(start): value for key, value in found.items() if key.startswith(start)}
+
+
+def select_new(notes: Sequence[str], model: str, out: Path | str) -> list[str]:
+    """The notes on a model that no finished run of it in this folder has on record: each is shown once."""
     left = list(notes)
     for path in sorted(Path(out).glob(f"*{model_slug(model)}*/record.json")):
         if not left:
@@ -152,7 +152,64 @@ def untold(notes: Sequence[str], model: str, out: Path | str) -> list[str]:
     return left
 
 
-def described(backbone: Backbone) -> dict[str, Any]:
+def find_earlier_pooling(settled: Settled, wanted: str, out: Path | str) -> list[str]:
+    """A line for people who gave the command of a run from before there was a choice, and would wait for it in vain.
+
+    `wanted` is the pooling that was asked for, and `settled` has what that came to.
+    """
+    spec = settled.spec
+    if wanted != "auto" or spec.pooling == "auto":
+        return []
+    earlier = None
+    with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
+        earlier = Store(out).find(digest_of(spec.with_(pooling="own"), settled.data))
+    if earlier is None:
+        return []
+    does = "finds" if earlier.status == "finished" else "resumes"
+    return [f"an earlier run read the architecture's own feature: --pooling own {does} it ({earlier.id})"]
+
+
+def explain_pooling(spec: Spec, backbone: Backbone) -> list[str]:
+    """A line for people: what the head reads. A method that stands in for the head says itself what it reads."""
+    from inlay.backbones.pooling import IN_WORDS
+
+    if backbone.pooling is None or reads_states(spec.method):
+        return []
+    return [f"the head reads {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
+
+
+# ---- the record
+
+
+def measure_chance(task: Task, result: FitResult, name: str) -> dict[str, Any]:
+    """What the majority class would score on a task, and how many classes the run gives its test examples."""
+    from inlay.tasks.chance import majority
+
+    return {"chance": majority(task), "classes_predicted": result.classes_predicted.get(name)}
+
+
+def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a record keeps of the task, or of several, and by which metric the run is judged."""
+    found = {
+        name: {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": list(task.notes)}
+        for name, task in result.tasks.items()
+    }
+    if not spec.tasks:
+        ((name, task),) = result.tasks.items()
+        return {"metric": task.metrics[0], "task": found[name], **standings[name]}
+    from inlay.training.joint import AVERAGE, greater_is_better
+
+    tasks = {name: {**found[name], "metric": task.metrics[0], **standings[name]} for name, task in result.tasks.items()}
+    return {
+        "metric": AVERAGE,
+        "greater_is_better": greater_is_better(result.tasks),
+        "tasks": tasks,
+        "notes": result.notes,
+        "failed": result.failed,
+    }
+
+
+def describe_backbone(backbone: Backbone) -> dict[str, Any]:
     """What a record keeps of the model."""
     return {
         "name": backbone.name,
@@ -162,139 +219,3 @@ def described(backbone: Backbone) -> dict[str, Any]:
         "pooling": backbone.pooling,
         "notes": backbone.notes,
     }
-
-
-def pooled(spec: Spec, kind: str) -> Spec:
-    """The spec with what its head reads written in, where that is not what its architecture has it read.
-
-    So a run from before there was a choice is found by what it read, and not for a checkpoint's own pooling.
-    """
-    from inlay import backbones
-
-    if spec.pooling == "pooler" and reads_states(spec.method):
-        raise InlayError(
-            f"pooling='pooler': {spec.method} has class vectors on the tokens' states and reads no pooler. Give mean, "
-            "first or last, or leave it out."
-        )
-    return spec.with_(pooling=backbones.settle_pooling(spec.model, kind, spec.pooling, spec.revision))
-
-
-def read_before(spec: Spec, wanted: str, data: str, out: Path | str) -> list[str]:
-    """A line for people who gave the command of a run from before there was a choice, and would wait for it in vain.
-
-    `wanted` is the pooling that was asked for, and `spec` has what that came to.
-    """
-    if wanted != "auto" or spec.pooling == "auto":
-        return []
-    earlier = None
-    with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
-        earlier = Store(out).find(identity_of(spec.with_(pooling="own"), data))
-    if earlier is None:
-        return []
-    does = "finds" if earlier.status == "finished" else "resumes"
-    return [f"an earlier run read the architecture's own feature: --pooling own {does} it ({earlier.id})"]
-
-
-def read_by_the_head(spec: Spec, backbone: Backbone) -> list[str]:
-    """A line for people: what the head reads. A method that stands in for the head says itself what it reads."""
-    from inlay.backbones.pooling import IN_WORDS
-
-    if backbone.pooling is None or reads_states(spec.method):
-        return []
-    return [f"the head reads {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
-
-
-def reads_states(name: str) -> bool:
-    """Whether a method puts class vectors on a state of the tokens in place of the head."""
-    return registry.get(name).takes("state")
-
-
-def trained(spec: Spec, examples: int | None) -> tuple[Spec, list[str]]:
-    """The spec with epochs and batch size written in, and a line for people where the examples are few.
-
-    It says which were taken where none was given, and what to give where those that were given make hardly any updates.
-    """
-    epochs, batch_size = spec.amount(examples)
-    settled = spec.with_(epochs=epochs, batch_size=batch_size)
-    if not examples or spec.max_steps is not None:
-        return settled, []
-    made, longer = (updates(examples, *each) for each in ((epochs, batch_size), (FEW_SHOT_EPOCHS, FEW_SHOT_BATCH)))
-    said = f"{examples} examples make {made} update{'s' * (made > 1)} in {epochs:g} epochs of batches of {batch_size}"
-    if spec.epochs is None and epochs == FEW_SHOT_EPOCHS:
-        return settled, [f"{said}: the default for so few; --epochs and --batch-size choose otherwise"]
-    if made >= FEW_UPDATES or longer <= 2 * made:
-        return settled, []
-    better = f"--epochs {FEW_SHOT_EPOCHS:g} --batch-size {FEW_SHOT_BATCH}"
-    return settled, [f"{said}, which is little: {better} would make {longer}"]
-
-
-def settled(spec: Spec) -> Spec:
-    """The spec as it will be run and recorded: the task by its own name, the method's learning rate written in."""
-    from inlay import tasks
-
-    return spec.with_(
-        learning_rate=default_rate(spec) if spec.learning_rate is None else spec.learning_rate,
-        task=None if spec.task is None else tasks.canonical(spec.task),
-    )
-
-
-def default_rate(spec: Spec) -> float | None:
-    """The method's learning rate on this model; None where only the loaded model can say which: timm's names do not."""
-    from inlay import backbones
-
-    method = registry.get(spec.method)
-    if not method.rates:
-        return method.learning_rate
-    kind = backbones.kind(spec.model, spec.revision)
-    return method.learning_rate_for(kind) if kind else None
-
-
-def check_layers(spec: Spec) -> None:
-    """A clear error where layers are chosen for a method that has none to choose, before anything large is read."""
-    method = registry.get(spec.method)
-    if "layers" in spec.settings and not method.takes("layers"):
-        able = [name for name, other in registry.all_methods().items() if other.takes("layers")]
-        raise InlayError(
-            f"layers={spec.settings['layers']!r}: the method {method.name!r} has no layers to choose. Leave it out, or "
-            f"take one that has: {', '.join(able)}."
-        )
-
-
-def check_settings(spec: Spec, method: str | None = None) -> None:
-    """A clear error for settings that the method cannot have, before anything large is read."""
-    if spec.settings:
-        from inlay.methods.settings import check
-
-        check(registry.get(method or spec.method), spec.settings)
-
-
-def check_modality(spec: Spec) -> None:
-    """A clear error for a text task on an image model, or the reverse, before anything large is read."""
-    from inlay import backbones, tasks
-
-    if spec.task is None or not tasks.is_named(spec.task):
-        return
-    needs, reads = tasks.describe(spec.task).modality, backbones.modality(spec.model, spec.revision)
-    if needs != reads:
-        fitting = [name for name in tasks.names() if tasks.describe(name).modality == reads]
-        raise InlayError(
-            f"The task {spec.task!r} is about {needs}s, and the model {spec.model!r} reads {reads}s. Take a model for "
-            f"{needs}s (embedded: {'minilm, smollm2' if needs == 'text' else 'vit, resnet'}), or another task, such as "
-            f"{', '.join(fitting[:5])}."
-        )
-
-
-def identity(spec: Spec, task: Task) -> str:
-    """The digest by which a run is found again: what it reads counts by its contents, not by its path."""
-    return identity_of(spec, task.digest)
-
-
-def identity_of(spec: Spec, data: str) -> str:
-    """The digest of a run whose data have this digest."""
-    from inlay import backbones
-
-    contents = {"data": data, "test_data": "", "data_dir": ""}
-    contents["revision"] = backbones.version(spec.model, spec.revision)
-    if Path(spec.model).expanduser().is_dir():
-        contents["model"] = ""
-    return spec.digest(contents)

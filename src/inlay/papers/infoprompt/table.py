@@ -181,9 +181,9 @@ def measure(work: FewShotRun) -> dict[str, Any]:
 
     from inlay import backbones
     from inlay.methods.registry import get
-    from inlay.training import fit
+    from inlay.training import FitOptions, fit
     from inlay.training.evaluation import evaluate
-    from inlay.training.fitting import adapt_task
+    from inlay.training.objectives import adapt_task
 
     spec, group = work.spec(), GROUPS[work.group]
     whole = rows(work.task, work.data_dir, work.shots, work.seed)
@@ -203,7 +203,9 @@ def measure(work: FewShotRun) -> dict[str, Any]:
     a_step = -(-work.shots // group.batch_size)
     curve = Curve(() if work.chooses else {epoch * a_step for epoch in EPOCHS if epoch < group.epochs}, held_out)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = fit(backbone, task, get(spec.method), spec, Path(folder), progress=False, watchers=[curve.watcher()])
+        outcome = fit(
+            backbone, task, get(spec.method), spec, Path(folder), FitOptions(progress=False, watchers=[curve.watcher()])
+        )
     metric = task.metrics[0]
     curve.scored.append((outcome.steps, held_out(outcome.model)))
     found: dict[str, Any] = {

@@ -196,11 +196,12 @@ def measure(work: TaskRun) -> dict[str, Any]:
     """The scores of a run: of each task on what is held out and on the test set."""
     from inlay import backbones
     from inlay.methods.registry import get
-    from inlay.training import fit
-    from inlay.training.joint_fitting import adapter_names, fit_joint
+    from inlay.training import FitOptions, fit
+    from inlay.training.joint import SeveralTasks
+    from inlay.workflow.settle import name_adapters
 
     line = GROUPS[work.group].line(work.line)
-    names = adapter_names(work.tasks)
+    names = name_adapters(work.tasks)
     loaded = {names[task]: load(work, task) for task in work.tasks}
     tasks = {name: task for name, (task, _) in loaded.items()}
     if line.method is None:
@@ -211,11 +212,11 @@ def measure(work: TaskRun) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
         if line.joint:
-            how = {"trainer_class": with_trained_a()} if line.trained_a else {}
-            outcome = fit_joint(backbone, tasks, method, spec, place, progress=False, **how)
+            objective = with_trained_a() if line.trained_a else SeveralTasks
+            outcome = fit(backbone, objective(tasks), method, spec, place, FitOptions(progress=False))
             metrics = outcome.metrics
         else:
-            outcome = fit(backbone, first, method, spec, place, progress=False)
+            outcome = fit(backbone, first, method, spec, place, FitOptions(progress=False))
             metrics = {
                 split: {f"{next(iter(tasks))}/{metric}": value for metric, value in own.items()}
                 for split, own in outcome.metrics.items()
@@ -296,28 +297,28 @@ def bleu(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> float
 
 
 def with_trained_a() -> Any:
-    """A trainer of several tasks that trains the shared `A`s too, by the sum of the tasks' gradients and clipped by a
-    norm of their own. No part of the method: it is here to be compared with."""
+    """An objective of several tasks that trains the shared `A`s too, by the sum of the tasks' gradients and clipped by
+    a norm of their own. No part of the method: it is here to be compared with."""
     from torch import nn
 
-    from inlay.training.joint import JointTrainer
+    from inlay.training.joint import SeveralTasks
 
-    class TrainedA(JointTrainer):
-        def __init__(self, *, model: Any, **kwargs: Any) -> None:
-            self._shared: dict[str, nn.Parameter] = {}
+    class TrainedA(SeveralTasks):
+        def attach(self, *given: Any) -> Any:
+            model: Any = super().attach(*given)
             for layer in model.base_model.routing.layers.values():
                 drawn = layer.inlay_multi_lora_a
                 del layer.inlay_multi_lora_a
                 layer.inlay_multi_lora_a = nn.Parameter(drawn.clone())
-            super().__init__(model=model, **kwargs)
+            return model
 
-        def owned(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
-            self._shared = {name: p for name, p in trained.items() if name.endswith("inlay_multi_lora_a")}
-            return super().owned({name: p for name, p in trained.items() if name not in self._shared})
+        def divide(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+            self.shared = {name: p for name, p in trained.items() if name.endswith("inlay_multi_lora_a")}
+            return super().divide({name: p for name, p in trained.items() if name not in self.shared})
 
-        def _clip_grad_norm(self, model: nn.Module) -> Any:
-            nn.utils.clip_grad_norm_(list(self._shared.values()), self.args.max_grad_norm)
-            return super()._clip_grad_norm(model)
+        def clip(self) -> Any:
+            nn.utils.clip_grad_norm_(list(self.shared.values()), self.trainer.args.max_grad_norm)
+            return super().clip()
 
     return TrainedA
 

@@ -56,7 +56,7 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
     from inlay import Spec, backbones, tasks
     from inlay.methods.ntk_attention import start
     from inlay.methods.registry import get
-    from inlay.training import fit
+    from inlay.training import FitOptions, fit
 
     class Losses(TrainerCallback):
         """What the trainer logs, step by step."""
@@ -90,7 +90,12 @@ def measure(name: str, spread: str, rate: float, data_dir: str) -> dict[str, Any
         start.spread = SPREADS[spread]  # type: ignore[assignment]
         with tempfile.TemporaryDirectory() as folder:
             outcome = fit(
-                backbone, task, get("ntk-attention"), spec, Path(folder) / "run", progress=False, watchers=[losses]
+                backbone,
+                task,
+                get("ntk-attention"),
+                spec,
+                Path(folder) / "run",
+                FitOptions(progress=False, watchers=[losses]),
             )
     finally:
         start.spread = usual

@@ -179,7 +179,7 @@ def measure(work: ModelRun) -> dict[str, Any]:
     from inlay import backbones, tasks
     from inlay.methods.registry import get
     from inlay.tasks.metrics import OF_TEXTS
-    from inlay.training import fit
+    from inlay.training import FitOptions, fit
     from inlay.training.evaluation import evaluate
 
     spec, line = work.spec(), GROUPS[work.group].line(work.line)
@@ -199,7 +199,7 @@ def measure(work: ModelRun) -> dict[str, Any]:
         metrics = {split: evaluate(model, task, split, backbone.processor, spec)[0] for split in ("validation", "test")}
     else:
         with tempfile.TemporaryDirectory() as folder:
-            outcome = fit(backbone, task, get(line.method), spec, Path(folder) / "run", progress=False)
+            outcome = fit(backbone, task, get(line.method), spec, Path(folder) / "run", FitOptions(progress=False))
         model, metrics = outcome.model, outcome.metrics
         trained = outcome.portrait["parameters"]["trained"]
         found |= {"steps": outcome.steps, "best_step": outcome.best_step}

@@ -300,7 +300,7 @@ def draw_examples(spec: Spec, split: str, examples: int, *, smallest: int) -> Ta
     The order matters: rows that come sorted by class would make minibatches of one class.
     """
     from inlay import tasks
-    from inlay.workflow.tune import check_modality
+    from inlay.workflow.settle import check_modality
 
     if examples < smallest:
         raise InlayError(f"examples={examples} is too few: {smallest} at least are needed, and hundreds are better.")

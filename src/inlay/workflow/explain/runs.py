@@ -25,8 +25,9 @@ from inlay.workflow.explain.explanation import Value
 from inlay.workflow.explain.norms import norm_of
 from inlay.workflow.notes import Say
 from inlay.workflow.planning import seed_numbers
+from inlay.workflow.settle import check, check_modality, check_settings, settle
 from inlay.workflow.statistics import half_width
-from inlay.workflow.tune import DEFAULT_OUT, check_modality, check_settings, checked, identified
+from inlay.workflow.tune import DEFAULT_OUT
 
 COLUMNS = (
     *("method", "layer", "training_examples", "learning_rate", "seeds"),
@@ -361,13 +362,13 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
     A comparison makes such runs, and they trained the same. The saved adapter says which layers were chosen.
     """
     with contextlib.suppress(InlayError):  # of what cannot be run, or was damaged, the run itself says why
-        free = checked(spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"}))
+        free = check(spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"}))
         alike = [load(folder) for folder in Path(out).glob(f"{name(free, '')}-*") if (folder / "spec.json").is_file()]
         # Compared first, because it reads no data, which decide the epochs, the batch size and the pooling.
         known = {"epochs": free.epochs, "batch_size": free.batch_size, "pooling": free.pooling}
         if all(run.spec.with_(**known) != free for run in alike):
             return None
-        run = Store(out).find(identified(free)[1])
+        run = Store(out).find(settle(free).digest)
         if run is None or run.status != "finished":
             return None
         run.verify()

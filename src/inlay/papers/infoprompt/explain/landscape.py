@@ -148,8 +148,8 @@ class _Walk:
 
         from inlay import backbones, tasks
         from inlay.methods.infoprompt.pieces import embedded
-        from inlay.training import fit
-        from inlay.training.fitting import adapt_task
+        from inlay.training import FitOptions, fit
+        from inlay.training.objectives import adapt_task
 
         task = tasks.load(spec)
         backbone = backbones.load_for(spec, task)
@@ -182,7 +182,7 @@ class _Walk:
             quiet = spec.with_(evaluations=1)
             method = registry.get(spec.method)
             with suppress(_Enough):
-                fit(backbone, task, method, quiet, Path(folder), progress=False, watchers=[Watch()])
+                fit(backbone, task, method, quiet, Path(folder), FitOptions(progress=False, watchers=[Watch()]))
 
     def look(self, model: Any, step: int, task: Any, backbone: Any, examples: int, spec: Spec) -> None:
         """Note where the mean prompt stands."""

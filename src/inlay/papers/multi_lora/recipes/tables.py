@@ -163,9 +163,9 @@ def lost_in(run: Run, task: str) -> str | None:
 
 
 def _name_of(task: str) -> str:
-    from inlay.training.joint_fitting import adapter_names
+    from inlay.workflow.settle import name_adapters
 
-    return adapter_names([task])[task]
+    return name_adapters([task])[task]
 
 
 def of_task(run: Run, task: str, size: float) -> float:

@@ -1,0 +1,239 @@
+"""Settle what a spec leaves open, and check that it can be run: every verb reads specs through here.
+
+Nothing large is read before the checks. The digest of the settled spec is the identity of its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
+from inlay.tasks import kinds
+
+if TYPE_CHECKING:
+    from inlay.tasks import Task, TaskSchema
+
+JOIN = "`inlay export --adapter <run> --adapter <run> --to tasks --output <folder>`"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A spec as it will be run, with its tasks: one, or several by the names of their adapters.
+
+    `data` is the digest of the data, `digest` that of the run; `notes` are lines for people.
+    """
+
+    spec: Spec
+    tasks: Mapping[str, Task]
+    data: str
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def digest(self) -> str:
+        """The digest by which the run is found."""
+        return digest_of(self.spec, self.data)
+
+    @property
+    def first(self) -> Task:
+        """The first task: several that are trained together are read in the same way."""
+        return next(iter(self.tasks.values()))
+
+
+def settle(spec: Spec) -> Settled:
+    """Check a spec, load its tasks and write in every default that depends on them."""
+    spec = check(spec)
+    tasks = load_tasks(spec)
+    loaded = list(tasks.values())
+    spec = with_pooling(spec, loaded[0].kind)
+    sizes = [task.examples for task in loaded]
+    spec, notes = with_training_defaults(spec, None if None in sizes else sum(filter(None, sizes)))
+    data = loaded[0].digest
+    if spec.tasks:
+        contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
+        data = hashlib.sha256(contents.encode()).hexdigest()
+    return Settled(spec, tasks, data, notes)
+
+
+def check(spec: Spec) -> Spec:
+    """The spec with what its method and the catalogue say; an error where it cannot be run. No data is read."""
+    check_tasks(spec)
+    check_layers(spec)
+    check_settings(spec)
+    spec = with_method_defaults(spec)
+    check_modality(spec)
+    return spec
+
+
+def with_method_defaults(spec: Spec) -> Spec:
+    """The spec with its tasks by their own names and the method's learning rate."""
+    from inlay import tasks
+
+    return spec.with_(
+        learning_rate=pick_learning_rate(spec) if spec.learning_rate is None else spec.learning_rate,
+        task=None if spec.task is None else tasks.canonical(spec.task),
+        tasks=tuple(dict.fromkeys(tasks.canonical(name) for name in spec.tasks)),
+    )
+
+
+def load_tasks(spec: Spec) -> dict[str, Task]:
+    """The task of a spec; or its tasks, by the names of their adapters."""
+    from inlay import tasks
+
+    if not spec.tasks:
+        task = tasks.load(spec)
+        return {task.name: task}
+    names = name_adapters(spec.tasks)
+    found = {names[name]: tasks.load(select_task(spec, name)) for name in spec.tasks}
+    check_together(found)
+    return found
+
+
+def select_task(spec: Spec, name: str) -> Spec:
+    """The spec of one of several tasks by itself."""
+    return spec.with_(task=name, tasks=(), sampling="proportional", temperature=1.0)
+
+
+def name_adapters(names: Sequence[str]) -> dict[str, str]:
+    """The name of each task's adapter: PEFT wants words of letters, digits and underscores."""
+    found = {name: re.sub(r"\W", "_", name.rpartition("/")[2]) for name in names}
+    if len(set(found.values())) < len(names):
+        raise InlayError(f"The tasks {', '.join(names)} are not told apart by their names: train them in several runs.")
+    return found
+
+
+def with_pooling(spec: Spec, kind: str) -> Spec:
+    """The spec with what its head reads written in, where that is not what its architecture has it read.
+
+    So a run from before there was a choice is found by what it read, and not for a checkpoint's own pooling.
+    """
+    from inlay import backbones
+
+    if spec.pooling == "pooler" and reads_states(spec.method):
+        raise InlayError(
+            f"pooling='pooler': {spec.method} has class vectors on the tokens' states and reads no pooler. Give mean, "
+            "first or last, or leave it out."
+        )
+    return spec.with_(pooling=backbones.settle_pooling(spec.model, kind, spec.pooling, spec.revision))
+
+
+def reads_states(name: str) -> bool:
+    """Whether a method puts class vectors on a state of the tokens in place of the head."""
+    return registry.get(name).takes("state")
+
+
+def with_training_defaults(spec: Spec, examples: int | None) -> tuple[Spec, list[str]]:
+    """The spec with epochs and batch size written in, and a line for people where the examples are few.
+
+    It says which were taken where none was given, and what to give where those that were given make hardly any updates.
+    """
+    epochs, batch_size = spec.amount(examples)
+    filled = spec.with_(epochs=epochs, batch_size=batch_size)
+    if not examples or spec.max_steps is not None:
+        return filled, []
+    made, longer = (updates(examples, *each) for each in ((epochs, batch_size), (FEW_SHOT_EPOCHS, FEW_SHOT_BATCH)))
+    said = f"{examples} examples make {made} update{'s' * (made > 1)} in {epochs:g} epochs of batches of {batch_size}"
+    if spec.epochs is None and epochs == FEW_SHOT_EPOCHS:
+        return filled, [f"{said}: the default for so few; --epochs and --batch-size choose otherwise"]
+    if made >= FEW_UPDATES or longer <= 2 * made:
+        return filled, []
+    better = f"--epochs {FEW_SHOT_EPOCHS:g} --batch-size {FEW_SHOT_BATCH}"
+    return filled, [f"{said}, which is little: {better} would make {longer}"]
+
+
+def pick_learning_rate(spec: Spec) -> float | None:
+    """The method's learning rate on this model; None where only the loaded model can say which: timm's names do not."""
+    from inlay import backbones
+
+    method = registry.get(spec.method)
+    if not method.rates:
+        return method.learning_rate
+    kind = backbones.kind(spec.model, spec.revision)
+    return method.learning_rate_for(kind) if kind else None
+
+
+def check_tasks(spec: Spec) -> None:
+    """An error where a method cannot mix the several tasks of a spec, or they are data of the user's own."""
+    from inlay.tasks import files
+
+    if not spec.tasks:
+        return
+    if not registry.get(spec.method).mixes_tasks:
+        able = [name for name, method in registry.all_methods().items() if method.mixes_tasks]
+        raise InlayError(
+            f"--tasks trains several tasks in mixed batches, which the method {spec.method!r} cannot. Use "
+            f"{', '.join(able)}, or one run a task: --task."
+        )
+    for name in spec.tasks:
+        if files.suffix(Path(name)) in files.TABLES or Path(name).expanduser().exists():
+            raise InlayError(
+                f"--tasks takes names of tasks (`inlay tasks`), and {name!r} is data of your own. Train each of your "
+                f"tasks by itself, with --data {name} --method {spec.method}, and join the runs: {JOIN}. Joined, they "
+                "are predicted and served together."
+            )
+
+
+def check_together(tasks: Mapping[str, Task] | Mapping[str, TaskSchema]) -> None:
+    """An error where tasks cannot be mixed in one batch."""
+    if len(tasks) < 2:
+        raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
+    found = {name: task.kind for name, task in tasks.items()}
+    if len({kinds.get(kind).head for kind in found.values()}) > 1:
+        listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
+        raise InlayError(
+            f"These tasks cannot be mixed in one batch: {listed}. Train together what has one class or value a row, "
+            "or what is language modelling, or what labels tokens, or images."
+        )
+
+
+def check_layers(spec: Spec) -> None:
+    """A clear error where layers are chosen for a method that has none to choose, before anything large is read."""
+    method = registry.get(spec.method)
+    if "layers" in spec.settings and not method.takes("layers"):
+        able = [name for name, other in registry.all_methods().items() if other.takes("layers")]
+        raise InlayError(
+            f"layers={spec.settings['layers']!r}: the method {method.name!r} has no layers to choose. Leave it out, or "
+            f"take one that has: {', '.join(able)}."
+        )
+
+
+def check_settings(spec: Spec, method: str | None = None) -> None:
+    """A clear error for settings that the method cannot have, before anything large is read."""
+    if spec.settings:
+        from inlay.methods.settings import check
+
+        check(registry.get(method or spec.method), spec.settings)
+
+
+def check_modality(spec: Spec) -> None:
+    """A clear error for a text task on an image model, or the reverse, before anything large is read."""
+    from inlay import backbones, tasks
+
+    for name in spec.tasks or (spec.task,):
+        if name is None or not tasks.is_named(name):
+            continue
+        needs, reads = tasks.describe(name).modality, backbones.modality(spec.model, spec.revision)
+        if needs != reads:
+            fitting = [other for other in tasks.names() if tasks.describe(other).modality == reads]
+            raise InlayError(
+                f"The task {name!r} is about {needs}s, and the model {spec.model!r} reads {reads}s. Take a model for "
+                f"{needs}s (embedded: {'minilm, smollm2' if needs == 'text' else 'vit, resnet'}), or another task, "
+                f"such as {', '.join(fitting[:5])}."
+            )
+
+
+def digest_of(spec: Spec, data: str) -> str:
+    """The digest by which a run is found again: what it reads counts by its contents (`data`), not by its path."""
+    from inlay import backbones
+
+    contents = {"data": data, "test_data": "", "data_dir": ""}
+    contents["revision"] = backbones.version(spec.model, spec.revision)
+    if Path(spec.model).expanduser().is_dir():
+        contents["model"] = ""
+    return spec.digest(contents)
