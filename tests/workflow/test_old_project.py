@@ -175,7 +175,7 @@ def test_one_that_was_interrupted_goes_on_to_the_same_end(kind: str, monkeypatch
     reached, before = tensors(done.adapter), tensors(whole / "adapter")
     assert reached.keys() == before.keys()
     for name, tensor in before.items():
-        torch.testing.assert_close(reached[name], tensor, atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(reached[name], tensor, atol=5e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
     assert not (folder / "checkpoints").exists()
 
 
@@ -189,7 +189,7 @@ def test_its_metrics_are_those_of_a_run_that_was_not_interrupted(kind: str) -> N
     for found, wanted in zip(mine, old, strict=True):
         assert found.keys() == wanted.keys()
         assert {name: found[name] for name in found if not is_speed(name)} == {
-            name: pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float) else value
+            name: pytest.approx(value, rel=1e-4, abs=1e-5) if isinstance(value, float | dict) else value
             for name, value in wanted.items()
             if not is_speed(name)
         }
