@@ -44,7 +44,7 @@ from inlay.methods import registry
 from inlay.records.versions import versions
 from inlay.serve.hosting import ManyTasks, host
 from inlay.serve.running import serving
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.tasks import TaskSchema
 from inlay.training.joint import attach_tasks, save_tasks
 from inlay.training.plan import pick_device
@@ -153,7 +153,7 @@ def compare(kind: str, tasks: int, rounds: int, requests: int) -> Iterator[dict[
         _check_same(contenders, rows(BATCH, tasks, kind))
         without = bare(folder)
         gc.freeze()  # as `inlay serve` does: what was loaded stays
-        settings = Settings(port=0, max_batch=BATCH, max_queue=4 * CLIENTS, timeout=600)
+        settings = ServiceSettings(port=0, max_batch=BATCH, max_queue=4 * CLIENTS, timeout=600)
         found: dict[str, Any] = {each: {"direct": [], "http": []} for each in contenders} | {"base": {"direct": []}}
         for hosted in (*contenders.values(), without):  # to warm up
             direct(hosted, rows(2 * BATCH, tasks, kind))  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from inlay import InlayError, Spec, fetch
-from inlay.engines.job import Listener, Outcome
-from inlay.engines.local import Local
+from inlay.engines.job import JobOutcome, Listener
+from inlay.engines.local import LocalEngine
 from inlay.workflow.compare import job_of
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -40,13 +40,13 @@ class Silent:
     def begin(self, number: int) -> None: ...
     def step(self, number: int, done: int, total: int) -> None: ...
     def say(self, number: int, line: str) -> None: ...
-    def end(self, number: int, outcome: Outcome) -> None: ...
+    def end(self, number: int, outcome: JobOutcome) -> None: ...
 
 
 def test_a_worker_of_the_local_engine(hostile: Path, tmp_path: Path) -> None:
     job = job_of(Spec(model="no-such-model", method="lora", data="no-such-file.csv"), str(tmp_path / "runs"))
     listener: Listener = Silent()
-    with Local(workers=1, cpus=1) as engine:
+    with LocalEngine(workers=1, cpus=1) as engine:
         (outcome,) = engine.run([job], listener)
     assert outcome.error is not None
     assert "no-such-file.csv" in outcome.error, "the worker was ready, and did as it was told"

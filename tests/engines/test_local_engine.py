@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from inlay import InlayError, Spec, tune
-from inlay.engines import Outcome, make
-from inlay.engines.gpus import Share, share_of, visible
-from inlay.engines.local import Local, cores
+from inlay.engines import JobOutcome, make
+from inlay.engines.gpus import GpuShare, share_of, visible
+from inlay.engines.local import LocalEngine, cores
 from inlay.engines.queue import Queue
 from inlay.records.store import Store
 from inlay.workflow.compare import job_of
@@ -23,7 +23,7 @@ class Follower:
     """Notes what is told; `on_step` may interfere."""
 
     def __init__(self) -> None:
-        self.ended: list[Outcome] = []
+        self.ended: list[JobOutcome] = []
         self.said: list[str] = []
         self.steps: list[tuple[int, int, int]] = []
         self.on_step = lambda number: None
@@ -37,7 +37,7 @@ class Follower:
     def say(self, number: int, line: str) -> None:
         self.said.append(line)
 
-    def end(self, number: int, outcome: Outcome) -> None:
+    def end(self, number: int, outcome: JobOutcome) -> None:
         self.ended.append(outcome)
 
 
@@ -48,7 +48,7 @@ def test_workers_that_die_stop_or_fail_take_nobody_along(workers: int, review_sp
     stops where it can be resumed."""
     out, long = str(tmp_path / "runs"), review_spec.with_(max_steps=100_000)
     follower = Follower()
-    with Local(workers, cpus=1) as engine:
+    with LocalEngine(workers, cpus=1) as engine:
         pids = [worker.process.pid for worker in engine.pool]
 
         def kill(number: int) -> None:
@@ -87,7 +87,7 @@ def test_asking_for_more_than_there_is(review_spec: Spec, tmp_path: Path) -> Non
     with pytest.raises(InlayError, match="cores each need"):
         make("local", workers=cores(), cpus=2)
     with pytest.raises(InlayError, match="give 1 or more"):
-        Local(workers=0)
+        LocalEngine(workers=0)
     for wrong, message in (
         ({"name": "slurm"}, "Unknown engine"),
         ({"address": "auto"}, "is for the engine ray"),
@@ -110,16 +110,16 @@ def test_a_gpu_where_there_is_none_is_one_error(review_spec: Spec, tmp_path: Pat
 @pytest.mark.parametrize(
     ("workers", "gpus", "devices", "wanted"),
     [
-        (3, None, 0, [Share(None)] * 3),
-        (2, 0, 4, [Share(None)] * 2),
-        (2, None, 1, [Share(0, 0.5)] * 2),
-        (2, 0.5, 1, [Share(0, 0.5)] * 2),
-        (3, None, 2, [Share(0, 0.5), Share(1, 1.0), Share(0, 0.5)]),
-        (2, 1, 2, [Share(0), Share(1)]),
-        (4, 0.25, 2, [Share(0, 0.25), Share(1, 0.25), Share(0, 0.25), Share(1, 0.25)]),
+        (3, None, 0, [GpuShare(None)] * 3),
+        (2, 0, 4, [GpuShare(None)] * 2),
+        (2, None, 1, [GpuShare(0, 0.5)] * 2),
+        (2, 0.5, 1, [GpuShare(0, 0.5)] * 2),
+        (3, None, 2, [GpuShare(0, 0.5), GpuShare(1, 1.0), GpuShare(0, 0.5)]),
+        (2, 1, 2, [GpuShare(0), GpuShare(1)]),
+        (4, 0.25, 2, [GpuShare(0, 0.25), GpuShare(1, 0.25), GpuShare(0, 0.25), GpuShare(1, 0.25)]),
     ],
 )
-def test_gpus_are_shared_fairly(workers: int, gpus: float | None, devices: int, wanted: list[Share]) -> None:
+def test_gpus_are_shared_fairly(workers: int, gpus: float | None, devices: int, wanted: list[GpuShare]) -> None:
     assert [share_of(index, workers, gpus, devices) for index in range(workers)] == wanted
 
 
@@ -139,10 +139,10 @@ def test_gpus_that_are_not_there(workers: int, gpus: float, devices: int, messag
 def test_threads_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inlay.engines.local.cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [Local(workers).threads for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
-    assert Local(2, cpus=3).threads == 3
+    assert [LocalEngine(workers).threads for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert LocalEngine(2, cpus=3).threads == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert Local(2).threads == 1, "the user's word counts"
+    assert LocalEngine(2).threads == 1, "the user's word counts"
 
 
 def queue_of(count: int, deadline: float | None = None) -> tuple[Queue, Follower]:
@@ -155,12 +155,12 @@ def test_a_busy_run_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inlay.engines.queue.AGAIN", 0.01)
     queue, follower = queue_of(2)
     assert (queue.take(), queue.take(), queue.take()) == (0, 1, None)
-    queue.settle(0, Outcome("busy", error="Process 7 is at it."))
-    queue.settle(1, Outcome("finished", "one"))
+    queue.settle(0, JobOutcome("busy", error="Process 7 is at it."))
+    queue.settle(1, JobOutcome("finished", "one"))
     assert queue.open
     time.sleep(0.02)
     assert queue.take() == 0
-    queue.settle(0, Outcome("finished", "zero"))
+    queue.settle(0, JobOutcome("finished", "zero"))
     assert not queue.open
     assert [each.run for each in queue.results()] == ["zero", "one"]
     assert follower.said == ["Process 7 is at it. It is waited for."]
@@ -174,15 +174,15 @@ def test_nothing_begins_after_the_deadline_or_on_a_full_disk() -> None:
     queue, _ = queue_of(3)
     queue.take()
     queue.take()
-    queue.settle(0, Outcome("unwritable", error="No room"))
+    queue.settle(0, JobOutcome("unwritable", error="No room"))
     assert queue.take() is None
     assert queue.open, "the other one is still at work"
-    queue.settle(1, Outcome("interrupted"))
+    queue.settle(1, JobOutcome("interrupted"))
     assert not queue.open
 
 
 def test_signals_elsewhere_than_in_the_main_thread_are_left_alone(review_spec: Spec, tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[JobOutcome] = []
 
     def work() -> None:
         with make() as engine:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from inlay import InlayError, Spec, tune
-from inlay.engines import Outcome, make
-from inlay.engines.on_ray import OnRay, answering
+from inlay.engines import JobOutcome, make
+from inlay.engines.on_ray import RayEngine, answering
 from inlay.records.store import Store
 from inlay.workflow.compare import job_of
 
@@ -81,7 +81,7 @@ class Follower:
     def say(self, number: int, line: str) -> None:
         self.said.append(line)
 
-    def end(self, number: int, outcome: Outcome) -> None:
+    def end(self, number: int, outcome: JobOutcome) -> None:
         self.working.discard(number)
 
 
@@ -108,7 +108,7 @@ def test_a_killed_node_loses_nothing(
     steps = int(os.environ.get("INLAY_TEST_STEPS", "2500"))
     specs = [review_spec.with_(method=m, seed=s, max_steps=steps) for m in ("bias", "lora") for s in (0, 1)]
     follower = Follower(out, lambda: cluster.remove_node(nodes[0], allow_graceful=False))
-    with OnRay(cluster.address, cpus=1) as engine:
+    with RayEngine(cluster.address, cpus=1) as engine:
         outcomes = engine.run([job_of(spec, str(out)) for spec in specs], follower)
     assert follower.killed
     assert [each.status for each in outcomes] == ["finished"] * 4, outcomes

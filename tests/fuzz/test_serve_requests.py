@@ -23,7 +23,7 @@ from hosts import IMAGES, TEXTS, in_base64, picture, rows, same, write
 
 from inlay.serve.batching import Batcher
 from inlay.serve.hosting import host
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.serve.web import create_app
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -49,7 +49,7 @@ class App:
 
     def __init__(self, folder: Path) -> None:
         self.batcher = Batcher(host(folder, batch=16), max_batch=16, max_wait=0.0, max_queue=64)
-        self.app = create_app(self.batcher, Settings(port=0, max_body=50_000, max_queue=64))
+        self.app = create_app(self.batcher, ServiceSettings(port=0, max_body=50_000, max_queue=64))
 
     def ask(
         self, method: str, path: str, body: bytes, headers: list[tuple[bytes, bytes]] | None = None

@@ -28,7 +28,7 @@ from inlay.serve.logs import Quota
 from inlay.serve.reading import Limits, read
 from inlay.serve.refusals import Refusal, without_paths
 from inlay.serve.running import serving
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.tasks import TaskSchema
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -107,7 +107,10 @@ class Counting(ManyTasks):
 def test_long_texts_of_one_client_do_not_hold_up_another(folder: Path) -> None:
     hosted = Counting(folder)
     long = [{"task": "cola", "sentence": "w6 " * 30}] * 40
-    with serving(hosted, Settings(port=0, max_wait=0, max_characters=100)) as address, ThreadPoolExecutor(3) as pool:
+    with (
+        serving(hosted, ServiceSettings(port=0, max_wait=0, max_characters=100)) as address,
+        ThreadPoolExecutor(3) as pool,
+    ):
         first = pool.submit(call, address, "/predict", {"task": "cola", "sentence": "w6"})
         until(lambda: len(hosted.batches) == 1)
         heavy = pool.submit(call, address, "/predict", long)
@@ -160,7 +163,7 @@ def test_a_picture_is_measured_before_it_is_decoded(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def hasty(folder: Path) -> Iterator[str]:
-    settings = Settings(port=0, read_timeout=2)
+    settings = ServiceSettings(port=0, read_timeout=2)
     with serving(host(folder, only=["cola"], batch=4), settings) as found:
         yield found
 
@@ -214,7 +217,7 @@ def test_bytes_that_drip_do_not_buy_time(hasty: str) -> None:
 
 
 def test_so_many_connections_and_no_more(folder: Path) -> None:
-    settings = Settings(port=0, max_connections=6, max_per_client=4, read_timeout=300)
+    settings = ServiceSettings(port=0, max_connections=6, max_per_client=4, read_timeout=300)
     with serving(host(folder, only=["cola"], batch=4), settings) as address, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connected(address)) for _ in range(4)]
         said = heard(stack.enter_context(connected(address)))
@@ -223,7 +226,8 @@ def test_so_many_connections_and_no_more(folder: Path) -> None:
         held[0].close()
         until(lambda: call(address, "/predict", {"sentence": "w6"})[0] == 200)
     with serving(
-        host(folder, only=["cola"], batch=4), Settings(port=0, max_connections=3, max_per_client=3, read_timeout=300)
+        host(folder, only=["cola"], batch=4),
+        ServiceSettings(port=0, max_connections=3, max_per_client=3, read_timeout=300),
     ) as address:
         with contextlib.ExitStack() as stack:
             for _ in range(3):
@@ -261,7 +265,7 @@ def test_a_flood_of_log_is_counted_not_written(monkeypatch: pytest.MonkeyPatch) 
 def test_the_logs_of_a_service_are_bounded(folder: Path) -> None:
     watched = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error", "inlay.serve")]
     before = [list(logger.filters) for logger in watched]
-    with serving(host(folder, only=["cola"], batch=4), Settings(port=0)):
+    with serving(host(folder, only=["cola"], batch=4), ServiceSettings(port=0)):
         for logger, had in zip(watched, before, strict=True):
             (new,) = (each for each in logger.filters if each not in had)
             assert isinstance(new, Quota)
@@ -272,7 +276,7 @@ def test_no_error_tells_where_things_lie(folder: Path, place: Path) -> None:
     damaged = place / "damaged one"
     damaged.mkdir()
     (damaged / "tasks.json").write_text("{")
-    with serving(host(folder, batch=4), Settings(port=0, add_from=place)) as address:
+    with serving(host(folder, batch=4), ServiceSettings(port=0, add_from=place)) as address:
         for adapter in ("damaged one", "nowhere", "../other", "bert-model"):
             status, said = call(address, "/tasks", {"task": "new", "adapter": adapter})
             assert status in (400, 403)
@@ -296,7 +300,7 @@ def test_no_error_tells_where_things_lie(folder: Path, place: Path) -> None:
 def test_a_token_is_never_an_argument(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = "a-token-of-enough-letters"
     arguments = ["serve", "--adapter", str(folder), "--host", "0.0.0.0", "--port", "0"]
-    taken: list[Settings] = []
+    taken: list[ServiceSettings] = []
     monkeypatch.setattr("inlay.serve.running.serve", lambda adapter, settings, **_: taken.append(settings))
     for more, says in (
         (["--token", token], "--token-file"),
@@ -324,4 +328,4 @@ def test_a_token_is_never_an_argument(folder: Path, tmp_path: Path, monkeypatch:
 )
 def test_limits_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(InlayError, match=next(iter(wrong))):
-        Settings(**wrong)
+        ServiceSettings(**wrong)

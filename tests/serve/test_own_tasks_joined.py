@@ -17,7 +17,7 @@ from inlay import InlayError, Spec
 from inlay.records.store import Run
 from inlay.serve.hosting import ManyTasks, host
 from inlay.serve.running import serving
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
 from inlay.workflow.notes import silent
@@ -86,7 +86,7 @@ def test_a_single_run_is_predicted_served_and_joined_by_others_while_it_is(
     assert same(wanted, inlay.load(stars).predict([STARS])[0])
     hosted = host(stars.folder, batch=4)
     assert isinstance(hosted, ManyTasks)
-    with serving(hosted, Settings(port=0, add_from=place)) as address:
+    with serving(hosted, ServiceSettings(port=0, add_from=place)) as address:
         status, listed = call(address, "/tasks")
         assert (status, [each["task"] for each in listed["tasks"]]) == (200, ["my_reviews"])
         assert same(call(address, "/predict", STARS)[1], wanted)
@@ -100,7 +100,7 @@ def test_a_single_run_is_predicted_served_and_joined_by_others_while_it_is(
 
 
 def test_joined_tasks_are_served_together(joined: Path) -> None:
-    with serving(host(joined, batch=4), Settings(port=0)) as address:
+    with serving(host(joined, batch=4), ServiceSettings(port=0)) as address:
         status, found = call(address, "/predict", [{"task": "topic", **TOPICS}, {"task": "stars", **STARS}])
     assert status == 200
     assert [set(each) for each in found] == [

@@ -135,14 +135,14 @@ def test_half_sent_requests_and_few_descriptors(tmp_path: Path) -> None:
 def test_a_run_of_one_task_by_any_method(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:
     from inlay.serve.hosting import host
     from inlay.serve.running import serving
-    from inlay.serve.settings import Settings
+    from inlay.serve.settings import ServiceSettings
 
     run = tune(review_spec, tmp_path / "runs", progress=False)
     expected = predict(run, reviews)
     for folder in (run.folder, run.adapter):
         hosted = host(folder, batch=16)
         (name,) = hosted.schemas
-        with serving(hosted, Settings(port=0)) as address:
+        with serving(hosted, ServiceSettings(port=0)) as address:
             status, said = call(address, "/predict", [{"body": each["body"]} for each in expected])
             assert status == 200, said
             for found, wanted in zip(said, expected, strict=True):

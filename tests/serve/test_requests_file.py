@@ -13,7 +13,7 @@ from inlay import InlayError
 from inlay.cli.app import app
 from inlay.serve.hosting import host
 from inlay.serve.running import serving
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import answer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -57,7 +57,7 @@ def test_what_is_valid_is_read_and_comes_back(folder: Path, tmp_path: Path) -> N
     assert isinstance(found[1]["predicted_score"], float)
     # What is written can be read again as requests.
     assert len(answer(folder, output)) == 2
-    with serving(host(folder, batch=4), Settings(port=0)) as address:
+    with serving(host(folder, batch=4), ServiceSettings(port=0)) as address:
         status, said = call(address, "/predict", given)
         assert status == 200
         assert [list(each) for each in said] == [list(each) for each in found]

@@ -19,14 +19,14 @@ from inlay import InlayError
 from inlay.serve.batching import FAILING, Batcher
 from inlay.serve.hosting import ManyTasks, host
 from inlay.serve.running import serving, started
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.training import predict
 from inlay.workflow.answer import Request, Tasks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TOKEN = "a-token-of-enough-letters"
-ANY = Settings(port=0)
+ANY = ServiceSettings(port=0)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def offline(folder: Path) -> Tasks:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     """One service for all tests that leave it as it was."""
-    with serving(host(folder, batch=64), Settings(port=0, max_body=20_000)) as found:
+    with serving(host(folder, batch=64), ServiceSettings(port=0, max_body=20_000)) as found:
         yield found
 
 
@@ -200,7 +200,7 @@ def test_a_task_that_failed_in_training_says_so(tmp_path: Path) -> None:
 
 
 def test_a_token(folder: Path) -> None:
-    with serving(host(folder, only=["cola"], batch=4), Settings(port=0, token=TOKEN)) as address:
+    with serving(host(folder, only=["cola"], batch=4), ServiceSettings(port=0, token=TOKEN)) as address:
         asked = {"sentence": "w6 w7"}  # the only task need not be named
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
             status, said = call(address, "/predict", asked, headers=headers)
@@ -215,11 +215,11 @@ def test_a_token(folder: Path) -> None:
 
 def test_without_a_token_only_this_machine(address: str) -> None:
     with pytest.raises(InlayError, match="INLAY_TOKEN"):
-        Settings(host="0.0.0.0")
+        ServiceSettings(host="0.0.0.0")
     with pytest.raises(InlayError, match="at least 16"):
-        Settings(token="short")
-    assert Settings(host="0.0.0.0", token=TOKEN).token == TOKEN
-    assert Settings(host="localhost").is_local
+        ServiceSettings(token="short")
+    assert ServiceSettings(host="0.0.0.0", token=TOKEN).token == TOKEN
+    assert ServiceSettings(host="localhost").is_local
     # Another site's name that was made to point here.
     assert call(address, "/tasks", headers={"Host": "evil.example:80"})[0] == 403
     assert call(address, "/tasks", headers={"Host": "LOCALHOST:80"})[0] == 200
@@ -237,7 +237,7 @@ def test_a_service_that_does_not_start_is_not_waited_for(folder: Path, monkeypat
 
 def test_a_port_that_is_taken(address: str) -> None:
     with pytest.raises(InlayError, match="another --port"):
-        Settings(port=int(address.rpartition(":")[2])).bind()
+        ServiceSettings(port=int(address.rpartition(":")[2])).bind()
 
 
 # ---- too much, too late
@@ -247,7 +247,7 @@ def test_a_full_queue_refuses_and_loses_nothing(folder: Path, offline: Tasks) ->
     hosted = Slow(folder)
     given = rows(30)
     with (
-        serving(hosted, Settings(port=0, max_batch=4, max_queue=8, max_wait=0)) as address,
+        serving(hosted, ServiceSettings(port=0, max_batch=4, max_queue=8, max_wait=0)) as address,
         ThreadPoolExecutor(30) as pool,
     ):
         asked = [pool.submit(call, address, "/predict", each) for each in given]
@@ -268,7 +268,7 @@ def test_a_full_queue_refuses_and_loses_nothing(folder: Path, offline: Tasks) ->
 
 def test_what_has_waited_too_long_or_is_not_wanted_any_more(folder: Path) -> None:
     hosted = Slow(folder)
-    with serving(hosted, Settings(port=0, timeout=1.5, max_wait=0, max_batch=1)) as address:
+    with serving(hosted, ServiceSettings(port=0, timeout=1.5, max_wait=0, max_batch=1)) as address:
         status, said = call(address, "/predict", rows(1)[0])
         assert status == 504
         assert "1.5 seconds" in said["error"]
@@ -276,7 +276,7 @@ def test_what_has_waited_too_long_or_is_not_wanted_any_more(folder: Path) -> Non
     # A client that goes away leaves the queue.
     hosted = Slow(folder)
     with (
-        serving(hosted, Settings(port=0, timeout=300, max_wait=0, max_batch=1)) as address,
+        serving(hosted, ServiceSettings(port=0, timeout=300, max_wait=0, max_batch=1)) as address,
         ThreadPoolExecutor(1) as pool,
     ):
         first = pool.submit(call, address, "/predict", rows(1)[0])
@@ -308,7 +308,7 @@ class Picky(ManyTasks):
 def test_a_row_that_breaks_a_batch_harms_no_other(folder: Path, offline: Tasks) -> None:
     given = [{"task": "cola", "sentence": f"w{i}"} for i in range(5, 25)]
     picky = Picky(folder, model=None, only=None, batch=64)
-    with serving(picky, Settings(port=0, max_wait=0.05)) as address:
+    with serving(picky, ServiceSettings(port=0, max_wait=0.05)) as address:
         status, said = call(address, "/predict", given)
         assert status == 200
         for each, expected in zip(said, answers(offline, given), strict=True):
@@ -349,7 +349,10 @@ def test_tasks_come_and_go_under_load(folder: Path, offline: Tasks) -> None:
             seen[status] = seen.get(status, 0) + 1
             turn += 1
 
-    with serving(host(folder, batch=16), Settings(port=0, max_batch=16)) as address, ThreadPoolExecutor(8) as pool:
+    with (
+        serving(host(folder, batch=16), ServiceSettings(port=0, max_batch=16)) as address,
+        ThreadPoolExecutor(8) as pool,
+    ):
         running = [pool.submit(client, number) for number in range(8)]
         try:
             for _ in range(5):
@@ -381,7 +384,7 @@ def test_what_cannot_be_added(folder: Path, place: Path, offline: Tasks, tmp_pat
     stranger = write(tmp_path, {"new": TEXTS["cb"], "far": TEXTS["sst"]}, "roberta")
     shutil.copytree(stranger, place / "stranger")
     shutil.copytree(stranger, tmp_path / "outside")
-    with serving(host(folder, batch=16), Settings(port=0, add_from=place)) as address:
+    with serving(host(folder, batch=16), ServiceSettings(port=0, add_from=place)) as address:
         for body, status, says in (
             ({"task": "sst"}, 409, "already"),
             ({"task": "what"}, 400, "Known: cb, cola, sst, stsb"),

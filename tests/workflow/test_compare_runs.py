@@ -17,7 +17,7 @@ import together
 
 from inlay import InlayError, Spec, compare, tune
 from inlay.cli.show import conclusions
-from inlay.engines.job import Job, Outcome, work
+from inlay.engines.job import Job, JobOutcome, work
 from inlay.records.sealed import checksum
 from inlay.records.store import Store
 from inlay.report.collect import of_comparisons
@@ -149,14 +149,14 @@ def test_time_that_is_up_stops_cleanly_and_the_same_goes_on(review_spec: Spec, t
 
 
 def test_what_the_clock_left_out_is_said(review_spec: Spec, tmp_path: Path) -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[JobOutcome] = []
 
     class Once:
         """An engine that has time for one run."""
 
-        def run(self, jobs: list[Job], listener: object, deadline: float | None = None) -> list[Outcome]:
+        def run(self, jobs: list[Job], listener: object, deadline: float | None = None) -> list[JobOutcome]:
             outcomes.append(work(jobs[0], lambda done, total: None, lambda line: None, lambda: False))
-            return [outcomes[0], *[Outcome("not begun")] * (len(jobs) - 1)]
+            return [outcomes[0], *[JobOutcome("not begun")] * (len(jobs) - 1)]
 
     found = compare(review_spec, ["bias", "lora"], 1, tmp_path / "runs", engine=Once(), progress=False)  # type: ignore[arg-type]
     assert [row.method for row in found.rows] == ["bias"]

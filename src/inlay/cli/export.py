@@ -23,9 +23,11 @@ def command(
         ),
     ] = None,
     to: Annotated[
-        str,
-        typer.Option(help="The form: lora, PEFT's own adapter; tasks, a folder to predict with and to serve."),
-    ] = "lora",
+        str | None,
+        typer.Option(
+            help="The form: lora (the default), PEFT's own adapter; tasks, a folder to predict with and to serve."
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="The new folder to write. Default: <task>-<form>, here.")] = None,
 ) -> None:
     """Export one task of Multi-LoRA as a plain LoRA adapter of PEFT's, or join the tasks of several runs in one folder.
@@ -47,6 +49,6 @@ def command(
     """
     from inlay.workflow.export import export
 
-    found = export(adapter, task, output, to=to, say=show.say)
+    found = export(adapter, task, output, **({} if to is None else {"to": to}), say=show.say)
     named = ",".join(task) if task else ", ".join(map(str, adapter))
-    show.say(f"{named} as {'a LoRA adapter' if to == 'lora' else to}: {found}")
+    show.say(f"exported {named}: {found}")

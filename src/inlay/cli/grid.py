@@ -17,7 +17,7 @@ WITHIN = r"(?<=[-/_])(?=[^-/_])"  # where a line may end within a word: behind a
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of a table, without its end; a `heading` is set off where that can be done."""
 
     text: str
@@ -32,21 +32,21 @@ def lay_out(
     right: Collection[int] = (),
     whole: Collection[int] = (),
     cut: Collection[int] = (),
-) -> list[Line]:
+) -> list[TableLine]:
     """The lines of a table. Cells of the columns `whole` stay on one line; those of `cut` are cut to fit."""
     width = max(width, NARROWEST)
     shares = shared_out(columns, rows, width, whole=whole, cut=cut)
     if shares is None:
         return below_each_other(columns, rows, width, whole=whole)
     head = [wrapped(column, share) for column, share in zip(columns, shares, strict=True)]
-    lines = [Line(line, heading=True) for line in side_by_side(head, shares, right)]
-    lines.append(Line("─" * (sum(shares) + GAP * (len(shares) - 1))))
+    lines = [TableLine(line, heading=True) for line in side_by_side(head, shares, right)]
+    lines.append(TableLine("─" * (sum(shares) + GAP * (len(shares) - 1))))
     for row in rows:
         cells = [
             [shortened(cell, share)] if index in cut else wrapped(cell, share)
             for index, (cell, share) in enumerate(zip(row, shares, strict=True))
         ]
-        lines += [Line(line) for line in side_by_side(cells, shares, right)]
+        lines += [TableLine(line) for line in side_by_side(cells, shares, right)]
     return lines
 
 
@@ -107,13 +107,13 @@ def side_by_side(cells: Sequence[Sequence[str]], shares: Sequence[int], right: C
 
 def below_each_other(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, whole: Collection[int]
-) -> list[Line]:
+) -> list[TableLine]:
     """Each row as a paragraph: what it is about, whole if it is a name; then the other cells with their columns' names,
     as many on a line as fit."""
     lines = []
     room = width - 2 * INDENT
     for row in rows:
-        lines += [Line(line, heading=True) for line in ([row[0]] if 0 in whole else wrapped(row[0], width))]
+        lines += [TableLine(line, heading=True) for line in ([row[0]] if 0 in whole else wrapped(row[0], width))]
         facts = [f"{column}: {cell}" if column else cell for column, cell in zip(columns[1:], row[1:], strict=True)]
         filled: list[str] = []
         for fact in facts:
@@ -124,7 +124,7 @@ def below_each_other(
                 filled.append(fact)
         for fact in filled:
             first, *more = wrapped(fact, room) if cell_len(fact) > room else [fact]
-            lines += [Line(" " * INDENT + first), *(Line(" " * 2 * INDENT + line) for line in more)]
+            lines += [TableLine(" " * INDENT + first), *(TableLine(" " * 2 * INDENT + line) for line in more)]
     return lines
 
 

@@ -71,10 +71,10 @@ def command(
     Ctrl-C or SIGTERM stops it when what waits has been answered. Adapters are only read.
     """
     from inlay.serve.running import serve
-    from inlay.serve.settings import Settings
+    from inlay.serve.settings import ServiceSettings
 
     given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
-    settings = Settings(token=_token(token, token_file), **given)
+    settings = ServiceSettings(token=_token(token, token_file), **given)
     only = o.names_in(tasks) if tasks else None
     serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
 

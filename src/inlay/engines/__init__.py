@@ -6,10 +6,10 @@ each.
 
 from __future__ import annotations
 
-from inlay.engines.job import Engine, Job, Listener, Outcome
+from inlay.engines.job import Engine, Job, JobOutcome, Listener
 from inlay.errors import InlayError, unknown
 
-__all__ = ["ENGINES", "Engine", "Job", "Listener", "Outcome", "make"]
+__all__ = ["ENGINES", "Engine", "Job", "JobOutcome", "Listener", "make"]
 
 ENGINES = ("local", "ray")
 
@@ -36,13 +36,13 @@ def make(
     if name == "ray":
         if workers is not None:
             raise InlayError("workers is for the local engine: on Ray, cpus and gpus say how many runs fit at once.")
-        from inlay.engines.on_ray import OnRay
+        from inlay.engines.on_ray import RayEngine
 
-        return OnRay(address, cpus=cpus or 1.0, gpus=gpus)
+        return RayEngine(address, cpus=cpus or 1.0, gpus=gpus)
     if address is not None:
         raise InlayError(f"address={address!r} is for the engine ray, and this is local. Say --engine ray.")
-    from inlay.engines.local import Local
+    from inlay.engines.local import LocalEngine
 
     if cpus is not None and cpus != int(cpus):
         raise InlayError(f"cpus={cpus:g}: the local engine gives whole cores.")
-    return Local(1 if workers is None else workers, None if cpus is None else int(cpus), gpus)
+    return LocalEngine(1 if workers is None else workers, None if cpus is None else int(cpus), gpus)

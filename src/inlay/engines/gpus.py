@@ -8,7 +8,7 @@ from inlay.errors import InlayError
 
 
 @dataclass(frozen=True)
-class Share:
+class GpuShare:
     """A worker's GPU, by number (None: the processor), and the share of its memory that it may take."""
 
     device: int | None
@@ -36,17 +36,17 @@ def check(workers: int, gpus: float | None, devices: int) -> None:
         )
 
 
-def share_of(index: int, workers: int, gpus: float | None, devices: int) -> Share:
+def share_of(index: int, workers: int, gpus: float | None, devices: int) -> GpuShare:
     """The share of worker number `index`. Workers are spread evenly; those on one GPU have equal parts of its memory.
 
     `gpus` is what each run asks for: None is whatever there is, 0 the processor.
     """
     check(workers, gpus, devices)
     if gpus == 0 or devices == 0:
-        return Share(None)
+        return GpuShare(None)
     device = index % devices
     beside = len(range(device, workers, devices))
-    return Share(device, gpus or 1 / beside)
+    return GpuShare(device, gpus or 1 / beside)
 
 
 def visible(already: str | None, device: int) -> str:

@@ -79,7 +79,7 @@ class Maker(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What came of a job. `run` is the name of the run's folder; `made`, whether it was worked on now or found done.
 
     `busy`: another process is at it. `interrupted`: its time was up, and it can be resumed. `unwritable`: the disk
@@ -112,7 +112,7 @@ class Listener(Protocol):
         """Something that a person should know."""
         ...
 
-    def end(self, number: int, outcome: Outcome) -> None:
+    def end(self, number: int, outcome: JobOutcome) -> None:
         """It is over."""
         ...
 
@@ -124,7 +124,7 @@ class Engine(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
-    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[Outcome]:
+    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[JobOutcome]:
         """The outcome of every job, in their order. After `deadline` (by `time.monotonic`) nothing is begun, and what
         is at work stops at a moment at which it can be resumed."""
         ...
@@ -138,7 +138,7 @@ def work(
     *,
     opened: Callable[[str], None] = lambda name: None,
     signals_stop: bool = False,
-) -> Outcome:
+) -> JobOutcome:
     """Make one run, here. Whatever goes wrong with it is its outcome; only an interruption by hand is let through,
     unless `signals_stop`: then a signal is just another way to say stop. `opened` is told the run's name."""
     from inlay.training import Interrupted
@@ -146,9 +146,9 @@ def work(
     began, names = time.monotonic(), list[str | None]([None])
     said: list[str] = []
 
-    def ended(status: Status, error: BaseException | str | None = None, *, made: bool = True) -> Outcome:
+    def ended(status: Status, error: BaseException | str | None = None, *, made: bool = True) -> JobOutcome:
         why = None if error is None else str(error)
-        return Outcome(status, names[-1], why, time.monotonic() - began, made)
+        return JobOutcome(status, names[-1], why, time.monotonic() - began, made)
 
     def name(found: str) -> None:
         names.append(found)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from inlay.engines.job import Engine, Job, Listener, Outcome, until, work
+from inlay.engines.job import Engine, Job, JobOutcome, Listener, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError
 
@@ -40,7 +40,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Local(Engine):
+class LocalEngine(Engine):
     """`workers` runs at once. `cpus` and `gpus` are what each run is given: cores, and a GPU or a part of one."""
 
     def __init__(self, workers: int = 1, cpus: int | None = None, gpus: float | None = None) -> None:
@@ -66,7 +66,7 @@ class Local(Engine):
         """Whether this process can do it alone."""
         return self.workers == 1 and self.cpus is None and self.gpus is None
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalEngine:
         if not self.inside:
             self.pool = [self.start(index) for index in range(self.workers)]
         return self
@@ -88,7 +88,7 @@ class Local(Engine):
             }
         )
 
-    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[Outcome]:
+    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[JobOutcome]:
         """The outcome of every job, in their order."""
         queue = Queue(jobs, listener, deadline)
         if self.inside:
@@ -142,7 +142,7 @@ class Local(Engine):
         if number is not None:
             if worker.run is not None:
                 record_death(queue.jobs[number], worker.run, why)
-            queue.settle(number, Outcome("failed", worker.run, why, made=True))
+            queue.settle(number, JobOutcome("failed", worker.run, why, made=True))
         worker.close()
         self.pool[worker.index] = self.start(worker.index)
 
@@ -232,7 +232,7 @@ class Worker:
             queue.listener.say(self.number, word["say"])
         elif "end" in word:
             number, self.number = self.number, None
-            queue.settle(number, Outcome(**word["end"]))
+            queue.settle(number, JobOutcome(**word["end"]))
 
     def epitaph(self) -> str:
         """Why a worker died, as far as one can tell."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engines import parcels
-from inlay.engines.job import Engine, Job, Listener, Outcome, until, work
+from inlay.engines.job import Engine, Job, JobOutcome, Listener, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError, first_line
 from inlay.records.atomic import Unwritable
@@ -44,7 +44,7 @@ def ray_or_say() -> Any:
     return ray
 
 
-class OnRay(Engine):
+class RayEngine(Engine):
     """As many runs at once as the cluster has room for, with `cpus` cores and `gpus` GPUs each.
 
     `gpus` None is one where the cluster has any, and none otherwise.
@@ -56,7 +56,7 @@ class OnRay(Engine):
         self._home: str | None = None
         self._empty: tempfile.TemporaryDirectory[str] | None = None
 
-    def __enter__(self) -> OnRay:
+    def __enter__(self) -> RayEngine:
         ray = ray_or_say()
         if not ray.is_initialized():
             self._connect(ray)
@@ -113,7 +113,7 @@ class OnRay(Engine):
             fits.append(there.get("GPU", 0) / self.gpus)
         return max(1, int(min(fits) + 1e-9))
 
-    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[Outcome]:
+    def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[JobOutcome]:
         """The outcome of every job, in their order."""
         ray = ray_or_say()
         queue = Queue(jobs, listener, deadline)
@@ -147,20 +147,20 @@ class OnRay(Engine):
             spec, digest = job.load_maker().identify(job.spec)
             run = Store(job.out).open(spec, digest, retry_failed=job.retry_failed)
         except Busy as error:
-            queue.settle(number, Outcome("busy", error=str(error)))
+            queue.settle(number, JobOutcome("busy", error=str(error)))
         except Unwritable as error:
-            queue.settle(number, Outcome("unwritable", error=str(error)))
+            queue.settle(number, JobOutcome("unwritable", error=str(error)))
         except FailedBefore as error:
-            queue.settle(number, Outcome("failed", error.run, str(error)))
+            queue.settle(number, JobOutcome("failed", error.run, str(error)))
         except InlayError as error:
-            queue.settle(number, Outcome("failed", error=str(error), made=True))
+            queue.settle(number, JobOutcome("failed", error=str(error), made=True))
         else:
             if run.status != "finished":
                 away = Away(number, run, job.maker, began, self._home)
                 away.go(send, deadline)
                 return [away]
             run.close()
-            queue.settle(number, Outcome("finished", run.id))
+            queue.settle(number, JobOutcome("finished", run.id))
         return []
 
     def _hear(self, ray: Any, away: Away, queue: Queue, send: Any, deadline: float | None) -> bool:
@@ -170,22 +170,22 @@ class OnRay(Engine):
         except StopIteration:
             return self._lost(away, queue, send, deadline, "it ended without a result")
         except ray.exceptions.RayTaskError as error:
-            return self._settle(away, queue, Outcome("failed", error=first_line(error.cause), made=True))
+            return self._settle(away, queue, JobOutcome("failed", error=first_line(error.cause), made=True))
         except ray.exceptions.RayError as error:
             return self._lost(away, queue, send, deadline, type(error).__name__)
         try:
             parcels.receive(word["parcel"], away.run)
         except Unwritable as error:
-            return self._settle(away, queue, Outcome("unwritable", error=str(error), made=True))
+            return self._settle(away, queue, JobOutcome("unwritable", error=str(error), made=True))
         except InlayError as error:
-            return self._settle(away, queue, Outcome("failed", error=str(error), made=True))
+            return self._settle(away, queue, JobOutcome("failed", error=str(error), made=True))
         for line in word["said"]:
             queue.listener.say(away.number, line)
         if word["step"] is not None:
             queue.listener.step(away.number, *word["step"])
         if word["end"] is None:
             return True
-        return self._settle(away, queue, Outcome(**word["end"]))
+        return self._settle(away, queue, JobOutcome(**word["end"]))
 
     def _lost(self, away: Away, queue: Queue, send: Any, deadline: float | None, why: str) -> bool:
         """A worker is gone: the run goes on elsewhere from what came home, a few times."""
@@ -193,23 +193,23 @@ class OnRay(Engine):
         away.run.log(f"its worker was lost: {why}")
         if away.lost > RETRIES:
             error = f"Its worker was lost {away.lost} times, the last time because: {why}."
-            return self._settle(away, queue, Outcome("failed", error=error, made=True))
+            return self._settle(away, queue, JobOutcome("failed", error=error, made=True))
         queue.listener.say(away.number, f"{away.run.id}: its worker was lost ({why}); it goes on elsewhere")
         away.go(send, deadline)
         return True
 
-    def _settle(self, away: Away, queue: Queue, outcome: Outcome) -> bool:
+    def _settle(self, away: Away, queue: Queue, outcome: JobOutcome) -> bool:
         try:
             if outcome.status == "failed":
                 away.run.fail(str(outcome.error))
             elif outcome.status != "finished":
                 away.run.interrupt()
         except InlayError as error:
-            outcome = Outcome("unwritable", error=str(error), made=True)
+            outcome = JobOutcome("unwritable", error=str(error), made=True)
         away.run.close()
         queue.settle(
             away.number,
-            Outcome(outcome.status, away.run.id, outcome.error, time.monotonic() - away.began, outcome.made),
+            JobOutcome(outcome.status, away.run.id, outcome.error, time.monotonic() - away.began, outcome.made),
         )
         return False
 
@@ -283,9 +283,9 @@ def do(
                 continue
             checkpoint, state["step"] = newest, None
             yield {"parcel": sent, "said": told, "step": news, "end": None}
-        outcome: Outcome = state["end"]
+        outcome: JobOutcome = state["end"]
         if outcome.status == "unwritable":  # this node's disk, not the one at home
-            outcome = Outcome("failed", error=f"On the node {here}: {outcome.error}", made=True)
+            outcome = JobOutcome("failed", error=f"On the node {here}: {outcome.error}", made=True)
         last = parcels.finished(folder) if outcome.status == "finished" else parcels.unfinished(folder)[0]
         yield {"parcel": last, "said": said, "step": None, "end": outcome.to_json()}
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from inlay.engines.job import Job, Listener, Outcome, until
+from inlay.engines.job import Job, JobOutcome, Listener, until
 
 AGAIN = 2.0  # seconds until a run that another process is at is looked at again
 
@@ -20,12 +20,12 @@ class Queue:
 
     def __init__(self, jobs: Sequence[Job], listener: Listener, deadline: float | None = None) -> None:
         self.jobs, self.listener, self.over = jobs, listener, until(deadline)
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, JobOutcome] = {}
         self.working: set[int] = set()
         self._waiting = deque(range(len(jobs)))
         self._later: list[tuple[float, int]] = []
         self._told: set[int] = set()
-        self._refused: Outcome | None = None
+        self._refused: JobOutcome | None = None
 
     @property
     def closed(self) -> bool:
@@ -50,7 +50,7 @@ class Queue:
         self.listener.begin(number)
         return number
 
-    def settle(self, number: int, outcome: Outcome) -> None:
+    def settle(self, number: int, outcome: JobOutcome) -> None:
         """What came of a job."""
         self.working.discard(number)
         if outcome.status == "busy":
@@ -63,6 +63,6 @@ class Queue:
         self.outcomes[number] = outcome
         self.listener.end(number, outcome)
 
-    def results(self) -> list[Outcome]:
+    def results(self) -> list[JobOutcome]:
         """The outcome of every job, in order."""
-        return [self.outcomes.get(number, Outcome("not begun")) for number in range(len(self.jobs))]
+        return [self.outcomes.get(number, JobOutcome("not begun")) for number in range(len(self.jobs))]

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Any
 
-from inlay.engines.gpus import Share, share_of, visible
+from inlay.engines.gpus import GpuShare, share_of, visible
 from inlay.engines.job import Job, work
 from inlay.errors import InlayError
 
@@ -44,7 +44,7 @@ def prepare(settings: dict[str, Any]) -> None:
     import inlay.training.fitting  # noqa: F401
 
 
-def apply(share: Share) -> None:
+def apply(share: GpuShare) -> None:
     """See just one GPU, or none, and leave the others' part of its memory alone.
 
     Nothing has touched CUDA in this process yet, so that what is visible can still be changed.

@@ -29,7 +29,7 @@ TITLES = {
 
 
 @dataclass
-class Kept:
+class KeptExplanation:
     """One explanation: what it shows, in words, as a picture (a data URI) and in numbers."""
 
     what: str
@@ -43,7 +43,7 @@ class Kept:
     left_out: int
 
 
-def beside(folders: Iterable[Path], tasks: Collection[str]) -> tuple[list[Kept], list[str]]:
+def beside(folders: Iterable[Path], tasks: Collection[str]) -> tuple[list[KeptExplanation], list[str]]:
     """Those within folders of runs, and those in `explain` beside them that are about one of the tasks; and what is
     wrong with others."""
     found, problems = [], []
@@ -54,7 +54,7 @@ def beside(folders: Iterable[Path], tasks: Collection[str]) -> tuple[list[Kept],
     return found, problems
 
 
-def read(folders: Sequence[Path]) -> tuple[list[Kept], list[str]]:
+def read(folders: Sequence[Path]) -> tuple[list[KeptExplanation], list[str]]:
     """The explanations below folders that were asked for, and what is wrong with others."""
     for folder in folders:
         if not folder.is_dir():
@@ -64,7 +64,7 @@ def read(folders: Sequence[Path]) -> tuple[list[Kept], list[str]]:
     return _read(folders)
 
 
-def _read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple[list[Kept], list[str]]:
+def _read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tuple[list[KeptExplanation], list[str]]:
     found, problems = [], []
     for folder in folders:
         for path in sorted(_facts_below(folder, DEPTH)):
@@ -94,7 +94,7 @@ def _subject(spec: dict[str, Any]) -> str:
     return str(spec.get("task") or " + ".join(spec.get("tasks") or ()) or spec.get("data"))
 
 
-def _kept(path: Path, facts: dict[str, Any]) -> Kept:
+def _kept(path: Path, facts: dict[str, Any]) -> KeptExplanation:
     spec = facts["spec"]
     pictures = [place for ending in PICTURES if (place := path.with_suffix(ending)).is_file()]
     picture = min(pictures, key=lambda place: place.stat().st_size)
@@ -102,7 +102,7 @@ def _kept(path: Path, facts: dict[str, Any]) -> Kept:
         raise ValueError(f"{picture.name} has {picture.stat().st_size / 2**20:.0f} MiB, more than a page should hold")
     with open(path.with_suffix(".csv"), encoding="utf-8", newline="") as file:
         columns, *rows = list(csv.reader(file))
-    return Kept(
+    return KeptExplanation(
         what=facts["what"],
         title=TITLES.get(facts["what"], facts["what"]),
         subject=" · ".join([_subject(spec), spec["model"], *([] if spec["method"] == "none" else [spec["method"]])]),

@@ -32,7 +32,7 @@ SHARE = 16  # of a queue that others have filled, an address still gets one part
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class QueuedRow:
     """A row that waits for its answer; equal to itself alone. `load` is the part of a batch that it fills."""
 
     request: Request
@@ -66,7 +66,9 @@ class Batcher:
             Gauge("inlay_queue_rows", "Rows that wait.", lambda: self.waiting),
             Gauge("inlay_tasks", "Tasks that are served.", lambda: len(hosted.schemas)),
         ]
-        self._queue: deque[FairQueue[Job] | Change] = deque()  # what comes after a change stands in a queue of its own
+        self._queue: deque[FairQueue[QueuedRow] | Change] = (
+            deque()
+        )  # what comes after a change stands in a queue of its own
         self._by_address: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._waiting = 0
@@ -95,7 +97,8 @@ class Batcher:
     ) -> list[Future[dict[str, Any]]]:
         """Queue a client's rows, all of them or none; a `Refusal` where there is no room."""
         jobs = [
-            Job(request, client, load) for request, load in zip(requests, loads or [0.0] * len(requests), strict=True)
+            QueuedRow(request, client, load)
+            for request, load in zip(requests, loads or [0.0] * len(requests), strict=True)
         ]
         with self._changed:
             if not self.alive:
@@ -136,7 +139,7 @@ class Batcher:
             self._changed.notify()
         self._thread.join()
 
-    def _give_up(self, job: Job, answer: Future[dict[str, Any]]) -> None:
+    def _give_up(self, job: QueuedRow, answer: Future[dict[str, Any]]) -> None:
         """A row that is cancelled before a batch has taken it leaves the queue at once: there is room for another."""
         if not answer.cancelled():
             return
@@ -181,7 +184,7 @@ class Batcher:
                     if future.set_running_or_notify_cancel():
                         future.set_exception(stopping())
 
-    def _take(self) -> list[Job] | Change | None:
+    def _take(self) -> list[QueuedRow] | Change | None:
         """The next batch, or a change to the model; None at the end."""
         with self._changed:
             while True:
@@ -203,9 +206,9 @@ class Batcher:
                 self._changed.wait(left)
             return self._taken(first)
 
-    def _taken(self, rows: FairQueue[Job]) -> list[Job]:
+    def _taken(self, rows: FairQueue[QueuedRow]) -> list[QueuedRow]:
         """A batch from the front of a queue: as many rows as are allowed, and no more load; a first row always."""
-        jobs: list[Job] = []
+        jobs: list[QueuedRow] = []
         load = 0.0
         while rows and len(jobs) < self.max_batch and (not jobs or load + rows.first.load <= 1.0):
             job = rows.popleft()
@@ -214,7 +217,7 @@ class Batcher:
             self._count(job.client.address, -1)
         return jobs
 
-    def _batch(self, jobs: Sequence[Job]) -> None:
+    def _batch(self, jobs: Sequence[QueuedRow]) -> None:
         """Answer those that are still wanted, and whose tasks are still there."""
         begin = time.monotonic()
         wanted = []
@@ -242,7 +245,7 @@ class Batcher:
                 self.metrics.rows.add(job.request.task)
                 job.answer.set_result(answer)
 
-    def _answers(self, jobs: Sequence[Job]) -> list[dict[str, Any] | Refusal]:
+    def _answers(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal]:
         """What is said of each row. A batch that fails is halved until the rows that spoil it stand alone."""
         found = self._tried(jobs)
         if found is not None:
@@ -250,7 +253,7 @@ class Batcher:
         middle = len(jobs) // 2
         return self._answers(jobs[:middle]) + self._answers(jobs[middle:])
 
-    def _tried(self, jobs: Sequence[Job]) -> list[dict[str, Any] | Refusal] | None:
+    def _tried(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal] | None:
         """What a pass says of its rows; None where several failed together.
 
         Halves are tried only after this has returned: the error holds the frames of its pass, and so its memory, which
@@ -261,7 +264,7 @@ class Batcher:
         except Exception as error:
             return [_told(error)] if len(jobs) == 1 else None
 
-    def _fail(self, job: Job, refusal: Refusal) -> None:
+    def _fail(self, job: QueuedRow, refusal: Refusal) -> None:
         self.metrics.failed.add()
         job.answer.set_exception(refusal)
 

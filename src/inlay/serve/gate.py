@@ -19,7 +19,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 OPEN = "/health"  # what asks whether the service lives need not know its token
 
 
-class Gate:
+class RequestGate:
     """An ASGI application around another."""
 
     def __init__(

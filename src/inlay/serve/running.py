@@ -15,7 +15,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.serve.logs import bounded_logs
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 
 Say = Callable[[str], None]
 SHOWN = 8
@@ -23,7 +23,7 @@ SHOWN = 8
 
 def serve(
     adapter: Path | str,
-    settings: Settings | None = None,
+    settings: ServiceSettings | None = None,
     *,
     model: str | None = None,
     tasks: Sequence[str] | None = None,
@@ -31,7 +31,7 @@ def serve(
     say: Say = print,
 ) -> None:
     """Serve an adapter folder or a run until the process is told to stop (SIGINT, SIGTERM); what waits is answered."""
-    settings = settings or Settings()
+    settings = settings or ServiceSettings()
     check_installed()
     # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
     with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings(), bounded_logs():
@@ -63,7 +63,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(hosted: Any, settings: Settings) -> Iterator[str]:
+def serving(hosted: Any, settings: ServiceSettings) -> Iterator[str]:
     """Serve from a thread of this process, for as long as the block lasts; gives the address."""
     check_installed()
     from inlay.serve.batching import Batcher
@@ -102,7 +102,7 @@ def address(bound: socket.socket) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
+def started(batcher: Any, settings: ServiceSettings, bound: socket.socket) -> str:
     """The line that says what is served, where and how; then one for each task that failed in training."""
     from inlay.workflow.answer import told_of
 
@@ -119,7 +119,7 @@ def started(batcher: Any, settings: Settings, bound: socket.socket) -> str:
     return "\n".join([line, *told_of(batcher.hosted.failed, names)])
 
 
-def _server(batcher: Any, settings: Settings, ready: Callable[[], None]) -> Any:
+def _server(batcher: Any, settings: ServiceSettings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
     from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, that_fit

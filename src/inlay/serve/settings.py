@@ -14,7 +14,7 @@ SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """`max_wait`, `timeout` and `read_timeout` are in seconds, `max_body` in bytes, `max_queue` in rows.
 
     `max_characters` bounds a text (None: 100 characters for each token of the task's `max_length`, 20,000 at least),

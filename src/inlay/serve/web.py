@@ -19,12 +19,12 @@ from inlay import __version__
 from inlay.errors import InlayError
 from inlay.serve.batching import Batcher
 from inlay.serve.fairness import HERE, Client
-from inlay.serve.gate import Gate, refused
+from inlay.serve.gate import RequestGate, refused
 from inlay.serve.hosting import Hosted
 from inlay.serve.metrics import CONTENT_TYPE
 from inlay.serve.reading import Limits, Read, read
 from inlay.serve.refusals import Refusal, unknown_task, without_paths
-from inlay.serve.settings import Settings
+from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import FAILED
 from inlay.workflow.answer_files import located
 
@@ -40,7 +40,7 @@ class NewTask(BaseModel):
     adapter: str | None = None
 
 
-def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
+def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
     """The application around a batcher that runs."""
     hosted = batcher.hosted
     root = settings.add_from or _home(hosted.folder)
@@ -48,7 +48,7 @@ def create_app(batcher: Batcher, settings: Settings) -> FastAPI:
     folders = [path for each in (root, hosted.folder) for path in (each.absolute(), each.resolve())]
     told = partial(without_paths, folders=[*folders, *(path.parent for path in folders), Path.cwd()])
     app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
+    app.add_middleware(RequestGate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
 
     @app.exception_handler(Refusal)
     async def on_refusal(request: Request, error: Refusal) -> JSONResponse:

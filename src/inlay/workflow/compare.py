@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-from inlay.engines import Engine, Job, Outcome, make
+from inlay.engines import Engine, Job, JobOutcome, make
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.records.store import Run, load
@@ -75,7 +75,7 @@ def carry_out(plans: Sequence[Planned], out: Path | str = DEFAULT_OUT, **how: Un
     )
 
 
-def make_runs(named: Sequence[tuple[str, Spec]], out: Path | str, **how: Unpack[Execution]) -> list[Outcome]:
+def make_runs(named: Sequence[tuple[str, Spec]], out: Path | str, **how: Unpack[Execution]) -> list[JobOutcome]:
     """Make the runs of these specs, each with the name that people see; what came of each, in order."""
     minutes = how.get("minutes")
     if minutes is not None and not minutes > 0:
@@ -109,7 +109,7 @@ def name_of(spec: Spec, others: Sequence[Spec]) -> str:
     return ", ".join([*parts, f"seed {spec.seed}"])
 
 
-def gather(done: Sequence[tuple[Spec, Outcome]], planned: Planned, out: Path | str) -> Comparison:
+def gather(done: Sequence[tuple[Spec, JobOutcome]], planned: Planned, out: Path | str) -> Comparison:
     """The comparison of some finished runs, with what failed or did not finish."""
     specs = [spec for spec, _ in done]
     runs: list[tuple[Spec, Run]] = []

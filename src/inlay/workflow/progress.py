@@ -11,7 +11,7 @@ from typing import Self
 from tqdm import tqdm
 
 from inlay.console import Pace, can_redraw, tell, visible
-from inlay.engines.job import Listener, Outcome
+from inlay.engines.job import JobOutcome, Listener
 from inlay.workflow.notes import Say
 
 RUNS_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total:.0f} runs [{elapsed}<{remaining}]{postfix}"
@@ -108,7 +108,7 @@ class RunsProgress(Listener, AbstractContextManager["RunsProgress"]):
             with bars_aside():
                 self._say(line)
 
-    def end(self, number: int, outcome: Outcome) -> None:
+    def end(self, number: int, outcome: JobOutcome) -> None:
         """A run is over, unless another process is working on it."""
         self._part.pop(number, None)
         if outcome.status == "busy":

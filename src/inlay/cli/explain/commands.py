@@ -51,8 +51,9 @@ def layers(
     method: Annotated[str, typer.Option(help="A method that can be put at one layer, such as activation-prompt.")],
     fields: dict[str, Any],
     baselines: Annotated[
-        str, typer.Option(help="Methods drawn as lines across, separated by commas; '' for none.")
-    ] = "linear-probe",
+        str | None,
+        typer.Option(help="Methods drawn as lines across, separated by commas; '' for none. Default: linear-probe."),
+    ] = None,
     rates: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +82,7 @@ def layers(
     \b
     inlay explain layers --model embedded:resnet --task digits --method norm --layers 1,4,8 --baselines full
     """
+    from inlay.methods import registry
     from inlay.workflow.explain import runs as explain_runs
 
     if rates is not None and fields["learning_rate"] is not None:
@@ -88,7 +90,7 @@ def layers(
     work = partial(
         explain_runs.layers,
         layers=fields["settings"].pop("layers", None),
-        baselines=o.names_in(baselines),
+        baselines=registry.of_form("head") if baselines is None else o.names_in(baselines),
         rates=None if rates is None else o.numbers_in(rates, "--rates"),
         seeds=seeds,
         out=runs,

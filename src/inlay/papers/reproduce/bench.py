@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inlay.engines import Outcome
+from inlay.engines import JobOutcome
 from inlay.errors import InlayError, first_line
 from inlay.papers.reproduce.recipe import RecipeScale
 from inlay.papers.reproduce.results import Key, Results
@@ -37,7 +37,7 @@ class Follower:
     def say(self, number: int, line: str) -> None:
         self.tell(f"{self.labels[number]}: {line}")
 
-    def end(self, number: int, outcome: Outcome) -> None:
+    def end(self, number: int, outcome: JobOutcome) -> None:
         why = f": {outcome.error}" if outcome.error else ""
         self.tell(f"{self.labels[number]}: {outcome.status} after {outcome.seconds:.0f} s{why}")
 
