@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from inlay.attention.decode_kernels import ADDED, BOOLEAN, NO_MASK, finish_kernel, keys_kernel
-from inlay.attention.epilogue import Kind, make_kind
+from inlay.attention.epilogue import CallKind, make_kind
 from inlay.attention.join import LEAST_TOTAL, LIGHTEST, UNSEEN
 from inlay.attention.launch import Launch, Prepared, multiprocessors, on, unit
 from inlay.attention.term import SHORT
@@ -58,7 +58,7 @@ def takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 @cache
-def _launches(kind: Kind, step: int, mask: torch.dtype | None, is_causal: bool) -> tuple[int, Launch, Launch]:
+def _launches(kind: CallKind, step: int, mask: torch.dtype | None, is_causal: bool) -> tuple[int, Launch, Launch]:
     """The keys of a tile, and the two kernels."""
     size_p, rows_p, rank_p = kind.padded
     tile = max(16, min(CHUNK, BYTES // (2 * size_p * kind.dtype.itemsize)))
@@ -73,7 +73,7 @@ def _launches(kind: Kind, step: int, mask: torch.dtype | None, is_causal: bool) 
     return tile, Launch(keys_kernel, attending, 4, stages=2), Launch(finish_kernel, finishing, warps)
 
 
-class Plan(NamedTuple):
+class DecodePlan(NamedTuple):
     """What calls of one shape, layout and type do: numbers to hold in between, and the two kernels."""
 
     held: int
@@ -86,7 +86,7 @@ Ints = tuple[int, ...]
 
 @lru_cache(maxsize=4096)
 def _plan(
-    kind: Kind,
+    kind: CallKind,
     query: Ints,
     key: Ints,
     mask: tuple[torch.dtype, Ints, Ints] | None,
@@ -94,7 +94,7 @@ def _plan(
     query_strides: Ints,
     key_strides: Ints,
     value_strides: Ints,
-) -> Plan:
+) -> DecodePlan:
     batch, heads, length, size = query
     _, kv_heads, keys, _ = key
     groups = heads // kv_heads
@@ -113,7 +113,7 @@ def _plan(
     parts = -(-tiles // of_part)
     rows = batch * heads * length
     numbers = (*strides, *over, kv_heads, groups, length, keys, of_part * tile, parts, kind.scale / math.log(2))
-    return Plan(
+    return DecodePlan(
         rows * parts * (size + 2),
         Prepared(attend, (batch * kv_heads, shared, parts), numbers),
         Prepared(finish, (rows, 1, 1), (*strides[:3], heads, length, parts, *kind.numbers)),

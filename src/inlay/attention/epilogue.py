@@ -59,7 +59,7 @@ SUMMED, SUM_TILE = 32, 128
 """Parts and numbers that the last kernel adds at once."""
 
 
-class Kind(NamedTuple):
+class CallKind(NamedTuple):
     """What calls have in common that differ only in batch, heads, length and layout."""
 
     dtype: torch.dtype
@@ -102,7 +102,7 @@ def _power(n: int) -> int:
     return max(16, 1 << (n - 1).bit_length())  # 16: the least that a matrix product takes
 
 
-def _programs(kind: Kind, warps: int, heads: int, tiles: int) -> int:
+def _programs(kind: CallKind, warps: int, heads: int, tiles: int) -> int:
     """For each head."""
     return max(1, min(-(-tiles // LEAST_TILES), WARPS // warps * multiprocessors(kind.device) // heads))
 
@@ -112,13 +112,13 @@ KERNELS = {"forward": forward_kernel, "backward": backward_kernel, "sum": sum_ke
 
 
 @cache
-def _launch(name: str, kind: Kind, constants: tuple[Any, ...], warps: int) -> Launch:
+def _launch(name: str, kind: CallKind, constants: tuple[Any, ...], warps: int) -> Launch:
     return Launch(KERNELS[name], constants, warps)
 
 
 @lru_cache(maxsize=4096)
 def _forward_launch(
-    kind: Kind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int, exact: bool
+    kind: CallKind, batch: int, heads: int, length: int, query: Strides, out: Strides, lse_head: int, exact: bool
 ) -> Prepared:
     step = unit(*query[:3], *out[:3])
     tile, constants, warps = kind.constants(FORWARD, length, step)
@@ -132,7 +132,7 @@ def _forward_launch(
 
 @lru_cache(maxsize=4096)
 def _backward_launches(
-    kind: Kind,
+    kind: CallKind,
     batch: int,
     heads: int,
     length: int,
@@ -165,10 +165,10 @@ def _backward_launches(
 
 def make_kind(
     query: Tensor, left: Tensor, right: Tensor, kappa: Tensor, pair: bool, signed: bool, scale: float
-) -> Kind:
+) -> CallKind:
     _, rows, rank = left.shape
     types = (left.dtype, right.dtype, kappa.dtype)
-    return Kind(query.dtype, types, query.device, query.shape[3], rows, rank, pair, signed, scale)
+    return CallKind(query.dtype, types, query.device, query.shape[3], rows, rank, pair, signed, scale)
 
 
 def forward(
