@@ -1,8 +1,7 @@
-"""A comparison as independent specs: methods x seeds x sizes of the training set x learning rates.
+"""Plan a comparison as independent specs: methods x seeds x sizes of the training set x learning rates.
 
-Nothing is run here, and no model is loaded. Which methods fit a model is what the probes found
-(`inlay.methods.capabilities`); a method that does not fit is left out, with the reason, before there is a folder for
-it.
+Nothing is run here, and no model is loaded. Which methods fit a model was found by probing
+(`inlay.methods.capabilities`). A method that does not fit is left out, with the reason, before it has a folder.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Rates = str | Sequence[float]
 class Planned:
     """One comparison: its specs, and the methods that were left out, with the reason.
 
-    `asked` are those of them that were named one by one, not by `all`: to leave those out is a failure.
+    `asked` are the methods left out that were named one by one, not by `all`: to leave those out is a failure.
     """
 
     specs: tuple[Spec, ...]
@@ -43,8 +42,8 @@ class Planned:
 
 def seed_numbers(seeds: int | Sequence[int]) -> list[int]:
     """The seeds themselves, each once: 0, 1, ... where their number is given."""
-    if (seeds if isinstance(seeds, int) else len(seeds)) > MOST_SEEDS:
-        many = seeds if isinstance(seeds, int) else len(seeds)
+    many = seeds if isinstance(seeds, int) else len(seeds)
+    if many > MOST_SEEDS:
         raise InlayError(f"seeds={many}: give {MOST_SEEDS:,} at most. Seeds are runs: 3 to 10 are usual.")
     return list(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
 
@@ -59,7 +58,7 @@ def plan(
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     say: Say | None = None,
 ) -> Planned:
-    """All runs of `spec` with every method, seed, size and learning rate; its own method and seed do not count.
+    """All runs of `spec` with every method, seed, size and learning rate; its own method and seed are replaced.
 
     `rates`: `default` is each method's own; `grid` each method's own grid; or numbers for all. `settings` are those of
     single methods, beside the spec's, which go to every one. `methods` may be `["all"]`.
@@ -81,7 +80,7 @@ def plan(
         raise InlayError(
             f"learning_rate={spec.learning_rate:g} and learning_rates={rates!r} contradict each other: give one."
         )
-    left_out = without_settings(spec, named) | readers_of_states(spec, named) | without_mixing(spec, named)
+    left_out = {name: why for name in named if (why := refusal(spec, name)) is not None}
     if len(left_out) < len(named):
         left_out |= unfit_methods(spec, [name for name in named if name not in left_out])
     made = [
@@ -106,7 +105,7 @@ def plan(
 
 
 def check_baseline(baseline: str | None, plans: Sequence[Planned]) -> None:
-    """An error, before anything starts, where no comparison has the method that the others are to be tested against."""
+    """An error, before anything starts, where no comparison has the baseline."""
     methods = list(dict.fromkeys(name for planned in plans for name in planned.methods))
     if baseline is None or baseline in methods:
         return
@@ -116,18 +115,20 @@ def check_baseline(baseline: str | None, plans: Sequence[Planned]) -> None:
     raise InlayError(f"baseline={baseline!r} {why}. Take one that runs: {', '.join(methods)}.")
 
 
-def without_settings(spec: Spec, names: Sequence[str]) -> dict[str, str]:
-    """The methods that cannot have the spec's settings, with the reason; a choice of layers is for those that have any.
+def refusal(spec: Spec, name: str) -> str | None:
+    """Why a method cannot run the spec, as far as the method alone can say: no data is read and no model loaded.
 
-    No data is read and no model loaded to find out.
+    A choice of layers is for the methods that have any.
     """
-    found = {}
-    for name in names:
-        try:
-            check_settings(with_own_layers(spec.with_(method=name)))
-        except InlayError as error:
-            found[name] = f"cannot have these settings: {str(error).removesuffix('.')}"
-    return found
+    if spec.tasks and not registry.get(name).mixes_tasks:
+        return "trains one task at a time"
+    if spec.pooling == "pooler" and reads_states(name):
+        return "has class vectors on the tokens' states and reads no pooler"
+    try:
+        check_settings(with_own_layers(spec.with_(method=name)))
+    except InlayError as error:
+        return f"cannot have these settings: {str(error).removesuffix('.')}"
+    return None
 
 
 def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
@@ -154,20 +155,6 @@ def unfit_methods(spec: Spec, names: Sequence[str]) -> dict[str, str]:
     why = f"does not work on {place.model_type} models for {task} of {place.modality}s, as probing found"
     unfit = misfits(names, place.model_type, task, lambda: (built(place.model_type), place.modality))
     return dict.fromkeys(unfit, why)
-
-
-def readers_of_states(spec: Spec, names: Sequence[str]) -> dict[str, str]:
-    """The methods that cannot read what all are to read, with the reason: side by side they must read the same."""
-    if spec.pooling != "pooler":
-        return {}
-    return {name: "has class vectors on the tokens' states and reads no pooler" for name in names if reads_states(name)}
-
-
-def without_mixing(spec: Spec, names: Sequence[str]) -> dict[str, str]:
-    """The methods that cannot train the spec's several tasks together, with the reason."""
-    if not spec.tasks:
-        return {}
-    return {name: "trains one task at a time" for name in names if not registry.get(name).mixes_tasks}
 
 
 def kind_of(spec: Spec) -> str:
