@@ -16,13 +16,15 @@ from safetensors.torch import load_file
 from transformers import BertForSequenceClassification
 from typer.testing import CliRunner
 
-from inlay import InlayError, Spec, predict, tune
+from inlay import InlayError, Spec, compare, predict, tune
 from inlay.cli.app import app
 from inlay.records.sealed import checksum
 from inlay.records.store import Run
 from inlay.training.joint import SeveralTasks
 from inlay.workflow.answer import Tasks, answer
+from inlay.workflow.compare import carry_out
 from inlay.workflow.export import export
+from inlay.workflow.sweep import read
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -80,6 +82,36 @@ def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
     again = tune(spec(folder), folder / "runs", progress=False)
     assert again.id == run.id
     assert Spec.from_json(run.spec.to_json()) == run.spec
+
+
+def test_compare_and_sweep_take_several_tasks(folder: Path, tmp_path: Path) -> None:
+    """By the average of the tasks' metrics; a method that cannot mix tasks is left out, with the reason."""
+    given = spec(folder, learning_rate=None)
+    found = compare(given, ["multi-lora", "bias"], 2, tmp_path / "runs", rates=[0.01, 0.05], progress=False)
+    assert found.left_out == {"bias": "trains one task at a time"}
+    assert found.title == f"cola + cb + stsb on {folder / 'model'}"
+    (row,) = found.rows
+    assert (row.metric, row.greater_is_better, row.seeds) == ("average", True, (0, 1))
+    assert row.values == tuple(run.metrics["test"]["average"] for run in found.runs)
+    chosen = [each for each in found.tried if each.chosen]
+    assert [each.rate for each in chosen] == [row.rate]
+    assert chosen[0].validation == max(each.validation for each in found.tried)
+    (tmp_path / "sweep.yaml").write_text(
+        f"model: {folder / 'model'}\ntasks: [[cola, cb, stsb], [cola, cb]]\ndata_dir: {folder / 'data'}\n"
+        "methods: [multi-lora]\nseeds: 2\nmax_steps: 4\nbatch_size: 8\nevaluations: 1\nlearning_rates: [0.05]\n"
+        "sampling: proportional\n"
+    )
+    plans = read(tmp_path / "sweep.yaml").plan()
+    assert [{each.tasks for each in planned.specs} for planned in plans] == [{given.tasks}, {("cola", "cb")}]
+    both = carry_out(plans, tmp_path / "runs", progress=False)
+    assert {run.id for run in both[0].runs} <= {run.id for run in (*found.runs, *found.others)}, "found, not made again"
+    options = ("--model", str(folder / "model"), "--data-dir", str(folder / "data"), "--out", str(tmp_path / "runs"))
+    budget = ("--max-steps", "4", "--batch-size", "8", "--evaluations", "1", "--learning-rate", "0.05")
+    typed = CliRunner().invoke(
+        app, ["compare", *options, *budget, "--tasks", "cola,cb,stsb", "--methods", "multi-lora", "--seeds", "2"]
+    )
+    assert typed.exit_code == 0, typed.output
+    assert "average" in typed.stdout
 
 
 def test_a_task_that_failed_is_told_of_wherever_the_run_is_used(

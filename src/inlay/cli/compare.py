@@ -23,7 +23,7 @@ REPORT = "report.html"
 FULL = "full"
 
 
-@partial(o.takes_spec, without=("shots",), engine=o.ENGINE, pace=o.PACE)
+@partial(o.takes_spec, without=("shots",), joint=True, engine=o.ENGINE, pace=o.PACE)
 def command(
     model: o.Model,
     methods: Annotated[
