@@ -165,7 +165,7 @@ def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int =
 
 
 def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100, digits: int = 1) -> str:
-    """The mean of paired differences, times `size`; bold where the 95 % interval leaves 0 out."""
+    """The mean of paired differences, times `size`; bold where the 95 % interval excludes 0."""
     from inlay.workflow.statistics import half_width
 
     values = [size * (a - b) for a, b in zip(mine, theirs, strict=True)]

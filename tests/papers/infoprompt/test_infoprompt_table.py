@@ -92,7 +92,7 @@ def test_the_tables_of_all_models_pair_what_they_compare() -> None:
             curve = [[8 * epoch, score / 2] for epoch in table.EPOCHS]
             runs.append(named | {"test": {"accuracy": score}, "curve": curve})
     told = table.summary_table(runs, ["mlm-64", "minilm-64"])
-    assert told[2].startswith("| infoprompt less warp | +15.0 ± 63.5 | - |")
+    assert told[2].startswith("| infoprompt minus warp | +15.0 ± 63.5 | - |")
     (early,) = table.early_table(runs, ["mlm-64"])[2:]
     assert early.startswith("| minilm_l6_mlm, N = 64 | +7.5 ± 31.8 |")
     assert early.endswith("| 7.1 | 13.2 | - |"), "deviations of 30 and 40; of 25, 30 and 5; IDPG has none"

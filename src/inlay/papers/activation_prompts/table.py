@@ -190,7 +190,7 @@ def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost
     """One backbone: every method's accuracy on every set, and what it costs."""
     from inlay.cli.show import count, size
 
-    lines = head("method", *sets, "mean", "trained", "step, ms", "peak memory", "inference, pictures/s")
+    lines = head("method", *sets, "mean", "trained parameters", "step, ms", "peak memory", "inference, images/s")
     for method in METHODS:
         cells = [chosen(runs, model, method, task) for task in sets]
         if not all(cells):
@@ -213,7 +213,7 @@ def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost
 def difference_table(
     runs: list[dict[str, Any]], models: list[str], sets: list[str], better: str, worse: str
 ) -> list[str]:
-    """Points by which one method is above another, set by set; in bold where the interval leaves 0 out."""
+    """Points by which one method is above another, set by set; in bold where the interval excludes 0."""
     lines = head("backbone", *sets)
     for model in models:
         pairs = [[[r["test"] for r in chosen(runs, model, one, task)] for one in (better, worse)] for task in sets]

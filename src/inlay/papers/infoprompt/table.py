@@ -377,7 +377,7 @@ def results_table(runs: Sequence[Entry], group: str) -> list[str]:
     """Every line's test metric on every task, mean and standard error; the mean over the tasks."""
     from inlay.cli.show import count
 
-    lines = head("method", "trained", "rate", *GROUPS[group].tasks, "mean", "seeds")
+    lines = head("method", "trained parameters", "learning rate", *GROUPS[group].tasks, "mean", "seeds")
     for line in GROUPS[group].lines:
         cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
         if not all(cells):
@@ -398,11 +398,11 @@ def results_table(runs: Sequence[Entry], group: str) -> list[str]:
 
 
 def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
-    """InfoPrompt less each other line, seed by seed; the mean over tasks with the p of a paired t-test over seeds."""
+    """InfoPrompt minus each other line, paired by seed; the mean over tasks with the p of a paired t-test."""
     from scipy.stats import ttest_rel
 
     tasks = GROUPS[group].tasks
-    lines = head("infoprompt less", *tasks, "mean", "p")
+    lines = head("infoprompt minus", *tasks, "mean", "p")
     mine = {task: cell(runs, group, LINES[0], task) for task in tasks}
     for line in LINES[1:]:
         cells = []
@@ -428,7 +428,7 @@ def mean_pair(runs: Sequence[Entry], group: str, one: TableLine, other: TableLin
 
 
 def summary_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
-    """InfoPrompt less each other line, and each prompt method less LoRA: the mean over tasks, for all models and N."""
+    """InfoPrompt minus each other line, prompt methods minus LoRA: the mean over tasks, for all models and N."""
     lora = next(line for line in LINES if line.name == "lora")
     pairs = [(LINES[0], line) for line in LINES[1:]] + [
         (line, lora) for line in LINES if line.method in ("warp", "idpg")
@@ -437,7 +437,7 @@ def summary_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
     for one, other in pairs:
         found = [mean_pair(runs, group, one, other) for group in groups]
         cells = (difference(*each, size=1) if each[0] else "-" for each in found)
-        lines.append(row(f"{one.name} less {other.name}", *cells))
+        lines.append(row(f"{one.name} minus {other.name}", *cells))
     return lines
 
 
@@ -448,9 +448,9 @@ def titled(group: str) -> str:
 def early_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
     """The first epochs on what is held out, the mean over tasks: what InfoPrompt is ahead by, how much seeds differ."""
     epochs, others = EPOCHS[:3], [line for line in LINES if line.name in ("warp", "without both")]
-    ahead = [f"less {line.name}, after {epoch}" for line in others for epoch in epochs]
+    ahead = [f"minus {line.name}, epoch {epoch}" for line in others for epoch in epochs]
     spread = LINES[:3]
-    lines = head("model and N", *ahead, *(f"deviation after 1, {line.name}" for line in spread))
+    lines = head("model and N", *ahead, *(f"SD at epoch 1, {line.name}" for line in spread))
     for group in groups:
         curves = {line.name: curve_of(runs, group, line) for line in (*spread, *others)}
         mine = curves[LINES[0].name]
@@ -480,7 +480,7 @@ def curve_of(
 
 def curve_table(runs: Sequence[Entry], group: str) -> list[str]:
     """How far each line has come after so many epochs, on what is held out, and how much seeds differ at first."""
-    lines = head("after epochs", *map(str, EPOCHS), "deviation over seeds after 1")
+    lines = head("after epochs", *map(str, EPOCHS), "SD over seeds after epoch 1")
     for line in GROUPS[group].lines:
         found = curve_of(runs, group, line)
         if not found:
@@ -507,7 +507,7 @@ def loss_table(runs: Sequence[Entry], group: str) -> list[str]:
 def losses_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
     """InfoPrompt's information losses in each stretch of training, the mean over seeds and tasks; the worst task."""
     spans = [f"{before + 1} to {epoch}" if epoch > before + 1 else str(epoch) for before, epoch in stretches()]
-    lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "the most of a task at the end")
+    lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "largest of a task at the end")
     for group, name in itertools.product(groups, ("head_loss", "representation_loss")):
         by_task: dict[str, list[float]] = {}
         for task in GROUPS[group].tasks:
@@ -539,7 +539,7 @@ def official_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
 def sensitivity_table(runs: Sequence[Entry]) -> list[str]:
     """Test accuracy after one epoch, mean and standard error over ten seeds, as section 6.2 has it."""
     group = GROUPS["sensitivity"]
-    lines = head("method", *(f"{task}{what}" for task in group.tasks for what in ("", ", deviation")), "seeds")
+    lines = head("method", *(f"{task}{what}" for task in group.tasks for what in ("", ", SD")), "seeds")
     for line in group.lines:
         cells = [[value(e) for e in cell(runs, "sensitivity", line, task).values()] for task in group.tasks]
         if all(len(found) > 1 for found in cells):
@@ -550,7 +550,7 @@ def sensitivity_table(runs: Sequence[Entry]) -> list[str]:
 
 def initialisation_table(runs: Sequence[Entry]) -> list[str]:
     """Section 6.1: how prompts start, on MRPC."""
-    lines = head("start", "mrpc, N = 64")
+    lines = head("initialisation", "mrpc, N = 64")
     for name, group, line in (
         ("warp, random uniform", "initialisation", UNIFORM),
         ("warp, sampled vocabulary", "mlm-64", LINES[1]),
@@ -567,7 +567,7 @@ def rates_table(runs: Sequence[Entry]) -> list[str]:
     A line of which runs are missing has made no choice, and shows no means: they would be of unlike runs.
     """
     homes = [name for name, group in GROUPS.items() if group.rates_of == name]
-    lines = head("model and line", *(f"rate {i + 1}" for i in range(len(PROMPTS))), "seeds")
+    lines = head("model and method", *(f"learning rate {i + 1}" for i in range(len(PROMPTS))), "seeds")
     for home in homes:
         for line in GROUPS[home].lines:
             if not any((entry["group"], entry["line"]) == (home, line.name) for entry in runs):

@@ -127,7 +127,7 @@ def chosen(runs: Sequence[Entry], group: str, task: str, name: str) -> dict[int,
 
 def steps_table(runs: Sequence[Entry]) -> list[str]:
     """Test accuracy of each line, mean and standard error, and by how much it is above prompts made of the text."""
-    lines = head("prompts", *(f"{title}{what}" for title in TITLES for what in ("", f", above {OF_THE_TEXT}")))
+    lines = head("prompts", *(f"{title}{what}" for title in TITLES for what in ("", f", minus {OF_THE_TEXT}")))
     for name in LINES:
         cells = []
         for group, task in COLUMNS:
@@ -144,7 +144,7 @@ def steps_table(runs: Sequence[Entry]) -> list[str]:
 
 def fit_table(runs: Sequence[Entry]) -> list[str]:
     """The loss on the rows trained on, in the last stretch of training, and that on the test rows: means over seeds."""
-    lines = head("prompts", *(f"{title}, {what}" for title in TITLES for what in ("trained on", "test")))
+    lines = head("prompts", *(f"{title}, {what}" for title in TITLES for what in ("training loss", "test loss")))
     for name in LINES:
         cells = []
         for group, task in COLUMNS:

@@ -426,7 +426,7 @@ def results_table(runs: Sequence[Entry], group: str) -> list[str]:
     from inlay.cli.show import count
 
     what, size = ("bleu", 1.0) if GROUPS[group].written else ("test", 100.0)
-    lines = header(("method", "numbers", "rate"), GROUPS[group].tasks)
+    lines = header(("method", "parameters", "learning rate"), GROUPS[group].tasks)
     for line in GROUPS[group].lines:
         by_seed = rows_of(runs, group, line.name, what)
         if by_seed is None:
@@ -441,9 +441,9 @@ def results_table(runs: Sequence[Entry], group: str) -> list[str]:
 
 
 def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
-    """Multi-LoRA less each other line, seed by seed."""
+    """Multi-LoRA minus each other line, paired by seed."""
     what, size = ("bleu", 1.0) if GROUPS[group].written else ("test", 100.0)
-    lines = header(("multi-lora less",), GROUPS[group].tasks)
+    lines = header(("multi-lora minus",), GROUPS[group].tasks)
     mine = rows_of(runs, group, "multi-lora", what) or {}
     for line in GROUPS[group].lines:
         theirs = rows_of(runs, group, line.name, what) or {}
@@ -461,8 +461,8 @@ def paired(name: str, mine: Mapping[int, Sequence[float]], theirs: Mapping[int, 
 
 
 def questions_table(runs: Sequence[Entry]) -> list[str]:
-    """Together with a frozen `A` (the method), less each task alone, a trained shared `A`, and a trained `A` each."""
-    lines = header(("together, A frozen, less", "rate"), ENCODER.tasks)
+    """Together with a frozen `A` (the method), minus each task alone, a trained shared `A`, and a trained `A` each."""
+    lines = header(("together, A frozen, minus", "learning rate"), ENCODER.tasks)
     mine = rows_of(runs, "encoder", "multi-lora", "test") or {}
     for text, group, name in (
         ("alone, A frozen", "questions", "alone"),
@@ -485,7 +485,7 @@ def draws_table(runs: Sequence[Entry]) -> list[str]:
     for text, found in ((f"A of {len(draws)} seeds", draws), (f"{len(base)} seeds of all else", list(base.values()))):
         if len(found) > 1:
             columns = [*zip(*found, strict=True), [fmean(each) for each in found]]
-            cells = [f"{100 * fmean(each):.1f}, deviation {100 * stdev(each):.1f}" for each in columns]
+            cells = [f"{100 * fmean(each):.1f} (SD {100 * stdev(each):.1f})" for each in columns]
             lines.append(row(text, *cells))
     return lines
 

@@ -297,8 +297,8 @@ def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
     from inlay.cli.show import count
 
     tasks = GROUPS[group].tasks
-    last = [f"gsm8k, right of {ANSWERS}, %"] if group == "language" else ["mean"]
-    lines = head("method", "trained", "rate", *tasks, *last)
+    last = [f"gsm8k, correct of {ANSWERS}, %"] if group == "language" else ["mean"]
+    lines = head("method", "trained parameters", "learning rate", *tasks, *last)
     for name in lines_of(group):
         cells = [cell(runs, group, name, task) for task in tasks]
         if not all(cells):
@@ -322,9 +322,9 @@ def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
 
 
 def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
-    """NTK-Attention less each other line, seed by seed; bold where the 95 % interval leaves 0 out."""
+    """NTK-Attention minus each other line, paired by seed; bold where the 95 % interval excludes 0."""
     tasks = GROUPS[group].tasks
-    lines = head("ntk-attention less", *tasks)
+    lines = head("ntk-attention minus", *tasks)
     for name in lines_of(group):
         cells = []
         for task in tasks if name not in ("ntk-attention", UNTRAINED) else ():
@@ -351,7 +351,7 @@ def cost_table(gpu: Path, cpu: Path) -> list[str]:
 def step_table(gpu: Path) -> list[str]:
     """A training step of whole models: by the clock, what of it the GPU computes, and the memory."""
     steps = json.loads(gpu.read_text())["steps"] if gpu.is_file() else {}
-    lines = ["| model | | step, ms | computing, ms | peak, GiB |", "| --- | --- | ---: | ---: | ---: |"]
+    lines = ["| model | | step, ms | GPU compute, ms | peak, GiB |", "| --- | --- | ---: | ---: | ---: |"]
     for model, methods in steps.items():
         for name, entry in methods.items():
             numbers = entry["step_ms"], entry["computing_ms"], entry["peak_bytes"] / 2**30
