@@ -20,8 +20,8 @@ from torch import Tensor
 from fuzz.mutations import cases, damage_file
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
+from inlay.methods.folder import NOTE
 from inlay.methods.registry import get
-from inlay.methods.saving import NOTE
 from inlay.records.sealed import sealed
 from probing import logits
 from zoo import tiny

@@ -15,13 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
+from inlay.methods import folder as names
 from inlay.methods.attach import save
-from inlay.methods.multi_lora.exchange import CONFIG, WEIGHTS, from_lora, to_lora
+from inlay.methods.multi_lora.exchange import from_lora, to_lora
 from inlay.methods.saving import read
 from manytasks import TASKS, inputs, several
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+
+WEIGHTS, CONFIG = names.WEIGHTS["peft"], names.CONFIG["peft"]
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from inlay.backbones.identity import fingerprint
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
+from inlay.methods.folder import CONFIG, NOTE, WEIGHTS
 from inlay.methods.registry import get
-from inlay.methods.saving import CONFIG, NOTE, WEIGHTS
 from inlay.records.sealed import sealed
 from probing import logits
 from zoo import tiny

@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inlay.errors import InlayError
+from inlay.methods import folder as folder_format
 from inlay.methods import vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.attach import attach, restore, save, trained_parameters
+from inlay.methods.folder import CONFIG, NOTE, WEIGHTS
 from inlay.methods.patterns import MOST, Count, check_patterns
 from inlay.methods.registry import Method, get
-from inlay.methods.saving import CONFIG, NOTE, WEIGHTS
 from inlay.methods.settings import check
 from probing import logits
 from zoo import tiny
@@ -347,7 +348,7 @@ def test_json_without_an_end(stranger: Callable[..., Path], monkeypatch: pytest.
     (folder / CONFIG["peft"]).write_text('{"a":' * 100_000)
     with pytest.raises(InlayError, match="cannot be read"):
         load("lora", folder)
-    monkeypatch.setattr(vetting, "LARGEST_JSON", 1000)
+    monkeypatch.setattr(folder_format, "LARGEST_JSON", 1000)
     with pytest.raises(InlayError, match="bytes where at most 1,000 are read"):
         load("lora", folder)
 

@@ -17,10 +17,10 @@ from typing import Any
 from inlay.backbones.cards import PREFIX as EMBEDDED
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
+from inlay.methods.folder import CARD, DEFAULT
 from inlay.methods.registry import Method
 from inlay.tasks import kinds
 
-CARD = "README.md"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 PLACE = "this/folder"
 SPLITS = ("train", "validation", "test")
@@ -152,7 +152,7 @@ def _result(about: About) -> str:
 
 
 def _loading(method: Method, name: str, about: About) -> str:
-    place = PLACE if name == "default" else f"{PLACE}/{name}"
+    place = PLACE if name == DEFAULT else f"{PLACE}/{name}"
     if method.form == "full":
         from_folder = f'model = {about.model_class}.from_pretrained("{place}").eval()'
         return _code([f"from transformers import {about.model_class}"], [from_folder])

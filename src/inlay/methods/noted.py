@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NOTE, CONFIG = "inlay.json", "adapter_config.json"
+from inlay.methods.folder import CONFIG, NOTE, AdapterFolder, adapter_place, read_json
+
 HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
 
@@ -24,13 +25,12 @@ def heeding(model: Any, source: Any, hub: Mapping[str, Any] | None = None) -> It
     Inside, the adapter is loaded: what was put in is taken out again where that fails.
     """
     from inlay.backbones.pooled import undone_on_error
-    from inlay.methods import vetting
     from inlay.methods.plain import base_of
 
     with undone_on_error(base_of(model)):
         path = None if source is None else _find(str(source), hub or {})
         if path is not None:
-            agree_in(model, vetting.read_json(path).get("pooling"), str(source))
+            agree_in(model, read_json(path).get("pooling"), str(source))
         yield
 
 
@@ -48,11 +48,11 @@ def _find(source: str, hub: Mapping[str, Any]) -> Path | None:
 
     given = {name: hub[name] for name in HUB if hub.get(name) is not None}
     folder = Path(source) / given.get("subfolder", "")
-    if Path(source).is_dir() or (folder / CONFIG).is_file():
-        return folder / NOTE if (folder / NOTE).is_file() else None
+    if Path(source).is_dir() or (folder / CONFIG["peft"]).is_file():
+        return folder / NOTE["peft"] if (folder / NOTE["peft"]).is_file() else None
     quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
     try:
-        found = cached_file(source, NOTE, **given, **quiet)
+        found = cached_file(source, NOTE["peft"], **given, **quiet)
     except (OSError, ValueError):  # whoever reads the adapter itself says what is wrong with where it should be
         return None
     return None if found is None else Path(found)
@@ -62,13 +62,13 @@ def note_down(model: Any, folder: Path, names: Iterable[str]) -> None:
     """Write notes beside adapters that PEFT has just saved, where their own configs do not say what the head reads."""
     from inlay.backbones.pooled import installed
     from inlay.methods.registry import all_methods
-    from inlay.methods.saving import NEW, write_note
+    from inlay.methods.saving import NEW
 
     pooling = installed(model)
     for name in names:
         config = model.peft_config[name]
-        place = folder if name == "default" else folder / name
-        if hasattr(config, "pooling") or (pooling is None and not (place / NOTE).is_file()):
+        place = adapter_place(folder, name)
+        if hasattr(config, "pooling") or (pooling is None and not (place / NOTE["peft"]).is_file()):
             continue
         peft_own = (method for method in all_methods().values() if method.config and method.tuner is None)
         method = next((method for method in peft_own if method.config_class() is type(config)), None)
@@ -78,4 +78,4 @@ def note_down(model: Any, folder: Path, names: Iterable[str]) -> None:
                 "fingerprint": None,
                 "newly_initialised": list(getattr(model, NEW, ())),
             }
-            write_note(place, method, facts, pooling)
+            AdapterFolder(place, method).write_note(facts, pooling)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from inlay.methods.folder import CARD
 from inlay.methods.registry import Method, all_methods
 
 PREFIX = "INLAY_"
@@ -106,7 +107,7 @@ def _extend_model_card() -> None:
             wanted[POOLING_HEADING] = _pooling_section(pooling)
         if any(config.peft_type.value.startswith(PREFIX) for config in self.peft_config.values()):
             wanted[CARD_HEADING] = _card_section()
-        card = Path(output_dir) / "README.md"
+        card = Path(output_dir) / CARD
         for heading, section in wanted.items():
             text = card.read_text(encoding="utf-8")
             if heading not in text:

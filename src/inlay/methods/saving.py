@@ -21,8 +21,7 @@ from peft.mapping_func import MODEL_TYPE_TO_PEFT_MODEL_MAPPING
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
@@ -33,29 +32,15 @@ from inlay.backbones.pooling import written
 from inlay.errors import InlayError
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
-from inlay.methods.card import CARD, About, write_card
+from inlay.methods.card import About, write_card
+from inlay.methods.folder import CARD, CONFIG, DEFAULT, AdapterFolder, adapter_place, read_json, sort_sets
 from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of
 from inlay.methods.protocol import hooks_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
-from inlay.records.atomic import file_digest
-from inlay.records.sealed import is_intact, sealed
 
-FORMAT = 1
 NEW = "_inlay_newly_initialised"
-SEAL = "digest"  # the key of a note's own checksum
-NOTE = {"peft": "inlay.json", "head": "head.json", "full": "inlay.json"}
-WEIGHTS = {"peft": "adapter_model.safetensors", "head": "head.safetensors", "full": "model.safetensors"}
-CONFIG = {"peft": "adapter_config.json", "full": "config.json"}
-TEXT: tuple[type, ...] = (str, type(None))
-TYPES: dict[str, tuple[type, ...]] = {
-    "base_model": TEXT,
-    "fingerprint": TEXT,
-    "newly_initialised": (list,),
-    "sha256": (dict,),
-    "digest": (str,),
-}
 
 
 def save(
@@ -77,15 +62,14 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {} if about is None else {"about": about.to_json()}
     card_of_user = (folder / CARD).exists()
+    saved = AdapterFolder(adapter_place(folder, adapter_name) if method.form == "peft" else folder, method)
     if method.form == "peft":
-        place = _save_adapter(model, folder, adapter_name, base_model_name)
+        _save_adapter(model, folder, adapter_name, base_model_name)
     elif method.form == "head":
-        place = folder
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
-        save_file(trained, folder / WEIGHTS["head"], metadata={"format": "pt"})
+        save_file(trained, saved.weights, metadata={"format": "pt"})
         facts["parameters"] = sorted(trained)
     else:
-        place = folder
         with _no_progress_bar():
             model.save_pretrained(folder)
         if (pooling := installed(model)) is not None:
@@ -97,26 +81,11 @@ def save(
         "fingerprint": fingerprint,
         "newly_initialised": list(getattr(model, NEW, ())),
     }
-    write_note(place, method, facts, installed(model))
+    saved.write_note(facts, installed(model))
     if about is not None and about.folder is not None and fingerprint is not None:
         whereabouts.remember(fingerprint, about.folder)
-    if about is not None and not (card_of_user and place == folder):
-        write_card(place, method, {"default": about})
-
-
-def write_note(place: Path, method: Method, facts: Mapping[str, Any], pooling: str | None) -> None:
-    """Write the note beside what was saved in `place`. One without a pooling is of a head that reads what its
-    architecture has it read."""
-    hashed = [*sorted(place.glob("*.safetensors")), *_config_file(place, method)]
-    note = dict(facts) | {
-        "format": FORMAT,
-        "method": method.name,
-        "sha256": {file.name: file_digest(file) for file in hashed},
-    }
-    if pooling is not None:
-        note["pooling"] = pooling
-    text = json.dumps(sealed(note, SEAL), indent=2, sort_keys=True)
-    (place / NOTE[method.form]).write_text(text + "\n", encoding="utf-8")
+    if about is not None and not (card_of_user and saved.place == folder):
+        write_card(saved.place, method, {DEFAULT: about})
 
 
 def restore(
@@ -133,12 +102,10 @@ def restore(
     `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here.
     """
     method = registry.get(method) if isinstance(method, str) else method
-    place = _place(Path(folder), method, adapter_name)
-    note = _note(place, method)
+    saved = AdapterFolder.find(Path(folder), method, adapter_name)
+    note, place = saved.read_note(), saved.place
     if not note:
-        vetting.say_unvouched(place, NOTE[method.form])
-    for path in _config_file(place, method):
-        _check_hash(path, note)
+        vetting.say_unvouched(saved.note)
     with undone_on_error(base_of(model)):
         if note:
             agree_in(model, note.get("pooling"), str(place))
@@ -146,10 +113,10 @@ def restore(
             restored = _restore_full(model, place, note)
         else:
             _check_base(model, note, place, fingerprint)
-            vetting.check_size([place / WEIGHTS[method.form]], model)
-            tensors = read_tensors(place / WEIGHTS[method.form], note)
+            vetting.check_size([saved.weights], model)
+            tensors = vetting.read_tensors(saved.weights, note)
             if method.form == "peft":
-                restored = _restore_adapter(model, method, place, tensors, adapter_name, vouched=bool(note))
+                restored = _restore_adapter(model, saved, tensors, adapter_name, vouched=bool(note))
             else:
                 restored = _restore_head(model, place, tensors, note["parameters"])
     setattr(restored, NEW, note.get("newly_initialised", []))
@@ -159,7 +126,7 @@ def restore(
 def about(method: Method | str, folder: str | Path, adapter_name: str) -> About | None:
     """What the card of a saved adapter says of it; None where nobody has written that down."""
     method = registry.get(method) if isinstance(method, str) else method
-    found = _note(_place(Path(folder), method, adapter_name), method).get("about")
+    found = AdapterFolder.find(Path(folder), method, adapter_name).read_note().get("about")
     return None if found is None else About.from_json(found)
 
 
@@ -167,15 +134,13 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     """The settings and the tensors of an adapter that `save` wrote, checked, without a model."""
     register()
     method = registry.get(method) if isinstance(method, str) else method
-    place = _place(Path(folder), method, adapter_name)
-    note = _note(place, method)
-    for path in _config_file(place, method):
-        _check_hash(path, note)
-    settings = vetting.read_json(place / CONFIG["peft"])
-    vetting.check_type(place / CONFIG["peft"], settings)
+    saved = AdapterFolder.find(Path(folder), method, adapter_name)
+    note, path = saved.read_note(), saved.place / CONFIG["peft"]
+    settings = read_json(path)
+    vetting.check_type(path, settings)
     if settings.get("peft_type") != method.peft_type:
-        raise InlayError(f"{place} does not hold an adapter of method {method.name!r}.")
-    return PeftConfig.from_pretrained(str(place)), read_tensors(place / WEIGHTS["peft"], note)
+        raise InlayError(f"{saved.place} does not hold an adapter of method {method.name!r}.")
+    return PeftConfig.from_pretrained(str(saved.place)), vetting.read_tensors(saved.weights, note)
 
 
 def use_head(model: nn.Module, adapter_name: str) -> None:
@@ -195,7 +160,7 @@ def mend_prompt(model: Any) -> Any:
     return model
 
 
-def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> Path:
+def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> None:
     if base_model_name is not None:
         model.peft_config[adapter_name].base_model_name_or_path = base_model_name
     card = folder / CARD
@@ -203,81 +168,7 @@ def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: 
         card.write_text(f"---\nlibrary_name: peft\n---\n\n# An adapter for {base_model_name or 'a base model'}\n")
     # "auto" would ask the hub whether the vocabulary was resized; nothing here resizes it.
     model.save_pretrained(folder, selected_adapters=[adapter_name], save_embedding_layers=False)
-    place = folder if adapter_name == "default" else folder / adapter_name
-    sort_sets(place / CONFIG["peft"])
-    return place
-
-
-def sort_sets(file: Path) -> None:
-    """Write PEFT's sets of module names in order: it writes them as they come, in another order in every process."""
-    config = json.loads(file.read_text(encoding="utf-8"))
-    for key in ("target_modules", "exclude_modules"):
-        if isinstance(config.get(key), list):
-            config[key] = sorted(config[key])
-    file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def _place(folder: Path, method: Method, adapter_name: str) -> Path:
-    """Where the weights lie: PEFT puts an adapter that is not called "default" into a folder of its name."""
-    weights = WEIGHTS[method.form]
-    index = f"{weights}.index.json"
-    named = folder / adapter_name if method.form == "peft" and adapter_name != "default" else folder
-    places = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
-    found = [
-        place
-        for place in places
-        if vetting.present(place / weights) or (method.form == "full" and vetting.present(place / index))
-    ]
-    if named in found:
-        return named
-    if len(found) > 1:
-        held = ", ".join("default" if place == folder else place.name for place in found)
-        raise InlayError(
-            f"{folder} holds several adapters, none called {adapter_name!r}: give adapter_name, of {held}."
-        )
-    if found:
-        return found[0]
-    other = next((form for form in WEIGHTS if form != method.form and (folder / WEIGHTS[form]).is_file()), None)
-    hint = f" It holds {WEIGHTS[other]}, which another method wrote." if other else ""
-    raise InlayError(f"{folder} has no {weights}, which method {method.name!r} saves.{hint}")
-
-
-def _config_file(place: Path, method: Method) -> list[Path]:
-    """The settings that lie beside the weights; a head has none."""
-    path = place / CONFIG[method.form] if method.form in CONFIG else None
-    return [path] if path is not None and vetting.present(path) else []
-
-
-def _note(place: Path, method: Method) -> dict[str, Any]:
-    """What was written beside the weights; empty for what PEFT or Transformers alone saved."""
-    path = place / NOTE[method.form]
-    if not vetting.present(path) and method.form != "head":
-        return {}
-    note = vetting.read_json(path)
-    if note.get("format") != FORMAT:
-        raise InlayError(
-            f"{path} has format {note.get('format')!r}; this version of inlay reads {FORMAT}. "
-            "Use the version that wrote it."
-        )
-    if note.get("method") != method.name:
-        raise InlayError(f"{place} was saved by method {note.get('method')!r}, not by {method.name!r}.")
-    for key, types in (TYPES | ({"parameters": (list,)} if method.form == "head" else {})).items():
-        if key not in note:
-            raise InlayError(f"{path} lacks {key!r}: it was edited or is damaged. Save the model again.")
-        if not isinstance(note[key], types) or not _of_text(note[key]):
-            raise InlayError(f"{path} has {key}={note[key]!r}: it was edited or is damaged. Save the model again.")
-    if not is_intact(note, SEAL):
-        raise InlayError(f"{path} is not what was saved: its own digest differs. Save the model again.")
-    for name in note["sha256"]:
-        if not vetting.present(place / name):
-            raise InlayError(f"{place} has no {name}, which was saved there. Save the model again.")
-    return note
-
-
-def _of_text(value: Any) -> bool:
-    """Whether what a list or an object of a note holds is text."""
-    held = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
-    return all(isinstance(each, str) for each in held)
+    sort_sets(adapter_place(folder, adapter_name) / CONFIG["peft"])
 
 
 def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerprint: str | None) -> None:
@@ -291,26 +182,6 @@ def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerpr
             f"{place} belongs to another base model: it was trained on {note.get('base_model') or 'one'} with "
             f"fingerprint {wanted[:12]}, and this one has {found[:12]}. Load the same weights, in the same precision."
         )
-
-
-def read_tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file: finite, and what the note beside them says, where there is one."""
-    vetting.shapes(path)
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InlayError(f"{path} cannot be read: it is truncated or damaged ({error}).") from error
-    _check_hash(path, note)
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InlayError(f"{path} holds values that are not finite, in {name}. Train it again.")
-    return tensors
-
-
-def _check_hash(path: Path, note: Mapping[str, Any]) -> None:
-    wanted = note.get("sha256", {}).get(path.name)
-    if wanted is not None and file_digest(path) != wanted:
-        raise InlayError(f"{path} is not the file that was saved: its SHA-256 differs from the one beside it.")
 
 
 def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], names: list[str]) -> nn.Module:
@@ -328,11 +199,11 @@ def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], nam
 
 
 def _restore_adapter(
-    model: nn.Module, method: Method, place: Path, tensors: dict[str, Tensor], adapter_name: str, vouched: bool
+    model: nn.Module, saved: AdapterFolder, tensors: dict[str, Tensor], adapter_name: str, vouched: bool
 ) -> nn.Module:
     register()
-    path = place / CONFIG["peft"]
-    settings = vetting.read_json(path)
+    method, place, path = saved.method, saved.place, saved.place / CONFIG["peft"]
+    settings = read_json(path)
     vetting.check_type(path, settings)
     kind = settings.get("peft_type")
     if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
@@ -366,7 +237,7 @@ def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module
     vetting.check_size(files, model)
     expected = model.state_dict()
     for path in files:
-        vetting.check_kinds(read_tensors(path, note), expected, place)
+        vetting.check_kinds(vetting.read_tensors(path, note), expected, place)
     try:
         with _no_progress_bar():
             # By the config of the model that is there: the one beside the weights says how much memory to fill.

@@ -15,6 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from inlay.methods.folder import WEIGHTS, read_json
 from inlay.methods.noted import HUB, agree_in, heeding
 from inlay.methods.protocol import hooks_of
 from inlay.methods.register import PREFIX
@@ -44,13 +45,11 @@ def extend(mixin: Any) -> None:
 def _is_ours(given: Mapping[str, Any]) -> bool:
     from transformers.utils import find_adapter_config_file
 
-    from inlay.methods import vetting
-
     config = given.get("peft_config")
     kind = getattr(config, "peft_type", None)
     if config is None:
         file = find_adapter_config_file(_source(given), **_hub(given))
-        kind = vetting.read_json(Path(file)).get("peft_type") if file else None
+        kind = read_json(Path(file)).get("peft_type") if file else None
     return str(getattr(kind, "value", kind)).startswith(PREFIX)
 
 
@@ -111,14 +110,13 @@ def _read(model: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]
     from transformers.utils import cached_file, find_adapter_config_file
 
     from inlay.methods import vetting
-    from inlay.methods.saving import WEIGHTS, read_tensors
 
     config, weights, hub = given.get("peft_config"), given.get("adapter_state_dict"), _hub(given)
     if weights is None:
-        weights = read_tensors(Path(cached_file(_source(given), WEIGHTS["peft"], **hub)), {})
+        weights = vetting.read_tensors(Path(cached_file(_source(given), WEIGHTS["peft"], **hub)), {})
     if config is None:
         file = Path(find_adapter_config_file(_source(given), **hub))
-        vetting.check_settings(file, vetting.read_json(file), weights, model)
+        vetting.check_settings(file, read_json(file), weights, model)
         config = PeftConfig.from_pretrained(str(file.parent))
     return config, weights
 

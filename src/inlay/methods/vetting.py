@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import logging
 import re
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods.allowance import size_of
+from inlay.methods.folder import check_hash, is_present
 from inlay.methods.patterns import check_patterns
-from inlay.records.atomic import NotPlain
-from inlay.records.sealed import read_object
 
 NOTES = logging.getLogger("inlay.notes")
-LARGEST_JSON = 32 << 20
 LARGEST_FILE, OF_MODEL = 256 << 20, 8  # bytes, and times the base model's
 LEAST_BOUND = 4096  # whole numbers up to here are taken without a tensor that has them
 LARGEST_FLOAT = 1e9
@@ -55,32 +53,9 @@ REFUSED = {
 # ---- files
 
 
-def present(path: Path) -> bool:
-    """Whether there is a plain file, or a link to one; an error for what is something else."""
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError) as error:
-        raise InlayError(f"{path} cannot be read: {error}") from None
-    if not stat.S_ISREG(mode):
-        raise InlayError(f"{path} is not a plain file: a folder, a pipe or a device is not read.")
-    return True
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a plain file, of finite numbers."""
-    try:
-        return read_object(path, LARGEST_JSON, finite=True)
-    except NotPlain:
-        raise InlayError(f"{path} is not a plain file: a folder, a pipe or a device is not read.") from None
-    except (OSError, ValueError) as error:
-        raise InlayError(f"{path} cannot be read: {error}") from error
-
-
 def shapes(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by what its header says of them: without their values, on the device `meta`."""
-    if not present(path):
+    if not is_present(path):
         raise InlayError(f"{path} is not there.")
     found: dict[str, Tensor] = {}
     try:
@@ -100,9 +75,23 @@ def shapes(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def read_tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file: finite, and what the note beside them says, where there is one."""
+    shapes(path)
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InlayError(f"{path} cannot be read: it is truncated or damaged ({error}).") from error
+    check_hash(path, note)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InlayError(f"{path} holds values that are not finite, in {name}. Train it again.")
+    return tensors
+
+
 def check_size(paths: list[Path], model: nn.Module) -> int:
     """How many bytes these files have; an error for more than could belong to this model."""
-    size = sum(path.stat().st_size for path in paths if present(path))
+    size = sum(path.stat().st_size for path in paths if is_present(path))
     most = LARGEST_FILE + OF_MODEL * size_of(model)
     if size > most:
         raise InlayError(
@@ -124,13 +113,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def say_unvouched(place: Path, note: str) -> None:
+def say_unvouched(note: Path) -> None:
     """A word on a folder whose weights nobody answers for."""
     NOTES.warning(
         "%s has no %s, so nothing vouches for it: whether its weights are whole and belong to this base model is not "
         "known.",
-        place,
-        note,
+        note.parent,
+        note.name,
     )
 
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
-from inlay.records.store import Run, read_json
+from inlay.methods.folder import TASKS, base_fingerprint
+from inlay.records.store import Run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
-from inlay.workflow.answer_files import JOIN, TASKS, facts_of, holds_one_task, place_of, run_of
+from inlay.workflow.answer_files import JOIN, facts_of, holds_one_task, run_of
 from inlay.workflow.predict import joined, restored
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class ManyTasks:
         return self.tasks.answer(requests)
 
     def check(self, folder: Path, task: str) -> None:
-        from inlay.methods.saving import NOTE, read
+        from inlay.methods.saving import read
         from inlay.workflow.settle import check_together
 
         facts = facts_of(folder)
@@ -133,8 +134,7 @@ class ManyTasks:
         schema = _schema(facts["tasks"][task])
         check_together({**self.schemas, task: schema, f"{task} ": schema})  # the second: one alone is never mixed
         read(self.method, folder, task)
-        note = place_of(folder, task) / NOTE["peft"]
-        if read_json(note).get("fingerprint") != self.tasks.fingerprint:
+        if base_fingerprint(folder, task) != self.tasks.fingerprint:
             raise InlayError(f"{task!r} in {folder} was trained on another base model than the one that is served.")
 
     def add(self, folder: Path, task: str) -> None:

@@ -29,10 +29,10 @@ from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods import attach
 from inlay.methods.card import About, write_card
+from inlay.methods.folder import write_tasks
 from inlay.methods.mixed_loss import NO_LABEL, check_labels, task_losses
 from inlay.methods.protocol import Method
 from inlay.records.atomic import write_folder
-from inlay.records.sealed import write_sealed
 from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
 from inlay.tasks import Task, kinds
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 NAMES = "adapter_names"
 ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
-TASKS = "tasks.json"  # beside the adapters: what predicting needs of each task
-FORMAT = 1
 AVERAGE = "average"
 
 
@@ -521,7 +519,6 @@ def save_tasks(
 ) -> None:
     """One folder: an adapter for each task, and what predicting needs of all; with the tasks that `failed`, and why."""
     facts = {
-        "format": FORMAT,
         "method": method.name,
         "model": portable(spec.model),
         "revision": spec.revision,
@@ -555,6 +552,6 @@ def save_tasks(
                 about=abouts[name],
             )
         write_card(folder, method, abouts)
-        write_sealed(folder / TASKS, facts)
+        write_tasks(folder, facts)
 
     write_folder(target, fill)

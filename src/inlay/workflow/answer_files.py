@@ -15,24 +15,11 @@ from typing import Any
 
 from inlay.backbones import whereabouts
 from inlay.errors import InlayError
-from inlay.records.sealed import is_intact
-from inlay.records.spec import POOLINGS
+from inlay.methods.folder import CONFIG, TASKS, base_fingerprint, read_tasks
 from inlay.records.store import Run, load, read_json
 from inlay.workflow.settle import JOIN
 
-TASKS = "tasks.json"
 MIXES = "multi-lora"  # the method whose tasks share a model and a batch
-CONFIG = "adapter_config.json"
-TYPES: dict[str, type | tuple[type, ...]] = {
-    "method": str,
-    "model": str,
-    "revision": (str, type(None)),
-    "trust_remote_code": bool,
-    "tasks": Mapping,
-    "max_length": (int, type(None)),
-    "precision": str,
-    "batch_size": int,
-}
 
 
 def located(folder: Path) -> Path:
@@ -67,11 +54,6 @@ def holds_one_task(run: Run) -> bool:
     return run.spec.method == MIXES and not run.spec.tasks
 
 
-def place_of(folder: Path, task: str) -> Path:
-    """Where the files of a task lie in an adapter folder: in one of its name; those of a single run, in the folder."""
-    return folder / task if (folder / task / CONFIG).is_file() else folder
-
-
 def facts_of_run(run: Run) -> dict[str, Any]:
     """What `tasks.json` would say of a run of one task."""
     run.verify()
@@ -95,7 +77,7 @@ def task_name(name: str, folder: Path) -> str:
     """The name of a task as an adapter can have it: a word of letters, digits and underscores that names no part of
     the model."""
     word = re.sub(r"\W", "_", name.rpartition("/")[2])
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG["peft"])
     places = [*(config.get("places") or ()), *(config.get("modules_to_save") or ())]
     taken = {"default", *(part for place in places for part in place.split("."))}
     return f"task_{word}" if word in taken or not word.isidentifier() else word
@@ -110,32 +92,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
     path = folder / TASKS
     if not path.is_file() and (run := run_of(folder)) is not None and holds_one_task(run):
         return facts_of_run(run)
-    in_run = verify_run(folder)
-    facts = read_json(path)
-    intact = is_intact(facts)
-    if intact is False:
-        raise InlayError(
-            f"{path} was changed after it was written: its checksum does not fit. Restore it from a copy, or train the "
-            "tasks again."
-        )
-    if intact is None and not in_run:
-        raise InlayError(
-            f"{path} has no checksum: it was edited, or an earlier inlay wrote it. Use the folder in its run "
-            "(<run>/adapter), whose record has the digest of every file, or train the tasks again."
-        )
-    for key, kind in TYPES.items():
-        if key not in facts or not isinstance(facts[key], kind):
-            what = f"has {key}={facts[key]!r}" if key in facts else f"lacks {key!r}"
-            raise InlayError(f"{path} {what}: it was edited or is damaged. Train the tasks again.")
-    pooling = facts.setdefault("pooling", "own")  # in an earlier inlay there was no choice
-    if pooling not in POOLINGS:
-        raise InlayError(f"{path} has pooling={pooling!r}: it was edited or is damaged. Train the tasks again.")
-    failed = facts.setdefault("failed", {})  # which an earlier inlay did not write
-    if not isinstance(failed, Mapping) or not failed.keys() <= facts["tasks"].keys():
-        raise InlayError(f"{path} has failed={failed!r}: it was edited or is damaged. Train the tasks again.")
-    if not facts["tasks"]:
-        raise InlayError(f"{path} lists no tasks: it was edited or is damaged. Train the tasks again.")
-    return facts
+    return read_tasks(folder, verify_run(folder))
 
 
 def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
@@ -144,8 +101,7 @@ def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
     name = str(facts["model"])
     if not name.startswith("."):
         return name
-    note = place_of(folder, next(iter(facts["tasks"]))) / "inlay.json"
-    known = whereabouts.recall(str(read_json(note).get("fingerprint"))) if note.is_file() else None
+    known = whereabouts.recall(str(base_fingerprint(folder, next(iter(facts["tasks"])))))
     if known is not None:
         return str(known)
     if (run := run_of(folder)) is not None:

@@ -14,16 +14,15 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.card import write_card
+from inlay.methods.folder import ADAPTER_FILES, CONFIG, TASKS, base_fingerprint, task_place, tasks_in, write_tasks
 from inlay.records.atomic import write_folder
-from inlay.records.sealed import write_sealed
 from inlay.records.store import read_json
 from inlay.workflow.answer import told_of
-from inlay.workflow.answer_files import TASKS, facts_of, located, place_of, verify_run
+from inlay.workflow.answer_files import facts_of, located, verify_run
 from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
-FILES = ("adapter_config.json", "adapter_model.safetensors", "inlay.json", "README.md")
 EACH = "give one --task for each --adapter, in their order, as in --task reviews=mood"
 
 
@@ -80,7 +79,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
     from inlay.methods.saving import about, read
 
     folder = folder / "adapter" if (folder / "adapter").is_dir() else folder
-    names = sorted(place.name for place in folder.glob("*") if (place / "adapter_config.json").is_file())
+    names = tasks_in(folder)
     if names and task not in names:
         if task is None and len(names) > 1:
             raise InlayError(f"{folder} holds several tasks: choose one with --task, of {', '.join(names)}.")
@@ -88,7 +87,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
             raise unknown("task", task, names)
     task = task or (names[0] if names else "default")
     verify_run(folder)
-    method = _exporter(to, place_of(folder, task))
+    method = _exporter(to, task_place(folder, task))
     config, tensors = read(method, folder, task)
     known = about(method, folder, task)
     config.base_model_name_or_path = portable(config.base_model_name_or_path or "") or None  # an earlier inlay's
@@ -108,7 +107,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
 def _exporter(to: str, place: Path) -> registry.Method:
     """The method that writes the form and, where several do, that saved the adapter in `place`."""
     able = [registry.get(name) for name in registry.names_where(lambda method: to in method.exports)]
-    config = place / "adapter_config.json"
+    config = place / CONFIG["peft"]
     saved = read_json(config).get("peft_type") if config.is_file() else None
     return next((method for method in able if method.peft_type == saved), able[0])
 
@@ -142,7 +141,7 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
             "batch_size": min(each.facts["batch_size"] for each in chosen),
             "trust_remote_code": any(each.facts["trust_remote_code"] for each in chosen),
         }
-        write_sealed(place / TASKS, kept)
+        write_tasks(place, kept)
         if known:
             write_card(place, registry.get(chosen[0].facts["method"]), known)
 
@@ -198,9 +197,9 @@ def _check_joinable(chosen: Sequence[Chosen]) -> None:
     check_together({each.new: TaskSchema.from_json(each.facts["tasks"][each.old]) for each in chosen})
     config, _ = read(first.facts["method"], first.folder, first.old)
     shared = registry.get(first.facts["method"]).hooks.shared_settings
-    base = _fingerprint(first)
+    base = base_fingerprint(first.folder, first.old)
     for each in others:
-        if _fingerprint(each) != base:
+        if base_fingerprint(each.folder, each.old) != base:
             raise InlayError(
                 f"{each.old!r} ({each.facts['model']}) and {first.old!r} ({first.facts['model']}) were trained on "
                 "different base models: only tasks of one model can be joined."
@@ -216,17 +215,13 @@ def _check_joinable(chosen: Sequence[Chosen]) -> None:
                 )
 
 
-def _fingerprint(each: Chosen) -> Any:
-    return read_json(place_of(each.folder, each.old) / "inlay.json").get("fingerprint")
-
-
 def _copy(each: Chosen, target: Path) -> None:
     """A task's files, whether they lie in a folder of its name or, as those of a run of one task, among others."""
-    source = place_of(each.folder, each.old)
+    source = task_place(each.folder, each.old)
     if source != each.folder:
         shutil.copytree(source, target)
         return
     target.mkdir()
-    for name in FILES:
+    for name in ADAPTER_FILES:
         if (source / name).is_file():
             shutil.copy2(source / name, target / name)

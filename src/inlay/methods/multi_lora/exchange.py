@@ -19,17 +19,16 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.methods import vetting
+from inlay.methods.folder import CONFIG, WEIGHTS, AdapterFolder, read_json, sort_sets
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
 from inlay.methods.noted import heeding
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
 from inlay.methods.registry import get
-from inlay.methods.saving import read_tensors, sort_sets, write_note
 from inlay.methods.settings import check
 
 OURS = ".inlay_multi_lora_b.weight"
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # What is taken of a LoRA's settings.
 TAKEN = ("r", "lora_alpha", "lora_dropout", "rank_pattern", "alpha_pattern", "modules_to_save")
 
@@ -87,16 +86,16 @@ def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path) -
         inference_mode=True,
         base_model_name_or_path=config.base_model_name_or_path,
     )
-    save_file(made, folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(made, folder / WEIGHTS["peft"], metadata={"format": "pt"})
     written.save_pretrained(str(folder))
-    sort_sets(folder / CONFIG)
+    sort_sets(folder / CONFIG["peft"])
     if config.pooling is not None:  # for which PEFT's config has no place
         facts = {
             "base_model": config.base_model_name_or_path,
             "fingerprint": None,
             "newly_initialised": config.newly_initialised or [],
         }
-        write_note(folder, get("lora"), facts, config.pooling)
+        AdapterFolder(folder, get("lora")).write_note(facts, config.pooling)
     return written
 
 
@@ -164,12 +163,12 @@ def _take(model: Any, folder: Path, task: str, config: MultiLoraConfig | None) -
 
 def _read(model: Any, folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     """The settings and the tensors of a LoRA that somebody else may have written, looked at before they are obeyed."""
-    path, base = folder / CONFIG, base_of(model)
-    settings = vetting.read_json(path)
+    path, base = folder / CONFIG["peft"], base_of(model)
+    settings = read_json(path)
     if settings.get("peft_type") != "LORA":
         raise InlayError(f"{path} has peft_type={settings.get('peft_type')!r}: a task is made of a LoRA alone.")
-    vetting.check_size([folder / WEIGHTS], base)
-    tensors = read_tensors(folder / WEIGHTS, {})
+    vetting.check_size([folder / WEIGHTS["peft"]], base)
+    tensors = vetting.read_tensors(folder / WEIGHTS["peft"], {})
     vetting.check_settings(path, settings, tensors, base)
     try:
         check(get("lora"), {name: settings[name] for name in TAKEN if name in settings})

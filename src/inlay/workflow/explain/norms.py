@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from inlay.methods import registry
+from inlay.methods.folder import CONFIG, WEIGHTS, read_json
 from inlay.records.store import Run
 
 
@@ -18,10 +17,10 @@ def norm_of(run: Run) -> tuple[float, float] | None:
     kept = registry.get(run.spec.method).prompt_parameter
     if kept is None:
         return None
-    config = json.loads((run.adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    config = read_json(run.adapter / CONFIG["peft"])
     framed = config.get("kind") in ("pad", "resize-concat")
     total, positions = 0.0, 0
-    with safe_open(run.adapter / "adapter_model.safetensors", framework="pt") as tensors:
+    with safe_open(run.adapter / WEIGHTS["peft"], framework="pt") as tensors:
         for key in tensors.keys():  # noqa: SIM118 - no mapping
             if kept in key:
                 prompt = tensors.get_tensor(key).double()

@@ -8,7 +8,6 @@ were cut short.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
+from inlay.methods.folder import CONFIG, read_json
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, load, name
 from inlay.workflow.compare import make_runs
@@ -372,8 +372,8 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
         if run is None or run.status != "finished":
             return None
         run.verify()
-        saved = run.adapter / "adapter_config.json"
-        found = json.loads(saved.read_text(encoding="utf-8")).get("layers") if saved.is_file() else None
+        saved = run.adapter / CONFIG["peft"]
+        found = read_json(saved).get("layers") if saved.is_file() else None
         return run if found == spec.settings["layers"] else None
     return None
 
