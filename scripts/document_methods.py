@@ -1,9 +1,9 @@
-"""Write what is generated about the methods: the tables, the headers of the method pages.
+"""Generate the tables of methods and the headers of the method pages.
 
-    python scripts/document_methods.py --check     # is everything current?
-    python scripts/document_methods.py --write     # make it so
+    python scripts/document_methods.py --check     # is everything up to date?
+    python scripts/document_methods.py --write     # update what is not
 
-Neither imports torch or PEFT. What works where is read from `capabilities.json`, which `make probe` writes by trying.
+Neither imports torch or PEFT. Which architectures work is read from `capabilities.json`, which `make probe` writes.
 The pages' equations, advice and examples are written by hand below the generated header.
 """
 
@@ -23,14 +23,18 @@ TABLE = ("<!-- methods:begin -->", "<!-- methods:end -->")
 HEADER = ("<!-- generated:begin -->", "<!-- generated:end -->")
 SECTIONS = ("The equation", "When to use it", "Cost", "Example", "Fidelity")
 SAVED = {"peft": "an adapter in PEFT's format", "head": "the head alone", "full": "a whole checkpoint"}
-TASKS = {"classification": "classification", "token-classification": "tokens", "causal-lm": "language modelling"}
+TASKS = {
+    "classification": "classification",
+    "token-classification": "token classification",
+    "causal-lm": "language modelling",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--check", action="store_true", help="say what is out of date")
+    action.add_argument("--check", action="store_true", help="list what is out of date")
     action.add_argument("--write", action="store_true", help="bring it up to date")
     options = parser.parse_args(arguments)
     stale = [path for path, text in pages().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
@@ -62,9 +66,9 @@ def pages() -> dict[Path, str]:
 
 
 def table(links: str) -> str:
-    """The methods, one a line: what each trains, where it works, what it costs."""
+    """One row per method: what it trains, where it works, what it costs."""
     lines = [
-        "| method | what it does | text | images | trained, of BERT-base | saved as |",
+        "| method | what it does | text | images | trained parameters (BERT-base) | saved as |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for method in all_methods().values():
@@ -78,16 +82,16 @@ def table(links: str) -> str:
 
 def header(method: Method) -> str:
     """The facts of one method."""
-    rate = f"{method.learning_rate:g} by default{_rates(method)}; a search tries "
+    rate = f"{method.learning_rate:g} by default{_rates(method)}; search grid: "
     rate += ", ".join(f"{rate:g}" for rate in method.grid)
     facts = {
         "paper": method.paper,
         "config": f"`{_public(method)}`" if method.config else "none: it has no settings",
         "learning rate": rate,
-        "starts as the base model": "yes, exactly" if method.identity_at_start else "no",
-        "can be merged": "yes" if method.mergeable else "no",
+        "equals the base model before training": "yes, exactly" if method.identity_at_start else "no",
+        "mergeable": "yes" if method.mergeable else "no",
         "saved as": SAVED[method.form],
-        "trained, of BERT-base": f"{trained_count(method)}, and the new head"
+        "trained parameters (BERT-base)": f"{trained_count(method)}, plus the new head"
         if method.form == "peft"
         else trained_count(method),
     }
@@ -98,7 +102,7 @@ def header(method: Method) -> str:
         "| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
     ]
-    return "\n".join([*lines, "", "Works on, as probed:", "", *_families(method)])
+    return "\n".join([*lines, "", "Supported architectures (tested automatically):", "", *_families(method)])
 
 
 def _rates(method: Method) -> str:
@@ -113,8 +117,8 @@ def _families(method: Method) -> list[str]:
         probed = [family for family, tasks in known["tasks"].items() if task in tasks]
         works = [family for family in probed if task in by_family.get(family, ())]
         lacking = [family for family in probed if family not in works]
-        text = ", ".join(works) if works else "nothing"
-        lines.append(f"- {title}: {'everything probed' if not lacking else text}" + _not(works, lacking))
+        text = ", ".join(works) if works else "none"
+        lines.append(f"- {title}: {'all' if not lacking else text}" + _not(works, lacking))
     return lines
 
 

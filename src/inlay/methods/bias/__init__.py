@@ -4,7 +4,7 @@ from inlay.methods.registry import Method
 
 METHOD = Method(
     name="bias",
-    summary="Trains the biases that the model has (BitFit).",
+    summary="Trains the existing biases of the model (BitFit).",
     paper="Ben Zaken et al., BitFit, ACL 2022, https://arxiv.org/abs/2106.10199",
     config="inlay.methods.bias.config:BiasTuningConfig",
     tuner="inlay.methods.bias.model:BiasTuningModel",

@@ -16,13 +16,13 @@ _SAME: dict[str, Any] = {
 METHODS = (
     Method(
         name="adapter",
-        summary="Sets a small bottleneck after attention and after the feed-forward (Houlsby).",
+        summary="Inserts a small bottleneck after attention and after the feed-forward (Houlsby).",
         paper="Houlsby et al., ICML 2019, https://arxiv.org/abs/1902.00751",
         **_SAME,
     ),
     Method(
         name="adapter-pfeiffer",
-        summary="Sets a small bottleneck after the feed-forward alone (Pfeiffer).",
+        summary="Inserts a small bottleneck after the feed-forward alone (Pfeiffer).",
         paper="Pfeiffer et al., AdapterFusion, EACL 2021, https://arxiv.org/abs/2005.00247",
         settings=MappingProxyType({"placement": "pfeiffer"}),
         **_SAME,

@@ -28,7 +28,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], decod
 METHODS = (
     _method(
         "infoprompt",
-        "Makes prompt tokens of each text, and trains them to share information with the task.",
+        "Generates prompt tokens from each text, and trains them to share information with the task.",
         "Wu et al., InfoPrompt, NeurIPS 2023, https://arxiv.org/abs/2306.04933",
         {},
         decoder_rate=1e-1,
@@ -42,7 +42,7 @@ METHODS = (
     ),
     _method(
         "idpg",
-        "Makes prompt tokens of each text by one small network.",
+        "Generates prompt tokens from each text with one small network.",
         "Wu et al., IDPG, NAACL 2022, https://arxiv.org/abs/2204.04497",
         {"encoder": "shared-bottleneck", "beta": 0.0, "gamma": 0.0},
         decoder_rate=3e-2,

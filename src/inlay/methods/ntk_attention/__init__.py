@@ -4,7 +4,7 @@ from inlay.methods.registry import Method
 
 METHOD = Method(
     name="ntk-attention",
-    summary="Adds to every softmax what a prefix of any length would, by features of fixed size.",
+    summary="Adds the effect of a prefix of any length to every softmax, with features of fixed size.",
     paper="Liang et al., Towards Infinite-Long Prefix in Transformer, 2024, https://arxiv.org/abs/2406.14036",
     config="inlay.methods.ntk_attention.config:NTKAttentionConfig",
     tuner="inlay.methods.ntk_attention.model:NTKAttentionModel",
