@@ -19,19 +19,21 @@ runs train those tasks together. An unknown key, or a value of the wrong kind, i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import types
-import typing
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from inlay.engines import ENGINES
 from inlay.errors import InlayError, first_line, misspelt, unknown
 from inlay.records.spec import Spec
+from inlay.records.spec_values import Unfit, fitting
 from inlay.workflow.notes import Say
 from inlay.workflow.planning import ALL, DEFAULT, GRID, Planned, Rates, plan
 from inlay.workflow.tune import DEFAULT_OUT
@@ -72,11 +74,9 @@ class Sweep:
 
 def read(path: Path | str) -> Sweep:
     """The sweep in a file, checked against the schema."""
-    import yaml
-
     path = Path(path)
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _unique_keys())
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise InlayError(f"Cannot read {path}: {error.strerror}.{misspelt(path)}") from error
     except RecursionError as error:
@@ -91,49 +91,58 @@ def read(path: Path | str) -> Sweep:
         raise InlayError(f"{path}: {error}") from error
 
 
-def _unique_keys() -> Any:
-    """YAML without code in it, in which a key that is given twice is an error: one of the two would be lost."""
-    import yaml
+class Loader(yaml.SafeLoader):
+    """YAML without code in it. A key that is given twice is an error, because one of the two would be lost; and 1e-3 is
+    a number, for which YAML 1.1 wants 1.0e-3."""
 
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-            seen: set[Any] = set()
-            for key, _ in node.value:
-                if not isinstance(key, yaml.ScalarNode):
-                    raise yaml.YAMLError(f"a key is a list or a mapping (line {key.start_mark.line + 1}); give a name")
-                if key.value in seen:
-                    raise yaml.YAMLError(f"the key {key.value!r} is given twice (line {key.start_mark.line + 1})")
-                seen.add(key.value)
-            return super().construct_mapping(node, deep)
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping whose keys are names, each once."""
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key is a list or a mapping (line {key.start_mark.line + 1}); give a name")
+            if key.value in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} is given twice (line {key.start_mark.line + 1})")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
-    return Loader
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 # ------------------------------------------------------------------------------------------------------ the schema
 
 
-class _WrongValue(Exception):
-    """A value of the wrong kind; says what would do."""
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise Unfit("a text")
+    return value
 
 
-def _kind(kind: type, what: str) -> Check:
-    def check(value: Any) -> Any:
-        if not isinstance(value, kind) or value == "":
-            raise _WrongValue(f"give {what}")
-        return value
-
-    return check
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise Unfit("a number")
+    return float(value)
 
 
-def _number(what: str, fits: Callable[[float], bool] = lambda number: True, kind: type = float) -> Check:
-    def check(value: Any) -> Any:
-        # YAML reads 1e-3 as a text: it wants 1.0e-3.
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if not isinstance(value, bool) and math.isfinite(number := float(value)) and fits(number):
-                return kind(number)
-        raise _WrongValue(f"give {what}")
+def _positive(value: Any) -> float:
+    if (number := _number(value)) <= 0:
+        raise Unfit("a number greater than 0")
+    return number
 
-    return check
+
+def _whole(value: Any) -> int:
+    if not _number(value).is_integer():
+        raise Unfit("a whole number")
+    return int(value)
+
+
+def _count(value: Any) -> int:
+    if (number := _whole(value)) < 1:
+        raise Unfit("1 or more")
+    return number
 
 
 def _list(each: Check, what: str) -> Check:
@@ -142,102 +151,69 @@ def _list(each: Check, what: str) -> Check:
     def check(value: Any) -> tuple[Any, ...]:
         try:
             found = tuple(each(one) for one in (value if isinstance(value, list) else [value]))
-        except _WrongValue:
+        except Unfit:
             found = ()
         if not found or len(set(found)) < len(found):
-            raise _WrongValue(f"give {what}, each once")
+            raise Unfit(f"{what}, each once")
         return found
 
     return check
 
 
-TEXT, FLAG, NUMBER = _kind(str, "a text"), _kind(bool, "true or false"), _number("a number")
-POSITIVE = _number("a number greater than 0", lambda number: number > 0)
-WHOLE = _number("a whole number", float.is_integer, int)
-COUNT = _number("1 or more", lambda number: number.is_integer() and number >= 1, int)
-NAMES = _list(TEXT, "a name or a list of names")
+_names = _list(_text, "a name or a list of names")
+# A list among the tasks is of tasks that are trained together.
+_tasks = _list(lambda one: _names(one) if isinstance(one, list) else _text(one), "a name or a list of names")
 
 
 def _seeds(value: Any) -> int | tuple[int, ...]:
-    found = _list(WHOLE, "a number of seeds, or a list of seeds")(value)
-    return found if isinstance(value, list) else COUNT(value)
-
-
-def _tasks(value: Any) -> tuple[str | tuple[str, ...], ...]:
-    """Names of tasks; a list among them is of tasks that are trained together."""
-
-    def each(one: Any) -> str | tuple[str, ...]:
-        return NAMES(one) if isinstance(one, list) else TEXT(one)
-
-    return _list(each, "a name or a list of names")(value)
+    found = _list(_whole, "a number of seeds, or a list of seeds")(value)
+    return found if isinstance(value, list) else _count(value)
 
 
 def _rates(value: Any) -> Rates:
-    if value in (DEFAULT, GRID):
-        return str(value)
-    return list(_list(NUMBER, f"{DEFAULT}, {GRID}, or numbers")(value))
+    return value if value in (DEFAULT, GRID) else list(_list(_number, f"{DEFAULT}, {GRID}, or numbers")(value))
 
 
 def _settings(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(each, dict) for each in value.values()):
-        raise _WrongValue("give settings by method, as in {lora: {r: 16}}")
+        raise Unfit("settings by method, as in {lora: {r: 16}}")
     return value
 
 
 def _engine(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _WrongValue(f"give keys and values; the keys are {', '.join(ENGINE)}")
+        raise Unfit(f"keys and values; the keys are {', '.join(ENGINE)}")
     return _checked(value, ENGINE)
 
 
 def _engine_name(value: Any) -> str:
     if value not in ENGINES:
-        raise _WrongValue(f"give one of {', '.join(ENGINES)}")
+        raise Unfit(f"one of {', '.join(ENGINES)}")
     return str(value)
 
 
-ENGINE: dict[str, Check] = {
-    "name": _engine_name,
-    "workers": COUNT,
-    "cpus": POSITIVE,
-    "gpus": NUMBER,
-    "address": TEXT,
-}
-_BY_TYPE: dict[Any, Check] = {str: TEXT, int: WHOLE, float: NUMBER, bool: FLAG}
+ENGINE: dict[str, Check]
+ENGINE = {"name": _engine_name, "workers": _count, "cpus": _positive, "gpus": _number, "address": _text}
 # Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
-_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "text", "trust_remote_code"}
-
-
-def _of_spec() -> dict[str, Check]:
-    """The fields of a run's spec that a sweep may set, checked by their types."""
-    hints = typing.get_type_hints(Spec)
-
-    def check(name: str) -> Check:
-        options = typing.get_args(hints[name]) if isinstance(hints[name], types.UnionType) else (hints[name],)
-        return next(_BY_TYPE[option] for option in options if option in _BY_TYPE)
-
-    return {each.name: check(each.name) for each in dataclasses.fields(Spec) if each.name not in _NOT_HERE}
-
-
-def schema() -> dict[str, Check]:
-    """Every key of a sweep, and what checks its value."""
-    return {
-        "model": TEXT,
-        "models": NAMES,
-        "task": TEXT,
-        "tasks": _tasks,
-        "text": NAMES,
-        "methods": NAMES,
-        "seeds": _seeds,
-        "shots": _list(WHOLE, "a number of examples, or a list of them"),
-        "learning_rates": _rates,
-        "baseline": TEXT,
-        "settings": _settings,
-        "minutes": POSITIVE,
-        "out": TEXT,
-        "engine": _engine,
-        **_of_spec(),
-    }
+_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "trust_remote_code"}
+OF_SPEC = {each.name: partial(fitting, each) for each in dataclasses.fields(Spec) if each.name not in _NOT_HERE}
+SCHEMA: dict[str, Check] = {
+    "model": _text,
+    "models": _names,
+    "task": _text,
+    "tasks": _tasks,
+    "methods": _names,
+    "seeds": _seeds,
+    "shots": _list(_whole, "a number of examples, or a list of them"),
+    "learning_rates": _rates,
+    "baseline": _text,
+    "settings": _settings,
+    "minutes": _positive,
+    "out": _text,
+    "engine": _engine,
+    **OF_SPEC,
+}
+"""Every key of a sweep, and what checks its value."""
 
 
 def _checked(data: Mapping[Any, Any], known: Mapping[str, Check]) -> dict[str, Any]:
@@ -247,8 +223,8 @@ def _checked(data: Mapping[Any, Any], known: Mapping[str, Check]) -> dict[str, A
             raise unknown("key", str(key), known)
         try:
             found[key] = known[key](value)
-        except _WrongValue as wrong:
-            raise InlayError(f"{key}: {value!r} will not do: {wrong}.") from None
+        except Unfit as wanted:
+            raise InlayError(f"{key}: {value!r} will not do: give {wanted}.") from None
     return found
 
 
@@ -259,7 +235,7 @@ def _either(found: dict[str, Any], one: str, several: str) -> tuple[Any, ...]:
 
 
 def _sweep(data: Mapping[Any, Any]) -> Sweep:
-    found = _checked(data, schema())
+    found = _checked(data, SCHEMA)
     models, tasks = _either(found, "model", "models"), _either(found, "task", "tasks")
     for key, given in (("model", models), ("methods", found.get("methods")), ("task", tasks or found.get("data"))):
         if not given:
@@ -269,7 +245,7 @@ def _sweep(data: Mapping[Any, Any]) -> Sweep:
     methods, baseline = found["methods"], found.get("baseline")
     if baseline is not None and methods != (ALL,) and baseline not in methods:
         raise InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}.")
-    fields = {name: found[name] for name in (*_of_spec(), "text") if name in found}
+    fields = {name: found[name] for name in OF_SPEC if name in found}
 
     def spec(model: str, task: str | tuple[str, ...] | None) -> Spec:
         several = {"tasks": task} if isinstance(task, tuple) else {"task": task}
