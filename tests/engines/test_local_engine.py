@@ -12,9 +12,9 @@ import pytest
 
 from inlay import InlayError, Spec, tune
 from inlay.engines import JobOutcome, make
-from inlay.engines.gpus import GpuShare, share_of, visible
 from inlay.engines.local import LocalEngine, cores
 from inlay.engines.queue import Queue
+from inlay.engines.worker import GpuShare, share_of, visible
 from inlay.records.store import Store
 from inlay.workflow.compare import job_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -38,17 +38,12 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {
-            "spec": self.spec.to_json(),
-            "out": self.out,
-            "retry_failed": self.retry_failed,
-            "maker": self.maker,
-        }
+        return {**vars(self), "spec": self.spec.to_json()}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         """From what `to_json` made."""
-        return cls(Spec.from_json(data["spec"]), data["out"], data["retry_failed"], maker=data["maker"])
+        return cls(**{**data, "spec": Spec.from_json(data["spec"])})
 
     def load_maker(self) -> Maker:
         """The module that makes this run."""
@@ -71,11 +66,9 @@ class Maker(Protocol):
         stop: Callable[[], bool],
     ) -> Run:
         """Make the run of `spec` under `out`, or find it finished."""
-        ...
 
     def identify(self, spec: Spec) -> tuple[Spec, str]:
         """The spec as it will be run, and the digest that identifies its run."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,19 +95,15 @@ class Listener(Protocol):
 
     def begin(self, number: int) -> None:
         """A run is taken up."""
-        ...
 
     def step(self, number: int, done: int, total: int) -> None:
         """It has come so far."""
-        ...
 
     def say(self, number: int, line: str) -> None:
         """Something that a person should know."""
-        ...
 
     def end(self, number: int, outcome: JobOutcome) -> None:
         """It is over."""
-        ...
 
 
 class Engine(Protocol):
@@ -127,7 +116,6 @@ class Engine(Protocol):
     def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[JobOutcome]:
         """The outcome of every job, in their order. After `deadline` (by `time.monotonic`) nothing is begun, and what
         is at work stops at a moment at which it can be resumed."""
-        ...
 
 
 def work(
@@ -143,12 +131,7 @@ def work(
     unless `signals_stop`: then a signal is just another way to say stop. `opened` is told the run's name."""
     from inlay.training import Interrupted
 
-    began, names = time.monotonic(), list[str | None]([None])
-    said: list[str] = []
-
-    def ended(status: Status, error: BaseException | str | None = None, *, made: bool = True) -> JobOutcome:
-        why = None if error is None else str(error)
-        return JobOutcome(status, names[-1], why, time.monotonic() - began, made)
+    began, names, said = time.monotonic(), list[str](), list[str]()
 
     def name(found: str) -> None:
         names.append(found)
@@ -172,19 +155,23 @@ def work(
     except Interrupted:
         if not signals_stop and not stop():
             raise
-        return ended("interrupted")
-    except Busy as error:
-        return ended("busy", error, made=False)
-    except Unwritable as error:
-        return ended("unwritable", error)
-    except FailedBefore as error:
-        names.append(error.run)
-        return ended("failed", error, made=False)
-    except InlayError as error:
-        return ended("failed", error)
+        found = JobOutcome("interrupted", made=True)
     except Exception as error:  # out of memory, a defect of a library or of ours: the other runs go on
-        return ended("failed", f"{type(error).__name__}: {first_line(error)}")
-    return ended("finished", made=not any(line.startswith("already done") for line in said))
+        found = outcome_of(error)
+    else:
+        found = JobOutcome("finished", made=not any(line.startswith("already done") for line in said))
+    run = found.run or (names[-1] if names else None)
+    return replace(found, run=run, seconds=time.monotonic() - began)
+
+
+def outcome_of(error: Exception) -> JobOutcome:
+    """What an error makes of a run."""
+    if isinstance(error, Busy):
+        return JobOutcome("busy", error=str(error))
+    if isinstance(error, FailedBefore):
+        return JobOutcome("failed", error.run, str(error))
+    why = str(error) if isinstance(error, InlayError) else f"{type(error).__name__}: {first_line(error)}"
+    return JobOutcome("unwritable" if isinstance(error, Unwritable) else "failed", error=why, made=True)
 
 
 def steps_to(step: Callable[[int, int], None]) -> Any:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,7 @@ from inlay.engines import parcels
 from inlay.engines.job import Engine, Job, JobOutcome, Listener, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError, first_line
-from inlay.records.atomic import Unwritable
-from inlay.records.lock import Busy
-from inlay.records.store import FailedBefore, Run, Store, name
+from inlay.records.store import Run, Store, name
 
 TICK = 0.5  # seconds between two looks at a run, there and here
 RETRIES = 3  # after lost workers
@@ -146,22 +144,16 @@ class RayEngine(Engine):
         try:
             spec, digest = job.load_maker().identify(job.spec)
             run = Store(job.out).open(spec, digest, retry_failed=job.retry_failed)
-        except Busy as error:
-            queue.settle(number, JobOutcome("busy", error=str(error)))
-        except Unwritable as error:
-            queue.settle(number, JobOutcome("unwritable", error=str(error)))
-        except FailedBefore as error:
-            queue.settle(number, JobOutcome("failed", error.run, str(error)))
         except InlayError as error:
-            queue.settle(number, JobOutcome("failed", error=str(error), made=True))
-        else:
-            if run.status != "finished":
-                away = Away(number, run, job.maker, began, self._home)
-                away.go(send, deadline)
-                return [away]
+            queue.settle(number, outcome_of(error))
+            return []
+        if run.status == "finished":
             run.close()
             queue.settle(number, JobOutcome("finished", run.id))
-        return []
+            return []
+        away = Away(number, run, job.maker, began, self._home)
+        away.go(send, deadline)
+        return [away]
 
     def _hear(self, ray: Any, away: Away, queue: Queue, send: Any, deadline: float | None) -> bool:
         """The next word of a run; whether it is still away."""
@@ -175,10 +167,8 @@ class RayEngine(Engine):
             return self._lost(away, queue, send, deadline, type(error).__name__)
         try:
             parcels.receive(word["parcel"], away.run)
-        except Unwritable as error:
-            return self._settle(away, queue, JobOutcome("unwritable", error=str(error), made=True))
         except InlayError as error:
-            return self._settle(away, queue, JobOutcome("failed", error=str(error), made=True))
+            return self._settle(away, queue, outcome_of(error))
         for line in word["said"]:
             queue.listener.say(away.number, line)
         if word["step"] is not None:
@@ -207,10 +197,7 @@ class RayEngine(Engine):
         except InlayError as error:
             outcome = JobOutcome("unwritable", error=str(error), made=True)
         away.run.close()
-        queue.settle(
-            away.number,
-            JobOutcome(outcome.status, away.run.id, outcome.error, time.monotonic() - away.began, outcome.made),
-        )
+        queue.settle(away.number, replace(outcome, run=away.run.id, seconds=time.monotonic() - away.began))
         return False
 
 
@@ -268,7 +255,7 @@ def do(
                 job,
                 step=lambda done, total: state.update(step=(done, total)),
                 say=said.append,
-                stop=lambda: deadline is not None and time.monotonic() >= deadline,
+                stop=until(deadline),
                 opened=check,
                 signals_stop=True,
             )

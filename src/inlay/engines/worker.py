@@ -11,10 +11,10 @@ import json
 import os
 import socket
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from inlay.engines.gpus import GpuShare, share_of, visible
-from inlay.engines.job import Job, work
+from inlay.engines.job import Job, until, work
 from inlay.errors import InlayError
 
 
@@ -60,16 +60,12 @@ def apply(share: GpuShare) -> None:
 
 def do(channel: socket.socket, job: Job, seconds: float | None, parent: int) -> None:
     """One job, and its outcome to the parent."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-
-    def stop() -> bool:
-        return os.getppid() != parent or (deadline is not None and time.monotonic() >= deadline)
-
+    late = until(None if seconds is None else time.monotonic() + seconds)
     outcome = work(
         job,
         step=lambda done, total: tell(channel, {"step": [done, total]}),
         say=lambda line: tell(channel, {"say": line}),
-        stop=stop,
+        stop=lambda: os.getppid() != parent or late(),
         opened=lambda name: tell(channel, {"opened": name}),
         signals_stop=True,
     )
@@ -82,3 +78,54 @@ def tell(channel: socket.socket, word: dict[str, Any]) -> None:
         channel.sendall(json.dumps(word).encode() + b"\n")
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+# ------------------------------------------------------------------------------------------- its part of the GPUs
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """A worker's GPU, by number (None: the processor), and the share of its memory that it may take."""
+
+    device: int | None
+    memory: float = 1.0
+
+
+def check(workers: int, gpus: float | None, devices: int) -> None:
+    """A clear error where more is asked of the GPUs than there is."""
+    if not gpus:
+        return
+    if not 0 < gpus <= 1:
+        raise InlayError(
+            f"gpus={gpus:g}: a run takes one GPU or a part of one. One run on several is for `accelerate launch`."
+        )
+    if devices == 0:
+        raise InlayError(
+            f"gpus={gpus:g}: there is no GPU here that torch can use. Leave --gpus out, or give 0, to train on the "
+            "processor."
+        )
+    most = devices * int(1 / gpus + 1e-9)
+    if workers > most:
+        raise InlayError(
+            f"{workers} workers with {gpus:g} of a GPU each do not fit on {devices} GPU{'s' * (devices > 1)}: give "
+            f"--workers {most}, or --gpus {devices / workers:.2g} to share."
+        )
+
+
+def share_of(index: int, workers: int, gpus: float | None, devices: int) -> GpuShare:
+    """The share of worker number `index`. Workers are spread evenly; those on one GPU have equal parts of its memory.
+
+    `gpus` is what each run asks for: None is whatever there is, 0 the processor.
+    """
+    check(workers, gpus, devices)
+    if gpus == 0 or devices == 0:
+        return GpuShare(None)
+    device = index % devices
+    beside = len(range(device, workers, devices))
+    return GpuShare(device, gpus or 1 / beside)
+
+
+def visible(already: str | None, device: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be for one GPU of those that are visible `already`."""
+    listed = [name.strip() for name in (already or "").split(",") if name.strip()]
+    return listed[device] if listed else str(device)
