@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.engines import parcels
-from inlay.engines.job import Engine, Job, JobOutcome, Listener, until, work
+from inlay.engines.job import Engine, Job, JobOutcome, Listener, outcome_of, until, work
 from inlay.engines.queue import Queue
 from inlay.errors import InlayError, first_line
 from inlay.records.store import Run, Store, name
