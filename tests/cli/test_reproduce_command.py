@@ -35,7 +35,7 @@ def test_the_list_has_one_recipe_a_line_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on_terminal(monkeypatch, 100)
-    reproduce_command.listed()
+    reproduce_command.print_list()
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[0] for line in lines if "/" in line.split(" ")[0]] == list(catalogue.recipes())
     assert max(map(len, lines)) <= 100

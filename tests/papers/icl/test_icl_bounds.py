@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ def test_theorem_2_over_many_prompts(N: int, K: int, heads: int, beta: float) ->
 def test_assumptions_are_told_on_the_instance() -> None:
     holds = [claim.holds for claim in icl.assumptions(small(2, 4, 4, 1.0), B=2.0)]
     assert holds == ["yes"] * 5
-    raw = icl.OneLayer(icl.InContextProblem.sample(30, 60, 100, 20, tasks=icl.OUT_OF_DOMAIN), 8)
+    raw = icl.OneLayer(replace(icl.InContextProblem.sample(30, 60, 100, 20), tasks=icl.OUT_OF_DOMAIN), 8)
     assert [claim.holds for claim in icl.assumptions(raw)] == ["no", "no", "yes", "cannot tell", "no"]
 
 
@@ -248,14 +249,16 @@ def test_sampled_training_tends_to_the_closed_form() -> None:
     """The same Adam on the population and on samples: nearer with larger batches from more samples."""
     problem = icl.InContextProblem.sample(5, 20, 8, 4, 0.01, 0)
 
-    def ends(**sampled: int) -> torch.Tensor:
+    def ends(batches: icl.Batches | None = None) -> torch.Tensor:
         model = icl.OneLayer(problem, 8)
-        icl.train(model, 40, rate=0.02, **sampled)
+        icl.train(model, 40, rate=0.02, batches=batches)
         return model.coefficients().detach()
 
     exact = ends()
-    away = [float((ends(batch=batch, samples=20 * batch) - exact).norm()) for batch in (4, 2000)]
+    away = [float((ends(icl.Batches(batch, 20 * batch)) - exact).norm()) for batch in (4, 2000)]
     assert away[1] < away[0] / 4
-    for broken in ({"batch": 9, "samples": 8}, {"rate": 0.0}, {"every": 0}):
-        with pytest.raises(InlayError, match=r"samples|rate|every"):
+    with pytest.raises(InlayError, match="samples"):
+        icl.Batches(9, 8)
+    for broken in ({"rate": 0.0}, {"every": 0}):
+        with pytest.raises(InlayError, match=r"rate|every"):
             icl.train(icl.OneLayer(problem, 2), 3, **broken)

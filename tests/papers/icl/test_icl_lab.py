@@ -398,7 +398,9 @@ def test_the_deep_transformer_learns_and_is_its_seed() -> None:
     changed = prompts.shown.clone()
     changed[:, 0] += 1
     assert not torch.allclose(one(prompts.shown), one(changed))
-    trace = deep.train_deep(one, steps=150, rate=3e-3, batch=32, samples=500, every=50, tests=icl.held_out(problem, 20))
+    trace = deep.train_deep(
+        one, steps=150, rate=3e-3, batches=icl.Batches(32, 500), every=50, tests=icl.held_out(problem, 20)
+    )
     assert trace.steps == [0, 50, 100, 150]
     assert trace.loss[-1] < 0.7 * trace.loss[0]
     assert trace.seconds == sorted(trace.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_gradcheck() -> None:
 @pytest.mark.parametrize("tasks", [icl.IN_DOMAIN, icl.OUT_OF_DOMAIN])
 def test_the_population_loss_is_the_mean_over_prompts(tasks: icl.TaskDistribution) -> None:
     """Monte Carlo with `eps_k` drawn whole: within five standard errors."""
-    problem = icl.InContextProblem.sample(3, 6, 3, 4, 0.5, 0, tasks=tasks)
+    problem = replace(icl.InContextProblem.sample(3, 6, 3, 4, 0.5, 0), tasks=tasks)
     model = started(problem, 3)
     draws = torch.Generator().manual_seed(0)
     count = 40_000

@@ -80,7 +80,6 @@ def test_sources_are_compared_on_the_same_texts(
     monkeypatch.setattr(InfoPromptLayer, "_encoded", encoded)
     monkeypatch.setattr(explain_prompts, "observe", noted)
     found = information(
-        runs[0].spec,
         [run.id for run in runs],
         words=["w1 w2"],
         examples=8,
@@ -93,7 +92,7 @@ def test_sources_are_compared_on_the_same_texts(
     assert seen == seen[:2] * 4, "the first run's texts, drawn by its seed"
     texts = sum(min(8, len(split)) for _, split, _ in seen[:2])
     assert done == {"loaded": 1, "encoded": texts}, "one model for all sources, and the states without prompts once"
-    alone = information(runs[0].spec, [runs[0].id], examples=8, steps=5, store=tmp_path / "runs", progress=False)
+    alone = information([runs[0].id], examples=8, steps=5, store=tmp_path / "runs", progress=False)
     assert alone.sources == [found.sources[0], found.sources[3]], "a source leaves nothing behind for the next"
     assert found.negatives == 6, "the first run's K, for all of them"
     assert all(value <= found.most + 1e-6 for source in found.sources for value in source.values)
@@ -102,7 +101,7 @@ def test_sources_are_compared_on_the_same_texts(
     assert {path.suffix for path in (tmp_path / "picture").iterdir()} == {".png", ".svg", ".csv", ".json"}
     other = tune(review_spec, tmp_path / "runs", progress=False)
     with pytest.raises(InlayError, match="no prompts in the text"):
-        information(other.spec, [other.id], store=tmp_path / "runs", progress=False)
+        information([other.id], store=tmp_path / "runs", progress=False)
 
 
 def test_runs_that_cannot_be_compared_are_refused(review_spec: Spec, reviews: Path, tmp_path: Path) -> None:
@@ -118,16 +117,16 @@ def test_runs_that_cannot_be_compared_are_refused(review_spec: Spec, reviews: Pa
     for words, other in others.items():
         second = tune(other, tmp_path / "runs", progress=False)
         with pytest.raises(InlayError, match=words):
-            information(first.spec, [first.id, second.id], store=tmp_path / "runs", progress=False)
+            information([first.id, second.id], store=tmp_path / "runs", progress=False)
     with pytest.raises(InlayError, match="at least 2"):
-        information(first.spec, [first.id], negatives=1, store=tmp_path / "runs", progress=False)
+        information([first.id], negatives=1, store=tmp_path / "runs", progress=False)
 
 
 def test_sources_of_one_method_have_names_of_their_own(review_spec: Spec, tmp_path: Path) -> None:
     spec = review_spec.with_(method="warp", max_steps=1)
     rates = [tune(spec.with_(learning_rate=rate), tmp_path / "runs", progress=False) for rate in (0.1, 0.2)]
     runs = [*rates, tune(spec.with_(settings={"initial": "uniform"}), tmp_path / "runs", progress=False)]
-    found = information(spec, [run.id for run in runs], examples=8, steps=1, store=tmp_path / "runs", progress=False)
+    found = information([run.id for run in runs], examples=8, steps=1, store=tmp_path / "runs", progress=False)
     assert [source.name for source in found.sources] == [
         f"warp (defaults, {rates[0].id})",
         f"warp (defaults, {rates[1].id})",

@@ -41,7 +41,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", list(catalogue.recipes()))
 def test_smoke(name: str, out: Path) -> None:
-    outcome = reproduce(name, "smoke", out, progress=False)
+    outcome = reproduce(name, "smoke", Bench(out, progress=False))
     assert not outcome.ours.failures
     assert outcome.ours.cells or outcome.ours.stated
     item = name.partition("/")[2]
@@ -73,8 +73,8 @@ def test_what_a_recipe_states(name: str) -> None:
 
 def test_a_finished_recipe_finds_its_runs_again(out: Path) -> None:
     lines: list[str] = []
-    first = reproduce("activation-prompts/table-1", "smoke", out, progress=False)
-    again = reproduce("activation-prompts/table-1", "smoke", out, progress=False, say=lines.append)
+    first = reproduce("activation-prompts/table-1", "smoke", Bench(out, progress=False))
+    again = reproduce("activation-prompts/table-1", "smoke", Bench(out, progress=False, say=lines.append))
     assert sum(line.startswith("already done") for line in lines) == 4
     assert again.ours == first.ours
 
@@ -95,23 +95,23 @@ def test_missing_models_and_data_are_named_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     with pytest.raises(InlayError) as caught:
-        reproduce("activation-prompts/figure-5", "here", tmp_path / "out", progress=False)
+        reproduce("activation-prompts/figure-5", "here", Bench(tmp_path / "out", progress=False))
     message = str(caught.value)
     assert "lacks 3 things" in message
     assert "DIR/resnet50_v1" in message
     assert "DIR/vit_tiny_patch16_224" in message
     assert "images/oxford_pets.parquet" in message
     with pytest.raises(InlayError, match="hf download microsoft/resnet-101 --local-dir DIR/resnet-101"):
-        reproduce("activation-prompts/figure-2", "paper", tmp_path / "out", progress=False)
+        reproduce("activation-prompts/figure-2", "paper", Bench(tmp_path / "out", progress=False))
     with pytest.raises(InlayError, match="--models-dir"):
-        reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", models_dir=str(tmp_path / "nowhere"))
+        reproduce("activation-prompts/lemma-1", "smoke", Bench(tmp_path / "out", models_dir=str(tmp_path / "nowhere")))
 
 
 def test_a_torn_part_is_made_again(tmp_path: Path) -> None:
-    first = reproduce("activation-prompts/lemma-1", "smoke", tmp_path, progress=False)
+    first = reproduce("activation-prompts/lemma-1", "smoke", Bench(tmp_path, progress=False))
     (part,) = (tmp_path / "parts").iterdir()
     part.write_text(part.read_text()[:100])
-    assert reproduce("activation-prompts/lemma-1", "smoke", tmp_path, progress=False).ours == first.ours
+    assert reproduce("activation-prompts/lemma-1", "smoke", Bench(tmp_path, progress=False)).ours == first.ours
 
 
 def test_every_item_of_the_paper_has_its_recipe() -> None:
@@ -122,7 +122,7 @@ def test_every_item_of_the_paper_has_its_recipe() -> None:
 
 
 def test_here_reads_what_is_kept_unless_told_not_to(tmp_path: Path) -> None:
-    outcome = reproduce("activation-prompts/table-3", "here", tmp_path, progress=False)
+    outcome = reproduce("activation-prompts/table-3", "here", Bench(tmp_path, progress=False))
     assert "inlay/papers/activation_prompts/kept/table.json" in outcome.ours.notes[0]
     (small,) = [ours for claim, _, ours in outcome.verdicts if claim.text.startswith("Small models")]
     runs = json.loads(kept.path("activation_prompts", "table.json").read_text())["runs"]
@@ -132,7 +132,7 @@ def test_here_reads_what_is_kept_unless_told_not_to(tmp_path: Path) -> None:
     assert {value / 100 for value in norm.values} <= {run.get("test") for run in runs if run["method"] == "norm"}
     assert (small.judgement, small.clear) == ("holds", True)
     with pytest.raises(InlayError, match="resnet50_v1"):
-        reproduce("activation-prompts/table-3", "here", tmp_path, fresh=True, progress=False)
+        reproduce("activation-prompts/table-3", "here", Bench(tmp_path, progress=False), fresh=True)
 
 
 def test_the_paper_scale_has_the_printed_rates_of_the_prompt() -> None:
@@ -161,7 +161,9 @@ def test_results_become_data_of_the_page(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: Any
 ) -> None:
     """A result at `here` is kept with its paper, without the paths of who made it, and the page tells it."""
-    outcome = reproduce("activation-prompts/lemma-1", "smoke", tmp_path / "out", progress=False, command=["secret"])
+    outcome = reproduce(
+        "activation-prompts/lemma-1", "smoke", Bench(tmp_path / "out", progress=False), command=["secret"]
+    )
     as_here = Reproduction(outcome.recipe, "here", None, outcome.ours, 1.0, outcome.folder.parent / "here", ("secret",))
     from inlay.papers.reproduce.perform import keep
 
@@ -196,7 +198,7 @@ def test_a_run_that_dies_leaves_its_cell_empty(out: Path, monkeypatch: pytest.Mo
         return tune(spec, *rest, **more)
 
     monkeypatch.setattr(bench, "tune", dying)
-    outcome = reproduce("activation-prompts/table-1", "smoke", out, progress=False)
+    outcome = reproduce("activation-prompts/table-1", "smoke", Bench(out, progress=False))
     assert {row for _, row, _ in outcome.ours.cells} == {"AP"}
     assert set(outcome.ours.failures.values()) == {"RuntimeError: CUDA out of memory"}
     assert "failed: ResNet, VP, OxfordPets: RuntimeError" in (outcome.folder / "table-1.md").read_text()
@@ -244,4 +246,4 @@ def test_runs_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
     assert alone.cells == made.cells
     assert set(alone.failures) == set(made.failures)
     with pytest.raises(InlayError, match="workers=0"):
-        reproduce("activation-prompts/lemma-1", "smoke", tmp_path, workers=0)
+        reproduce("activation-prompts/lemma-1", "smoke", Bench(tmp_path, workers=0))

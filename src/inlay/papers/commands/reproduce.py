@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +15,9 @@ from inlay.errors import InlayError, first_line
 from inlay.papers.commands.blocks import in_blocks
 
 if TYPE_CHECKING:
+    from inlay.papers.reproduce.bench import Bench
     from inlay.papers.reproduce.perform import Reproduction
-    from inlay.papers.reproduce.recipe import Verdict
+    from inlay.papers.reproduce.recipe import Recipe, Verdict
 
 SOME_FAILED = 1
 
@@ -64,35 +66,38 @@ def command(
     inlay reproduce all --scale smoke
     """
     from inlay.papers.reproduce import catalogue
-    from inlay.papers.reproduce.perform import known_scale, reproduce
+    from inlay.papers.reproduce.bench import Bench
 
     if names:
-        listed()
+        print_list()
         return
     if name is None:
         raise InlayError(
             "Give the name of a recipe, as in `inlay reproduce activation-prompts/table-2`; --list has all."
         )
     chosen = catalogue.choose(name)
+    say = silent if quiet else show.say
+    failed = reproduce_all(chosen, scale, Bench(out, data_dir, models_dir, not quiet, say, workers), fresh)
+    if failed:
+        show.say(f"{len(failed)} of {len(chosen)} recipes could not run, or not all of them: {', '.join(failed)}")
+        raise typer.Exit(SOME_FAILED)
+
+
+def silent(line: str) -> None:
+    """Says nothing."""
+
+
+def reproduce_all(chosen: Sequence[Recipe], scale: str, bench: Bench, fresh: bool) -> list[str]:
+    """Make the recipes one after the other and print each; the names of those that could not run, or not wholly."""
+    from inlay.papers.reproduce.perform import known_scale, reproduce
+
     stated_scale = known_scale(scale)
     failed = []
     for number, recipe in enumerate(chosen, start=1):
         stated = recipe.scales[stated_scale]
-        if not quiet:
-            show.say(f"[{number}/{len(chosen)}] {recipe.name}, {scale}: {stated.summary} ({stated.time})")
+        bench.say(f"[{number}/{len(chosen)}] {recipe.name}, {scale}: {stated.summary} ({stated.time})")
         try:
-            outcome = reproduce(
-                recipe,
-                scale,
-                out,
-                data_dir=data_dir,
-                models_dir=models_dir,
-                fresh=fresh,
-                workers=workers,
-                progress=not quiet,
-                say=None if quiet else show.say,
-                command=["inlay", *sys.argv[1:]],
-            )
+            outcome = reproduce(recipe, scale, bench, fresh=fresh, command=["inlay", *sys.argv[1:]])
         except Exception as error:  # whatever it is: the other recipes go on
             if len(chosen) == 1:
                 raise
@@ -100,15 +105,13 @@ def command(
             why = str(error) if isinstance(error, InlayError) else f"{type(error).__name__}: {first_line(error)}"
             show.say(f"{recipe.name} cannot run: {why}")
             continue
-        tell(outcome)
+        print_reproduction(outcome)
         if outcome.ours.failures:
             failed.append(recipe.name)
-    if failed:
-        show.say(f"{len(failed)} of {len(chosen)} recipes could not run, or not all of them: {', '.join(failed)}")
-        raise typer.Exit(SOME_FAILED)
+    return failed
 
 
-def listed() -> None:
+def print_list() -> None:
     """Every recipe on a line, with the latest verdicts at scale here."""
     from inlay.papers.reproduce import catalogue, latest
 
@@ -121,7 +124,7 @@ def listed() -> None:
     show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))
 
 
-def tell(outcome: Reproduction) -> None:
+def print_reproduction(outcome: Reproduction) -> None:
     """The paper's numbers beside ours, what one must know of them, then every claim on both."""
     from inlay.papers.reproduce import kept
 

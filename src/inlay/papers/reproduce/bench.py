@@ -46,12 +46,20 @@ class Follower:
 class Bench:
     """The place where recipes are made. Runs go to `out`/runs, like those of `inlay compare`; parts to `out`/parts."""
 
-    out: Path
+    out: Path = Path("reproduce")
     data_dir: str | None = None
     models_dir: str | None = None
     progress: bool = True
     say: Say = lambda line: None
-    workers: int = 1  # runs at a time
+    workers: int = 1  # runs at a time, each with its part of the cores
+
+    def check_options(self) -> None:
+        """Refuse folders that are not there, and less than one worker."""
+        for option, given in (("--data-dir", self.data_dir), ("--models-dir", self.models_dir)):
+            if given is not None and not Path(given).expanduser().is_dir():
+                raise InlayError(f"{option} {given!r} is not a folder.")
+        if self.workers < 1:
+            raise InlayError(f"workers={self.workers!r}: give 1 or more, the runs that are made at a time.")
 
     # ------------------------------------------------------------------------------------------------ models and data
 

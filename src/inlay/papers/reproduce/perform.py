@@ -17,8 +17,6 @@ from inlay.records.atomic import write_folder, write_json, write_text, writing
 from inlay.records.tables import csv_text
 from inlay.records.versions import versions
 
-DEFAULT_OUT = "reproduce"
-
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -163,30 +161,20 @@ def beside(printed: Results | None, ours: Results) -> tuple[list[str], list[list
 def reproduce(
     name: str | Recipe,
     scale: str = "here",
-    out: Path | str = DEFAULT_OUT,
+    bench: Bench | None = None,
     *,
-    data_dir: str | None = None,
-    models_dir: str | None = None,
     fresh: bool = False,
-    workers: int = 1,
-    progress: bool = True,
-    say: Any = None,
     command: Sequence[str] = (),
 ) -> Reproduction:
-    """Make one recipe's table or figure, judge its claims, and keep the result in `out`/<paper>/<item>/<scale>.
+    """Make one recipe's table or figure, judge its claims, and keep the result in <paper>/<item>/<scale> of the bench.
 
     Some recipes at `here` read kept results of larger measurements (kept.py); `fresh` makes all anew.
-    `workers` runs are made at a time, each with its part of the cores.
     """
     scale = known_scale(scale)
     recipe = name if isinstance(name, Recipe) else _one(name)
-    for option, given in (("--data-dir", data_dir), ("--models-dir", models_dir)):
-        if given is not None and not Path(given).expanduser().is_dir():
-            raise InlayError(f"{option} {given!r} is not a folder.")
-    if workers < 1:
-        raise InlayError(f"workers={workers!r}: give 1 or more, the runs that are made at a time.")
-    bench = Bench(Path(out), data_dir, models_dir, progress, say or (lambda line: None), workers)
-    folder = Path(out) / recipe.paper / recipe.item / scale
+    bench = bench or Bench()
+    bench.check_options()
+    folder = bench.out / recipe.paper / recipe.item / scale
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     chosen = recipe.scales[scale]

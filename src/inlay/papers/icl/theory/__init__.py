@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from inlay.papers.icl.theory import ridge
 from inlay.papers.icl.theory.bounds import BoundConstants, assumptions, constants, needed_steps, zeta_0
-from inlay.papers.icl.theory.descent import Trace, descend, held_out, train, usable_steps
+from inlay.papers.icl.theory.descent import Batches, Trace, descend, held_out, train, usable_steps
 from inlay.papers.icl.theory.model import OneLayer, quadratic
 from inlay.papers.icl.theory.problem import (
     IN_DOMAIN,
@@ -26,6 +26,7 @@ from inlay.papers.icl.theory.problem import (
 __all__ = [
     "IN_DOMAIN",
     "OUT_OF_DOMAIN",
+    "Batches",
     "BoundConstants",
     "DrawnPrompts",
     "InContextProblem",

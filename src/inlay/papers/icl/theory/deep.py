@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError
 from inlay.papers.icl.theory import ridge
-from inlay.papers.icl.theory.descent import BATCH, EPOCH, RATE, SAMPLES, Trace, Watch
+from inlay.papers.icl.theory.descent import EPOCH, RATE, Batches, Trace, Watch
 from inlay.papers.icl.theory.problem import DrawnPrompts, InContextProblem
 
 LAYERS, D_MODEL, D_FF = 4, 256, 512
@@ -68,9 +68,7 @@ def train_deep(
     steps: int | None = None,
     seconds: float | None = None,
     rate: float = RATE,
-    batch: int = BATCH,
-    samples: int = SAMPLES,
-    seed: int = 0,
+    batches: Batches | None = None,
     every: int = EPOCH,
     tests: Mapping[str, DrawnPrompts] | None = None,
     watch: Watch | None = None,
@@ -81,25 +79,22 @@ def train_deep(
     """
     if (steps is None or steps < 1) and (seconds is None or seconds <= 0):
         raise InlayError(f"{steps} steps, {seconds} seconds: give one of them, above 0.")
-    if not 1 <= batch <= samples:
-        raise InlayError(f"Batches of {batch} from {samples} samples: give 1 to {samples}.")
+    batches = batches or Batches()
     problem = model.problem
-    drawn = problem.prompts(samples, seed + 10_000).y.to(model.tokens)
+    drawn = problem.prompts(batches.samples, batches.seed + 10_000).y.to(model.tokens)
     star = ridge.star(problem).to(model.tokens)
-    order = torch.Generator().manual_seed(seed)
-    queue: list[Tensor] = []
+    order = batches.order()
     optimiser = torch.optim.Adam(model.parameters(), lr=rate)
     trace = Trace(problem.infimum())
     since: list[Tensor] = []
     spent, t = 0.0, 0
     if seconds is not None:
         # The first pass loads what the device needs; the clock is to see training alone.
-        model(drawn[:batch, : problem.N]).mean().backward()
+        model(drawn[: batches.size, : problem.N]).mean().backward()
         model.zero_grad(set_to_none=True)
     while True:
         begun = time.perf_counter()
-        queue = queue or list(torch.randperm(samples, generator=order).split(batch))
-        y = drawn[queue.pop().to(drawn.device)]
+        y = drawn[next(order).to(drawn.device)]
         loss = (model(y[:, : problem.N]) - y).square().mean() / 2
         since.append(loss.detach())
         # What is kept at a step belongs to the weights before it, as in `train`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -143,20 +143,37 @@ def descend(
     return trace
 
 
+@dataclass(frozen=True)
+class Batches:
+    """Mini-batches of `size` from `samples` prompts, which the seed draws and puts in order, anew in each epoch."""
+
+    size: int = BATCH
+    samples: int = SAMPLES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.samples:
+            raise InlayError(f"Batches of {self.size} from {self.samples} samples: give 1 to {self.samples}.")
+
+    def order(self) -> Iterator[torch.Tensor]:
+        """The rows of one batch after another, without end; an epoch's batches from its last to its first."""
+        generator = torch.Generator().manual_seed(self.seed)
+        while True:
+            yield from reversed(torch.randperm(self.samples, generator=generator).split(self.size))
+
+
 def train(
     model: OneLayer,
     steps: int,
     *,
     rate: float = RATE,
-    batch: int | None = None,
-    samples: int = SAMPLES,
-    seed: int = 0,
+    batches: Batches | None = None,
     every: int = EPOCH,
     seconds: float | None = None,
     tests: Mapping[str, DrawnPrompts] | None = None,
     watch: Watch | None = None,
 ) -> Trace:
-    """Adam at `rate`: on the population loss in closed form, or, with `batch`, on mini-batches of `samples` prompts.
+    """Adam at `rate`: on the population loss in closed form, or on mini-batches.
 
     The loss kept every `every` steps is the population's, or the whole sample's. With `seconds`, training ends at the
     first kept step after so many.
@@ -165,13 +182,10 @@ def train(
         raise InlayError(f"{steps} steps, kept every {every}: give whole numbers from 1 on.")
     if not rate > 0:
         raise InlayError(f"A learning rate of {rate}: give a number above 0.")
-    if batch is not None and not 1 <= batch <= samples:
-        raise InlayError(f"Batches of {batch} from {samples} samples: give 1 to {samples}.")
     squares = {name: test.moments().S.to(model.S) for name, test in (tests or {}).items()}
-    drawn = None if batch is None else model.problem.prompts(samples, seed + 10_000)
+    drawn = None if batches is None else model.problem.prompts(batches.samples, batches.seed + 10_000)
     whole = model.moments if drawn is None else drawn.moments().to(model.S)
-    order = torch.Generator().manual_seed(seed)
-    queue: list[torch.Tensor] = []
+    order = None if batches is None or batches.size == batches.samples else batches.order()
     optimiser = torch.optim.Adam([model.Q, model.w], lr=rate, fused=True)
     trace = Trace(model.infimum)
 
@@ -185,9 +199,8 @@ def train(
 
     for t in range(steps):
         moments = whole
-        if drawn is not None and batch is not None and batch < samples:
-            queue = queue or list(torch.randperm(samples, generator=order).split(batch))
-            moments = drawn.moments(queue.pop().to(drawn.y.device)).to(model.S)
+        if drawn is not None and order is not None:
+            moments = drawn.moments(next(order).to(drawn.y.device)).to(model.S)
         a = model.step(moments)
         if t % every == 0:
             note(t, a)

@@ -145,7 +145,6 @@ class InContextProblem:
         *,
         unit: bool = False,
         f: Representation | None = None,
-        tasks: TaskDistribution = IN_DOMAIN,
     ) -> InContextProblem:
         """Tokens from N(0, I_d), of norm 1 where `unit` (as in section 2), represented by N(0, I_m) (as in section 4).
 
@@ -163,8 +162,8 @@ class InContextProblem:
                 )
             tokens = tokens / tokens.norm(dim=1, keepdim=True)
         if f is None:
-            return cls(tokens, torch.randn(K, m or 20, generator=draws, dtype=torch.float64), N, tau, tasks)
-        return cls.of(tokens, f, N, tau, m=m, tasks=tasks)
+            return cls(tokens, torch.randn(K, m or 20, generator=draws, dtype=torch.float64), N, tau)
+        return cls.of(tokens, f, N, tau, m=m)
 
     @classmethod
     def of(

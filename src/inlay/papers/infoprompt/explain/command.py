@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.cli.explain.commands import Folder, carry_out
+
+if TYPE_CHECKING:
+    from inlay.papers.infoprompt.explain.information import Information
+    from inlay.papers.infoprompt.explain.landscape import Landscape
+    from inlay.records.spec import Spec
+    from inlay.workflow.notes import Say
 
 Store = Annotated[Path, typer.Option(help="Folder of runs.", rich_help_panel=o.OUTPUT)]
 
@@ -49,15 +54,18 @@ def information(
 
     names = [name for given in runs for name in o.names_in(given)]
     spec = prompted(Runs(store).get(names[0])).spec
-    work = partial(
-        information,
-        runs=names,
-        words=words or (),
-        examples=examples,
-        steps=steps,
-        negatives=negatives,
-        store=store,
-    )
+
+    def work(spec: Spec, *, progress: bool, say: Say | None) -> Information:
+        return information(
+            names,
+            words=words or (),
+            examples=examples,
+            steps=steps,
+            negatives=negatives,
+            store=store,
+            progress=progress,
+        )
+
     carry_out("information", work, spec, out, quiet, picture=charts.information, table=information_table)
 
 
@@ -86,7 +94,10 @@ def landscape(
 
     found = prompted(Runs(store).get(run))
     spec = spec_of(found, trust_remote_code=trust_remote_code)
-    work = partial(landscape, examples=examples, steps=steps, grid=grid)
+
+    def work(spec: Spec, *, progress: bool, say: Say | None) -> Landscape:
+        return landscape(spec, examples=examples, steps=steps, grid=grid, progress=progress)
+
     carry_out("landscape", work, spec, out, quiet, picture=charts.landscape, table=landscape_table)
 
 

@@ -20,7 +20,7 @@ from inlay.records.store import Run, Store
 from inlay.tasks.prompts import ends_in_a_place
 from inlay.workflow.explain.explanation import Value
 from inlay.workflow.progress import Bar
-from inlay.workflow.tune import DEFAULT_OUT, Say
+from inlay.workflow.tune import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +95,6 @@ class Information:
 
 
 def information(
-    spec: Spec,
     runs: Sequence[str],
     *,
     words: Sequence[str] = (),
@@ -104,12 +103,11 @@ def information(
     negatives: int | None = None,
     store: Path | str = DEFAULT_OUT,
     progress: bool = True,
-    say: Say | None = None,
 ) -> Information:
     """The bound on I(P; Z | X) of the prompts of finished runs, of words, and of random words.
 
     For each source a critic is fitted to `examples` validation texts with the prompts frozen, `steps` updates long, and
-    the bound measured on as many test texts. All sources have the texts of the first run, `spec`'s, drawn by its seed,
+    the bound measured on as many test texts. All sources have the texts of the first run, drawn by its seed,
     and the same K, `negatives`: the first run's, unless it is given. Runs of another model or with other texts, and
     those that read Z elsewhere, are refused. Words stand in the first run's template.
     """

@@ -19,7 +19,6 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.workflow.explain.explanation import Value
 from inlay.workflow.progress import Bar
-from inlay.workflow.tune import Say
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,6 @@ def landscape(
     grid: int = 21,
     reach: float = 4.0,
     progress: bool = True,
-    say: Say | None = None,
 ) -> Landscape:
     """The losses over the plane of the two principal components of the word embeddings, and the first steps' paths.
 

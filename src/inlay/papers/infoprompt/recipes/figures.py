@@ -42,14 +42,12 @@ def figure_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
         specs = p.specs(bench, settings, ("WARP", "InfoPrompt"), columns)
         runs = [bench.tune(spec) for spec in specs.values()]
         found = information(
-            runs[0].spec,
             [run.id for run in runs],
             words=PHRASES[panel],
             examples=settings["examples"],
             steps=settings["steps"],
             store=bench.out / "runs",
             progress=bench.progress,
-            say=bench.say,
         )
         named = {"warp": "WARP", "infoprompt": "InfoPrompt", RANDOM: "random"}
         named |= {f"'{phrase}'": row for phrase, row in zip(PHRASES[panel], BY_HAND, strict=True)}
@@ -82,7 +80,7 @@ def figure_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     (spec,) = p.specs(bench, settings, ("InfoPrompt",), {"": (settings["task"], {})}).values()
 
     def work() -> Results:
-        found = landscape(spec, **settings["look"], progress=bench.progress, say=bench.say)
+        found = landscape(spec, **settings["look"], progress=bench.progress)
         cells = {
             (SURFACE, f"{name} loss", ROUGH): ResultCell.of_seeds([roughness(grid)])
             for name, grid in found.values.items()

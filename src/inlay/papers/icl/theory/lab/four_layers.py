@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from inlay.papers.findings import Finding, Holds, MeasuredClaim, Row, Tick, verdict
 from inlay.papers.icl.theory.deep import DeepTransformer, train_deep
-from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, held_out
+from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Batches, Trace, held_out
 from inlay.papers.icl.theory.lab.one_layer import FIGURE_2_EPOCHS, figure_2_claims
 from inlay.papers.icl.theory.setting import InContextSetting, Show
 from inlay.papers.icl.theory.traces import COLUMNS, read_traces, trace_rows
@@ -40,10 +40,9 @@ def figure_2b(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
         steps=steps,
         seconds=seconds,
         rate=setting.rate,
-        batch=batch,
+        batches=Batches(batch, seed=setting.seed),
         every=EPOCH if steps is None else max(1, min(EPOCH, steps // 10)),
         tests=held_out(problem, seed=setting.seed),
-        seed=setting.seed,
         watch=lambda kept: show(name, kept),
     )
     epoch = math.ceil(SAMPLES / batch)
@@ -78,10 +77,9 @@ def figure_5(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
             steps=setting.steps,
             seconds=seconds,
             rate=setting.rate,
-            batch=batch,
+            batches=Batches(batch, seed=setting.seed),
             every=10,
             tests=held_out(problem, seed=setting.seed),
-            seed=setting.seed,
             watch=watch,
         )
         rows += trace_rows(trace, epoch, heads)

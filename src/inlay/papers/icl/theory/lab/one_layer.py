@@ -8,7 +8,18 @@ import torch
 
 from inlay.papers.findings import Finding, MeasuredClaim, Row, Tick, number, verdict
 from inlay.papers.icl.theory.bounds import assumptions
-from inlay.papers.icl.theory.descent import BATCH, EPOCH, SAMPLES, Trace, Watch, descend, held_out, train, usable_steps
+from inlay.papers.icl.theory.descent import (
+    BATCH,
+    EPOCH,
+    SAMPLES,
+    Batches,
+    Trace,
+    Watch,
+    descend,
+    held_out,
+    train,
+    usable_steps,
+)
 from inlay.papers.icl.theory.model import OneLayer
 from inlay.papers.icl.theory.problem import InContextProblem
 from inlay.papers.icl.theory.setting import InContextSetting, Show, likeness, span
@@ -42,12 +53,12 @@ def figure_2a(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
         name = f"figure 2(a): {tokens} tokens, {way}"
         tick(name)
         problem = setting.problem(TOKENS[tokens])
+        size = {EXACT: None, BATCHES: batch, ONE_BATCH: SAMPLES}[way]
         trace = train(
             OneLayer(problem, heads, seed=setting.seed, dtype=torch.float32),
             steps,
             rate=setting.rate,
-            batch={EXACT: None, BATCHES: batch, ONE_BATCH: SAMPLES}[way],
-            seed=setting.seed,
+            batches=None if size is None else Batches(size, seed=setting.seed),
             every=max(1, min(EPOCH, steps // 10)),
             seconds=setting.seconds,
             tests=held_out(problem, seed=setting.seed),
@@ -250,8 +261,7 @@ def free(problem: InContextProblem, setting: InContextSetting, tick: Tick, show:
             model,
             steps,
             rate=setting.rate,
-            batch=setting.batch,
-            seed=setting.seed,
+            batches=None if setting.batch is None else Batches(setting.batch, seed=setting.seed),
             every=max(1, min(EPOCH, steps // 50)),
             seconds=setting.seconds,
             tests=held_out(problem, seed=setting.seed),
