@@ -84,7 +84,7 @@ def measure(
     from inlay.training import distil
     from inlay.training.place import Place
     from inlay.training.plan import pick_device, pick_dtype
-    from inlay.workflow.compress import CHECKED, CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED, parted, share, split
+    from inlay.workflow.compress import parted, share, split
 
     device = pick_device()
     place = Place(device, pick_dtype(args.precision, device), args.batch_size)
@@ -113,24 +113,7 @@ def measure(
             texts = many.sample(args.texts, args.length, 0)
         train, held = parted(texts)
         sets = {"own": held, "real": real}
-        scores = {
-            name: {
-                PROMPTED: distil.scores(pair, rows, pair.prompted),
-                NOTHING: distil.scores(pair, rows, lambda ids, pair=pair: pair.bare(ids, adapter=False)),
-                CLOSED: distil.scores(pair, rows, pair.bare),
-            }
-            for name, rows in sets.items()
-        }
-        if distil.can_fit(pair):
-            distil.fit(pair, train)
-            for name, rows in sets.items():
-                scores[name][FITTED] = distil.scores(pair, rows, pair.bare)
-        before = time.perf_counter()
-        learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
-        check = train[CHECKED - 1 :: CHECKED]
-        losses = distil.distil(pair, learn, steps=args.steps, learning_rate=rate, check=check)
-        for name, rows in sets.items():
-            scores[name][DISTILLED] = distil.scores(pair, rows, pair.bare)
+        scores, losses, distilling = compress(pair, train, sets, args.steps, rate)
         keep(
             {
                 "prompt": kind,
@@ -139,7 +122,7 @@ def measure(
                 "learning_rate": rate,
                 "parameters": sum(weight.numel() for weight in attach.trained_parameters(adapted).values()),
                 "seconds": round(time.perf_counter() - begin, 1),
-                "seconds_distilling": round(time.perf_counter() - before, 1),
+                "seconds_distilling": round(distilling, 1),
                 "losses": [round(loss, 4) for loss in losses],
                 "scores": {
                     name: {
@@ -156,6 +139,33 @@ def measure(
         adapted.unload()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def compress(
+    pair: Any, train: list[list[int]], sets: dict[str, list[list[int]]], steps: int, rate: float
+) -> tuple[dict[str, dict[str, Any]], list[float], float]:
+    """Eq. (4), the fit and the distillation: their scores on each set, the distillation's losses, and its seconds."""
+    from inlay.training import distil
+    from inlay.workflow.compress import CHECKED, CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED
+
+    scores = {
+        name: {
+            PROMPTED: distil.scores(pair, rows, pair.prompted),
+            NOTHING: distil.scores(pair, rows, lambda ids: pair.bare(ids, adapter=False)),
+            CLOSED: distil.scores(pair, rows, pair.bare),
+        }
+        for name, rows in sets.items()
+    }
+    if distil.can_fit(pair):
+        distil.fit(pair, train)
+        for name, rows in sets.items():
+            scores[name][FITTED] = distil.scores(pair, rows, pair.bare)
+    begin = time.perf_counter()
+    learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
+    losses = distil.distil(pair, learn, steps=steps, learning_rate=rate, check=train[CHECKED - 1 :: CHECKED])
+    for name, rows in sets.items():
+        scores[name][DISTILLED] = distil.scores(pair, rows, pair.bare)
+    return scores, losses, time.perf_counter() - begin
 
 
 def write(report: dict[str, Any]) -> None:

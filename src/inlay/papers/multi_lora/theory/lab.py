@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,13 +86,29 @@ def lemmas(setting: DecomposableSetting, tick: Tick) -> Finding:
                     inside += _within(loss, seen)
                 if k > 1:
                     added.append(_first_line_of_4_6(loss, where))
-    every = [seen for group in found.values() for seen in group]
-    convex = [seen for kind, group in found.items() for seen in group if kind != "x alone"]
-    allowed = [seen for seen in convex if seen.condition and seen.tasks > 1]
-    bent = [seen for seen in convex if seen.printed_alpha < 0]
     most = max(setting.tasks)
+    claims = [*_growth_claims(found, most, added), *_convexity_claims(found)]
+    claims.append(
+        MeasuredClaim(
+            "softmax regression: estimates are within the bounds of `softmax_bounds`",
+            f"estimate / bound {min(inside):.2g} to {max(inside):.2g} (gamma, beta; bound / estimate for alpha)",
+            verdict(max(inside) <= 1),
+        )
+    )
+    columns = (
+        *("kind", "k", "seed", "gamma", "beta", "alpha", "alpha_0"),
+        *("whole gamma", "whole beta", "whole alpha", "frozen gamma", "frozen beta", "frozen alpha"),
+        *("printed alpha", "condition"),
+    )
+    facts = {**vars(setting), "d": SHARED, "m": OWN, "n": ROWS, "points": POINTS, "radius": RADIUS}
+    return Finding("lemmas-4", columns, rows, claims, facts)
+
+
+def _growth_claims(found: Mapping[str, Sequence[Estimates]], most: int, added: Sequence[float]) -> list[MeasuredClaim]:
+    """Lemmas 4.4 and 4.6: how gamma and beta grow with k."""
+    every = [seen for group in found.values() for seen in group]
     only_x = [seen for seen in found["x alone"] if seen.tasks == most]
-    claims = [
+    return [
         MeasuredClaim(
             "gamma-Lipschitz parts make a (k gamma)-Lipschitz whole (4.4)",
             f"{max(seen.whole.gamma / (seen.tasks * seen.part.gamma) for seen in every):.3g} of k gamma at most, "
@@ -115,6 +131,15 @@ def lemmas(setting: DecomposableSetting, tick: Tick) -> Finding:
             f"the right side is {min(added):.2g} to {max(added):.2g} times the left: it adds different tasks' y-blocks",
             verdict(max(abs(ratio - 1) for ratio in added) < 1e-9),
         ),
+    ]
+
+
+def _convexity_claims(found: Mapping[str, Sequence[Estimates]]) -> list[MeasuredClaim]:
+    """Lemma 4.8: whether the whole is convex; and what a frozen x makes of the constants."""
+    convex = [seen for kind, group in found.items() for seen in group if kind != "x alone"]
+    allowed = [seen for seen in convex if seen.condition and seen.tasks > 1]
+    bent = [seen for seen in convex if seen.printed_alpha < 0]
+    return [
         MeasuredClaim(
             "the whole is (alpha / 2)-strongly convex where (k - 1)(alpha_0 - alpha) <= alpha / 2 (4.8)",
             f"the condition is met by {len(allowed)} of {sum(seen.tasks > 1 for seen in convex)} losses with k > 1; "
@@ -154,19 +179,7 @@ def lemmas(setting: DecomposableSetting, tick: Tick) -> Finding:
                 )
             ),
         ),
-        MeasuredClaim(
-            "softmax regression: estimates are within the bounds of `softmax_bounds`",
-            f"estimate / bound {min(inside):.2g} to {max(inside):.2g} (gamma, beta; bound / estimate for alpha)",
-            verdict(max(inside) <= 1),
-        ),
     ]
-    columns = (
-        *("kind", "k", "seed", "gamma", "beta", "alpha", "alpha_0"),
-        *("whole gamma", "whole beta", "whole alpha", "frozen gamma", "frozen beta", "frozen alpha"),
-        *("printed alpha", "condition"),
-    )
-    facts = {**vars(setting), "d": SHARED, "m": OWN, "n": ROWS, "points": POINTS, "radius": RADIUS}
-    return Finding("lemmas-4", columns, rows, claims, facts)
 
 
 def _within(loss: Decomposable, seen: Estimates) -> list[float]:

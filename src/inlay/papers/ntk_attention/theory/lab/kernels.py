@@ -74,6 +74,12 @@ def kernel(setting: PrefixSetting, tick: Tick) -> Finding:
     )
     limits = [draw(1, EXAMPLES, SIZE, seed).x for seed in range(setting.seeds)]
     gap = [apart(true_limit(x), printed_limit(x)) for x in limits]
+    claims = _kernel_claims(setting, rows, gap)
+    return Finding("kernel", columns, rows, claims, {**setting.facts, "limit gap": gap})
+
+
+def _kernel_claims(setting: PrefixSetting, rows: list[Row], gap: list[float]) -> list[MeasuredClaim]:
+    """What the rows of `kernel` say of the paper's claims; `gap`: how far the two limits are apart."""
     last = [row for row in rows if row[0] == setting.widths[-1]]
 
     def least(place: int) -> float:
@@ -81,7 +87,7 @@ def kernel(setting: PrefixSetting, tick: Tick) -> Finding:
 
     ratio = [number(row[5]) / number(row[3]) for row in last]
     fits = [exponent(column(rows, 0), column(rows, place)) for place in (7, 8)]
-    claims = [
+    return [
         MeasuredClaim(
             "H is the kernel of the network (Definition K.1)",
             f"off by {span(column(last, 6), '.0%')} at m = {setting.widths[-1]}; {span(gap, '.0%')} in the limit",
@@ -118,7 +124,6 @@ def kernel(setting: PrefixSetting, tick: Tick) -> Finding:
             verdict(max(ratio) <= 2),
         ),
     ]
-    return Finding("kernel", columns, rows, claims, {**setting.facts, "limit gap": gap})
 
 
 def lemma_m6(setting: PrefixSetting, tick: Tick) -> Finding:
