@@ -62,19 +62,19 @@ class TaskSlot(NamedTuple):
 class Bank:
     """The `B`s of these layers, all of one shape (s, r, width): `whole` is (layers, slots, s, r, width).
 
-    A task has the same slot at every layer, and where it does not adapt a layer there are zeros. A slot is never given
-    to a second task: someone may still hold the parameters of a task that was deleted, and write to them.
+    A task has the same slot at every layer, and where it does not adapt a layer there are zeros. Where a task does not
+    lie here, all are put into another tensor: someone may still hold the parameters of one that was deleted, and write
+    to them.
     """
 
     def __init__(self, layers: Sequence[MultiLoraLayer], shape: torch.Size) -> None:
         self.layers, self.shape = tuple(layers), tuple(shape)
         self.whole: Tensor | None = None
-        self.used = 0
         self.kept: dict[str, TaskSlot] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
-        return {**self.__dict__, "whole": None, "used": 0, "kept": {}}
+        return {**self.__dict__, "whole": None, "kept": {}}
 
     def fetch(self, rows: TaskRows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
@@ -125,57 +125,42 @@ class Bank:
 
     def _places(self, tasks: Sequence[str]) -> list[TaskSlot | None] | None:
         """Where each task lies, None for one that adapts none of these layers; None: some cannot be kept here."""
-        missing = [task for task in tasks if not self._stands(task)]
-        return [self.kept.get(task) for task in tasks] if not missing or self._take_in(missing) else None
-
-    def _stands(self, task: str) -> bool:
-        kept = self.kept.get(task)
-        return not any(task in layer.factors for layer in self.layers) if kept is None else kept.stands(task)
+        for task in tasks:
+            kept = self.kept.get(task)
+            stands = not any(task in layer.factors for layer in self.layers) if kept is None else kept.stands(task)
+            if not stands and not self._take_in():
+                return None
+        return [self.kept.get(task) for task in tasks]
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _take_in(self, tasks: Sequence[str]) -> bool:
-        """Give the tasks slots; where there are none left, all tasks, in another tensor. False: they cannot be."""
-        for task in tasks:
-            if not any(task in layer.factors for layer in self.layers):  # it was deleted
-                self.kept.pop(task, None)
-        new = list(self._weights(tasks))
-        if not all(map(self._is_free, new)):
+    def _take_in(self) -> bool:
+        """Put the `B`s of every task into a new tensor; False where some cannot be."""
+        names = dict.fromkeys(name for layer in self.layers for name in layer.factors)
+        pieces = {name: [layer.factors.get(name) for layer in self.layers] for name in names}
+        weights = [piece._parameters.get("weight") for own in pieces.values() for piece in own if piece is not None]
+        if not all(map(self._is_free, weights)) or len({(w.device, w.dtype) for w in weights}) > 1:
             return False
-        whole = self.whole
-        if (
-            whole is None
-            or self.used + len(tasks) > whole.shape[1]
-            or any((weight.device, weight.dtype) != (whole.device, whole.dtype) for weight in new)
-        ):
-            tasks = list(dict.fromkeys(name for layer in self.layers for name in layer.factors))
-            weights = list(self._weights(tasks))
-            if not weights or not all(map(self._is_free, weights)) or len({(w.device, w.dtype) for w in weights}) > 1:
-                return False
-            count = 1 + len(tasks) + max(4, len(tasks) // 2)
-            self.whole = whole = weights[0].new_zeros(len(self.layers), count, *self.shape)
-            self.used, self.kept = 1, {}
-        for task in tasks:
-            pieces: list[Any] = [layer.factors.get(task) for layer in self.layers]
-            numbers = [number for number, piece in enumerate(pieces) if piece is not None]
-            if not numbers:
-                continue
-            own = whole[:, self.used].unbind()
-            for number in numbers:
-                own[number].copy_(pieces[number].weight)
-                pieces[number].weight.data = own[number]
-            shown = numbers[self.used % len(numbers)]
-            scales = tuple((pieces[shown] if piece is None else piece).scale for piece in pieces)
-            holders = [pieces[number]._parameters for number in numbers]
-            pointers = [own[number].data_ptr() for number in numbers]
-            self.kept[task] = TaskSlot(self.used, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
-            self.used += 1
+        self.kept = {}
+        if weights:
+            self.whole = weights[0].new_zeros(len(self.layers), 1 + len(names), *self.shape)
+        for slot, (name, own) in enumerate(pieces.items(), start=1):
+            self.kept[name] = self._settle(slot, own)
         return True
 
-    def _weights(self, tasks: Sequence[str]) -> Iterable[Any]:
-        return (
-            layer.factors[t]._parameters.get("weight") for layer in self.layers for t in tasks if t in layer.factors
-        )
+    def _settle(self, slot: int, pieces: Sequence[Any]) -> TaskSlot:
+        """Give a task's parameters the memory of a slot."""
+        assert self.whole is not None
+        numbers = [number for number, piece in enumerate(pieces) if piece is not None]
+        memory = self.whole[:, slot].unbind()
+        for number in numbers:
+            memory[number].copy_(pieces[number].weight)
+            pieces[number].weight.data = memory[number]
+        shown = numbers[slot % len(numbers)]
+        scales = tuple((pieces[shown] if piece is None else piece).scale for piece in pieces)
+        holders = [pieces[number]._parameters for number in numbers]
+        pointers = [memory[number].data_ptr() for number in numbers]
+        return TaskSlot(slot, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
 
     def _is_free(self, weight: Any) -> bool:
         """Whether a parameter may be given other memory: it has its own, or lies here. What distributes a model keeps

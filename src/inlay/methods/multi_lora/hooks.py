@@ -6,7 +6,7 @@ has another size than the base's, the labels are kept back and the loss is compu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,9 @@ class ModelHooks:
         if rows is None:
             return None
         check_rows(model, args, kwargs, rows)
-        if kwargs.get("labels") is None or not (rows.mixed or self._resized(model, rows)):
+        if kwargs.get("labels") is None:
+            return None
+        if not rows.mixed and self._labels(model, rows.tasks[0]) == base_labels(model):
             return None
         rows.labels = kwargs["labels"]
         # An encoder-decoder makes its decoder's inputs of them.
@@ -45,7 +47,8 @@ class ModelHooks:
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Put the loss of the rows' tasks into the output."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.routing.follow(_followed(output))
+            # By these tensors a backward pass can enter the model.
+            self.routing.follow(tensor for tensor in tensors_in(output) if tensor.requires_grad)
         rows = self.routing.rows
         if rows is None or rows.labels is None:
             return None
@@ -68,9 +71,6 @@ class ModelHooks:
             regression = rows.kept("values", logits.device, lambda: torch.tensor(values)).index_select(0, slots)
         return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
 
-    def _resized(self, model: nn.Module, rows: TaskRows) -> bool:
-        return any(self._labels(model, task) != base_labels(model) for task in rows.tasks)
-
     def _labels(self, model: nn.Module, task: str) -> int | None:
         own = None if task == BASE else self.configs[task].num_labels
         return own or base_labels(model)
@@ -89,11 +89,6 @@ def check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if given is None or rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
         return given is not None
     raise other_length(rows.count, len(given))
-
-
-def _followed(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output by which a backward pass can enter the model."""
-    return (tensor for tensor in tensors_in(output) if tensor.requires_grad)
 
 
 def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:

@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, dropout, embedding, linear
 from transformers.pytorch_utils import Conv1D
 
 from inlay.errors import InlayError
-from inlay.methods.channels import NEVER_CALLED, beside, width_in, width_out
+from inlay.methods.channels import NEVER_CALLED, beside, widths
 from inlay.methods.multi_lora.bank import Bank
 from inlay.methods.multi_lora.products import Factors, Parts, add_products, without_autocast
 from inlay.methods.multi_lora.rows import Routing, TaskRows
@@ -28,6 +28,7 @@ class LayerSettings:
     """What one task asks of one layer. `thirds` are those of the output's three equal parts that are adapted; None:
     all of the output."""
 
+    routing: Routing
     name: str
     rank: int
     alpha: float
@@ -76,6 +77,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         self.routing = Routing()
         self.shared: dict[str, Any] = {}
         self.digest = ""
+        self.width_in, self.width_out = (width or 0 for width in widths(host))
         self.first = isinstance(host, nn.Conv2d)  # channels come before pixels
         self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
@@ -87,6 +89,8 @@ class MultiLoraLayer(Switch, HookedLayer):
 
     def update_layer(self, adapter_name: str, config: LayerSettings) -> None:
         self.check(adapter_name, config)
+        self.routing = config.routing
+        self.routing.layers[config.name] = self
         if not self.shared:
             self.shared = config.shared()
             self._draw(config)
@@ -109,16 +113,13 @@ class MultiLoraLayer(Switch, HookedLayer):
         self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
         rank = config.rank * len(thirds)
         host, weight = self.host, self.host.weight
-        if isinstance(host, nn.Embedding):
-            shape: tuple[int, ...] = (host.num_embeddings, rank)
-        elif isinstance(host, nn.Conv2d):
-            shape = (rank, host.in_channels, *host.kernel_size)
-        else:
-            shape = (rank, width_in(host))
+        lookup = isinstance(host, nn.Embedding)
+        shape: tuple[int, ...] = (self.width_in, rank) if lookup else (rank, self.width_in)
+        if isinstance(host, nn.Conv2d):
+            shape = (*shape, *host.kernel_size)
         if weight.is_meta:
             self.inlay_multi_lora_a = torch.empty(shape, **beside(weight))
             return
-        lookup = isinstance(host, nn.Embedding)
         with torch.device("cpu"):
             drawn = draw(shape, config.seed, config.name, config.init, lookup=lookup)
         self.digest = digest_of(drawn)
@@ -137,13 +138,6 @@ class MultiLoraLayer(Switch, HookedLayer):
             "parts": [list(part) for part in self.parts],
             "width": self.width_out,
         }
-
-    @property
-    def width_out(self) -> int:
-        """How many channels leave the host."""
-        if isinstance(self.host, nn.Embedding):
-            return self.host.embedding_dim
-        return self.host.out_channels if isinstance(self.host, nn.Conv2d) else width_out(self.host)
 
     # ---- what trains: every task that was added, whichever is active
 

@@ -72,6 +72,7 @@ class MultiLoraModel(InlayTuner):
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern.keys(), name), config.lora_alpha)
         thirds = tuple(i for i, part in enumerate(SLICES) if part in config.fused) if self._fused(name) else None
         return LayerSettings(
+            routing=self.routing,
             name=name,
             rank=rank,
             alpha=alpha,
@@ -232,15 +233,6 @@ class MultiLoraModel(InlayTuner):
         others = {head: name for head, name in in_use.items() if name not in self.tasks}
         super()._go_on_with_heads(adapter_name, others)
 
-    def _create_and_replace(self, *args: Any, **kwargs: Any) -> None:
-        super()._create_and_replace(*args, **kwargs)
-        name = plain_name(kwargs["current_key"])
-        host = self.model.get_submodule(kwargs["current_key"])
-        host = host.get_base_layer() if isinstance(host, BaseTunerLayer) else host
-        layer = getattr(host, self.child)
-        layer.routing = self.routing
-        self.routing.layers[name] = layer
-
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """As PEFT does, but for the layers that there are, without looking through the model for them."""
         for layer in self.routing.layers.values() if autocast_adapter_dtype else ():
@@ -356,14 +348,11 @@ def _renamed(active: Any, old: str, new: str) -> Any:
     return [new if name == old else name for name in active]
 
 
-class _Nothing:
-    pass
-
-
 def _copies(model: nn.Module, kwargs: dict[str, Any]) -> int:
     """How many times each row is repeated when a text is continued: by beams, or by several answers."""
-    asked = (kwargs, vars(kwargs.get("generation_config") or getattr(model, "generation_config", None) or _Nothing))
-    return max((int(of.get(name) or 1) for of in asked for name in ("num_beams", "num_return_sequences")), default=1)
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    names = ("num_beams", "num_return_sequences")
+    return max(int(asked or 1) for name in names for asked in (kwargs.get(name), getattr(config, name, None)))
 
 
 def rename_task(model: Any, old: str, new: str) -> None:
