@@ -229,6 +229,18 @@ def test_of_threads_that_begin_at_once_one_trains() -> None:
     assert copy.deepcopy(routing)._trainer is None
 
 
+def test_what_a_backward_pass_recomputes_may_run_in_a_thread_of_its_own() -> None:
+    """On a GPU it does: torch runs the backward pass in a thread for each device."""
+    routing, reached = Routing(), []
+    routing.refuse_second_trainer()
+    y = torch.ones(2, requires_grad=True) * 1
+    y.register_hook(lambda _: reached.append(routing.refuse_second_trainer()))
+    at_once([y.sum().backward], 1)
+    assert reached == [None]
+    with pytest.raises(InlayError, match="one thread at a time"):
+        at_once([routing.refuse_second_trainer], 1)
+
+
 @pytest.mark.usefixtures("often")
 def test_backward_passes_of_several_threads_are_forgotten_one_at_a_time() -> None:
     class Hesitant(dict[int, Any]):
