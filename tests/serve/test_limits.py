@@ -24,10 +24,9 @@ from inlay import InlayError
 from inlay.cli.app import app
 from inlay.serve import connections
 from inlay.serve.hosting import ManyTasks, host
-from inlay.serve.logs import Quota
 from inlay.serve.reading import Limits, read
 from inlay.serve.refusals import Refusal, without_paths
-from inlay.serve.running import serving
+from inlay.serve.running import Quota, serving
 from inlay.serve.settings import ServiceSettings
 from inlay.tasks import TaskSchema
 
@@ -250,7 +249,7 @@ def test_no_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_flood_of_log_is_counted_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("inlay.serve.logs.monotonic", lambda: now[0])
+    monkeypatch.setattr("inlay.serve.running.monotonic", lambda: now[0])
     logger, said = logging.Logger("flood"), io.StringIO()
     logger.addHandler(logging.StreamHandler(said))
     logger.addFilter(Quota(most=3))

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from inlay.errors import InlayError
-from inlay.serve.fairness import HERE, Client, FairQueue
+from inlay.serve.fairness import HERE, Client, FairQueue, QueuedRow
 from inlay.serve.hosting import Hosted
 from inlay.serve.metrics import Gauge, Metrics
 from inlay.serve.refusals import Refusal, full, stopping, unknown_task
@@ -29,17 +29,6 @@ from inlay.workflow.answer import Request
 logger = logging.getLogger("inlay.serve")
 FAILING = 5  # batches one after another of which the model answered no row: it is the model, not the rows
 SHARE = 16  # of a queue that others have filled, an address still gets one part in so many
-
-
-@dataclass(frozen=True, eq=False)
-class QueuedRow:
-    """A row that waits for its answer; equal to itself alone. `load` is the part of a batch that it fills."""
-
-    request: Request
-    client: Client = HERE
-    load: float = 0.0
-    answer: Future[dict[str, Any]] = field(default_factory=Future)
-    came: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -66,9 +55,7 @@ class Batcher:
             Gauge("inlay_queue_rows", "Rows that wait.", lambda: self.waiting),
             Gauge("inlay_tasks", "Tasks that are served.", lambda: len(hosted.schemas)),
         ]
-        self._queue: deque[FairQueue[QueuedRow] | Change] = (
-            deque()
-        )  # what comes after a change stands in a queue of its own
+        self._queue: deque[FairQueue | Change] = deque()  # what comes after a change stands in a queue of its own
         self._by_address: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._waiting = 0
@@ -206,7 +193,7 @@ class Batcher:
                 self._changed.wait(left)
             return self._taken(first)
 
-    def _taken(self, rows: FairQueue[QueuedRow]) -> list[QueuedRow]:
+    def _taken(self, rows: FairQueue) -> list[QueuedRow]:
         """A batch from the front of a queue: as many rows as are allowed, and no more load; a first row always."""
         jobs: list[QueuedRow] = []
         load = 0.0

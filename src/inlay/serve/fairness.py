@@ -7,9 +7,14 @@ waits for a few of them at most.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from inlay.workflow.answer import Request
 
 
 class Client(NamedTuple):
@@ -22,45 +27,42 @@ class Client(NamedTuple):
 HERE = Client()
 
 
-class Sent(Protocol):
-    """What knows its client and when it came."""
+@dataclass(frozen=True, eq=False)
+class QueuedRow:
+    """A row that waits for its answer; equal to itself alone. `load` is the part of a batch that it fills."""
 
-    @property
-    def client(self) -> Client: ...
-
-    @property
-    def came(self) -> float: ...
-
-
-Row = TypeVar("Row", bound=Sent)
-Lanes = OrderedDict[int, deque[Row]]
+    request: Request
+    client: Client = HERE
+    load: float = 0.0
+    answer: Future[dict[str, Any]] = field(default_factory=Future)
+    came: float = field(default_factory=time.monotonic)
 
 
-class FairQueue(Generic[Row]):
+class FairQueue:
     """Rows in the order in which they are served. It has no lock of its own."""
 
     def __init__(self) -> None:
-        self._addresses: OrderedDict[str, Lanes[Row]] = OrderedDict()
+        self._addresses: OrderedDict[str, OrderedDict[int, deque[QueuedRow]]] = OrderedDict()
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[QueuedRow]:
         return (row for lanes in self._addresses.values() for lane in lanes.values() for row in lane)
 
-    def append(self, row: Row) -> None:
+    def append(self, row: QueuedRow) -> None:
         """A row behind those of its own connection."""
         lanes = self._addresses.setdefault(row.client.address, OrderedDict())
         lanes.setdefault(row.client.connection, deque()).append(row)
         self._size += 1
 
     @property
-    def first(self) -> Row:
+    def first(self) -> QueuedRow:
         """The row whose turn it is."""
         return next(iter(next(iter(self._addresses.values())).values()))[0]
 
-    def popleft(self) -> Row:
+    def popleft(self) -> QueuedRow:
         """Take the row whose turn it is: the next turn is another address's, and there another connection's."""
         address, lanes = next(iter(self._addresses.items()))
         connection, lane = next(iter(lanes.items()))
@@ -70,7 +72,7 @@ class FairQueue(Generic[Row]):
         _to_the_end(self._addresses, address, keep=bool(lanes))
         return row
 
-    def discard(self, row: Row) -> bool:
+    def discard(self, row: QueuedRow) -> bool:
         """Take out a row wherever it stands; whether it was there."""
         lanes = self._addresses.get(row.client.address, OrderedDict())
         lane = lanes.get(row.client.connection, deque())

@@ -67,17 +67,21 @@ def host(
     `trust_remote_code` lets code run that comes with the model; nothing that is read from a folder does.
     """
     folder = Path(adapter)
+    how: dict[str, Any] = {"model": model, "only": only, "batch": batch, "trust_remote_code": trust_remote_code}
     if any((place / TASKS).is_file() for place in (folder, folder / "adapter")):
-        return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
+        return ManyTasks(folder, **how)
     run = run_of(folder)
     if run is None:
         raise InlayError(
             f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or a folder of "
-            f"several tasks, in which runs of multi-lora are joined: {JOIN}."
+            f"several tasks, in which runs of {_mixing()} are joined: {JOIN}."
         )
-    if holds_one_task(run):
-        return ManyTasks(folder, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
-    return OneTask(run, model=model, only=only, batch=batch, trust_remote_code=trust_remote_code)
+    return ManyTasks(folder, **how) if holds_one_task(run) else OneTask(run, **how)
+
+
+def _mixing() -> str:
+    """The methods whose tasks share a model, in words."""
+    return " or ".join(registry.names_where(lambda method: method.mixes_tasks))
 
 
 class ManyTasks:
@@ -94,22 +98,9 @@ class ManyTasks:
     ) -> None:
         self.tasks = Tasks(folder, model=model, only=only, trust_remote_code=trust_remote_code)
         self.tasks.spec = self.tasks.spec.with_(batch_size=batch)
+        self.schemas, self.failed, self.folder = self.tasks.schemas, self.tasks.failed, self.tasks.folder
         self.method = registry.get(self.tasks.spec.method)
         _ = self.tasks.place  # to its device now, not when the first request waits
-
-    @property
-    def schemas(self) -> dict[str, TaskSchema]:
-        """What each task reads and says."""
-        return self.tasks.schemas
-
-    @property
-    def failed(self) -> dict[str, str]:
-        """The tasks that could not be trained to the end, and why."""
-        return self.tasks.failed
-
-    @property
-    def folder(self) -> Path:
-        return self.tasks.folder
 
     def describe(self) -> dict[str, str]:
         return {"model": self.tasks.spec.model, "method": self.method.name}
@@ -200,18 +191,15 @@ class OneTask:
         return [joined(request.given, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def check(self, folder: Path, task: str) -> None:
-        raise self._fixed()
+        self.remove(task)
 
     def add(self, folder: Path, task: str) -> None:
-        raise self._fixed()
+        self.remove(task)
 
     def remove(self, task: str) -> None:
-        raise self._fixed()
-
-    def _fixed(self) -> Refusal:
-        return Refusal(
+        raise Refusal(
             409,
-            f"A run of {self.spec.method!r} is served, with its one task. Tasks come and go where runs of multi-lora "
+            f"A run of {self.spec.method!r} is served, with its one task. Tasks come and go where runs of {_mixing()} "
             "are served.",
         )
 

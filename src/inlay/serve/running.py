@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import math
 import signal
 import socket
@@ -11,14 +12,20 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
-from inlay.serve.logs import bounded_logs
 from inlay.serve.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from inlay.serve.batching import Batcher
+    from inlay.serve.hosting import Hosted
 
 Say = Callable[[str], None]
 SHOWN = 8
+LOGGERS = ("inlay.serve", "uvicorn.error", "asyncio")
+A_MINUTE = 60  # records of the service, with their tracebacks
 
 
 def serve(
@@ -37,16 +44,11 @@ def serve(
     with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings(), bounded_logs():
         # PEFT warns of several adapters in one model, and of every one that is taken out.
         warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-        from inlay.serve.batching import Batcher
         from inlay.serve.hosting import host
 
         say("loading the model")
-        batcher = Batcher(
-            host(adapter, model=model, only=tasks, batch=settings.max_batch, trust_remote_code=trust_remote_code),
-            max_batch=settings.max_batch,
-            max_wait=settings.max_wait,
-            max_queue=settings.max_queue,
-        )
+        hosted = host(adapter, model=model, only=tasks, batch=settings.max_batch, trust_remote_code=trust_remote_code)
+        batcher = _batcher(hosted, settings)
         # What was loaded stays: looking through the pieces of many tasks for garbage would hold up batches.
         gc.collect()
         gc.freeze()
@@ -63,15 +65,11 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(hosted: Any, settings: ServiceSettings) -> Iterator[str]:
+def serving(hosted: Hosted, settings: ServiceSettings) -> Iterator[str]:
     """Serve from a thread of this process, for as long as the block lasts; gives the address."""
     check_installed()
-    from inlay.serve.batching import Batcher
-
     with contextlib.closing(settings.bind()) as bound, bounded_logs():
-        batcher = Batcher(
-            hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue
-        )
+        batcher = _batcher(hosted, settings)
         ready = threading.Event()
         server = _server(batcher, settings, ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="inlay-http", daemon=True)
@@ -102,7 +100,7 @@ def address(bound: socket.socket) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def started(batcher: Any, settings: ServiceSettings, bound: socket.socket) -> str:
+def started(batcher: Batcher, settings: ServiceSettings, bound: socket.socket) -> str:
     """The line that says what is served, where and how; then one for each task that failed in training."""
     from inlay.workflow.answer import told_of
 
@@ -119,7 +117,13 @@ def started(batcher: Any, settings: ServiceSettings, bound: socket.socket) -> st
     return "\n".join([line, *told_of(batcher.hosted.failed, names)])
 
 
-def _server(batcher: Any, settings: ServiceSettings, ready: Callable[[], None]) -> Any:
+def _batcher(hosted: Hosted, settings: ServiceSettings) -> Batcher:
+    from inlay.serve.batching import Batcher
+
+    return Batcher(hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue)
+
+
+def _server(batcher: Batcher, settings: ServiceSettings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
     from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, that_fit
@@ -152,3 +156,45 @@ def _server(batcher: Any, settings: ServiceSettings, ready: Callable[[], None]) 
         timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
     )
     return Server(config)
+
+
+# ------------------------------------------------------------- a log that nobody can fill the disk with
+
+
+class Quota(logging.Filter):
+    """Lets `most` records pass in any period of `seconds`; the first one of the next says how many did not."""
+
+    def __init__(self, most: int = A_MINUTE, seconds: float = 60.0) -> None:
+        super().__init__()
+        self.most, self.seconds = most, seconds
+        self._lock = threading.Lock()
+        self._begin, self._passed, self._left_out = -float("inf"), 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is written."""
+        now = monotonic()
+        with self._lock:
+            if now - self._begin >= self.seconds:
+                if self._left_out:
+                    record.msg = f"{record.getMessage()} [before this, {self._left_out:,} records were left out]"
+                    record.args = ()
+                self._begin, self._passed, self._left_out = now, 0, 0
+            if self._passed >= self.most:
+                self._left_out += 1
+                return False
+            self._passed += 1
+            return True
+
+
+@contextlib.contextmanager
+def bounded_logs() -> Iterator[None]:
+    """Bound what the service and what serves it write, for as long as the block lasts."""
+    quota = Quota()
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    for logger in loggers:
+        logger.addFilter(quota)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(quota)
