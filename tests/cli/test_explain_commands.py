@@ -39,7 +39,7 @@ def test_layers(explain, image_model: Path, photos: Path, tmp_path: Path) -> Non
     folder = tmp_path / "explain" / "layers-photos-my-vit-activation-prompt"
     assert "explain/layers-photos-my-vit-activation-prompt/" in err
     lines = out.splitlines()
-    assert lines[0].split("\t") == ["method", "layer", "test accuracy", "validation", "trained", "norm a position"]
+    assert lines[0].split("\t") == ["method", "layer", "test accuracy", "validation", "trained", "norm per position"]
     assert [line.split("\t")[:2] for line in lines[1:4]] == [
         ["activation-prompt", "1"],
         ["activation-prompt", "3"],
@@ -61,7 +61,7 @@ def test_layers_with_a_choice_of_rates(explain, image_model: Path, photos: Path,
     status, out, err = explain("layers", *given, "--rates", "0.001,0.5", "--baselines", "")
     assert status == 0, err
     head, line, told = (text.split("\t") for text in out.splitlines())
-    assert head == ["method", "layer", "rate", "test accuracy", "validation", "trained"]
+    assert head == ["method", "layer", "learning rate", "test accuracy", "validation", "trained"]
     folder = tmp_path / "explain" / "layers-photos-my-vit-norm"
     assert [float(row["learning_rate"]) for row in numbers(folder, "layers")] == [float(line[2])]
     assert told[0].endswith(f"chosen for each layer by validation of seed 0: {line[2]} at layer 2.")
@@ -77,7 +77,13 @@ def test_samples_and_prompt_norm(explain, image_model: Path, photos: Path, tmp_p
     assert [(row["layer"], row["training_examples"]) for row in rows] == [("2", "4"), ("2", "8")]
     status, out, err = explain("prompt-norm", *given, "--method", "activation-prompt", "--rates", "0.01")
     assert status == 0, err
-    assert out.splitlines()[0].split("\t") == ["method", "rate", "test accuracy", "validation", "norm a position"]
+    assert out.splitlines()[0].split("\t") == [
+        "method",
+        "learning rate",
+        "test accuracy",
+        "validation",
+        "norm per position",
+    ]
     assert (tmp_path / "pictures" / "prompt-norm-photos-my-vit-activation-prompt" / "prompt-norm.svg").is_file()
 
 

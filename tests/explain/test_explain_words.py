@@ -155,7 +155,7 @@ def test_few_runs_have_no_rank_correlation() -> None:
 def test_prompts_of_several_layers_are_drawn_by_their_norm_a_position() -> None:
     figure = charts_explain.draw(sweep("prompt-norm", [sized(1, 3.0, 0.5), sized(3, 5.0, 0.6)]))
     assert [float(drawn.get_offsets()[0, 0]) for drawn in figure.axes[0].collections] == [3.0, 5.0]
-    assert "a position" in figure.axes[0].get_xlabel()
+    assert "per position" in figure.axes[0].get_xlabel()
 
 
 @pytest.mark.parametrize("what", ["layers", "samples", "prompt-norm"])

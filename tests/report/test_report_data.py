@@ -44,8 +44,8 @@ def test_rows_are_over_seeds_alone(tmp_path: Path) -> None:
         finished(tmp_path, spec_of("lora", seed, learning_rate=0.01, settings={"r": 4}), value + 0.1)
     found = collect(tmp_path)
     assert [(row.label, len(row.results)) for row in found.rows] == [
-        ("lora (rate 0.01, r 4)", 3),
-        ("lora (rate 0.001, r default)", 3),
+        ("lora (learning rate 0.01, r 4)", 3),
+        ("lora (learning rate 0.001, r default)", 3),
     ]
     assert found.rows[1].mean == pytest.approx(0.6)
     assert found.rows[1].interval == pytest.approx(half_width([0.5, 0.6, 0.7]))
@@ -81,8 +81,8 @@ def test_verdicts(tmp_path: Path) -> None:
     }
     (said,) = read(write_report(tmp_path, tmp_path / "r.html"))["findings"]
     assert "lora has the best test accuracy" in said
-    assert "Not distinguishable from it: norm." in said
-    assert "Too few seeds to tell from it: ssf." in said
+    assert "No significant difference from it: norm." in said
+    assert "Too few seeds to compare with it: ssf." in said
 
 
 def test_lower_is_better(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_tables_for_other_programs_mark_the_chosen_variant(tmp_path: Path) -> No
     for table in (exports.write_markdown(found, tmp_path / "t.md"), exports.write_latex(found, tmp_path / "t.tex")):
         text = table.read_text()
         assert text.count("chosen") == 1
-        assert "lora (rate 0.2), chosen" in text
+        assert "lora (learning rate 0.2), chosen" in text
 
 
 def test_text_that_a_spreadsheet_would_run_is_quoted(tmp_path: Path) -> None:

@@ -435,8 +435,8 @@ def test_pictures(place: Path) -> None:
         cut = in_base64(picture(colours[0])[:60])
         for image, says in (
             ("/etc/passwd", "base64"),
-            (in_base64(b"/etc/passwd"), "not a picture"),
-            (cut, "picture"),
+            (in_base64(b"/etc/passwd"), "not an image"),
+            (cut, "image"),
             (3, "base64"),
             (None, "base64"),
         ):

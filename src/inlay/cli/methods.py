@@ -18,7 +18,7 @@ def command(papers: Annotated[bool, typer.Option("--papers", help="Show where ea
     if papers:
         show.table(("method", "paper"), [(method.name, method.paper) for method in methods])
         return
-    columns = ("method", "text", "images", "trained", "rate", "what it does")
+    columns = ("method", "text", "images", "trained", "learning rate", "what it does")
     rows = [
         (
             method.name,
@@ -32,6 +32,6 @@ def command(papers: Annotated[bool, typer.Option("--papers", help="Show where ea
     ]
     show.table(columns, rows, right=(3, 4))
     show.say(
-        "text, images: on how many of the architectures that were tried it works. trained: of BERT-base, beside a new "
-        "head. rate: the default learning rate. More: inlay methods --papers, and docs/methods/."
+        "text, images: how many of the tested architectures it supports. trained: parameters in BERT-base, without the "
+        "new head. learning rate: its default. More: inlay methods --papers, and docs/methods/."
     )

@@ -249,7 +249,7 @@ def conclusions(found: Comparison, baseline: str | None = None) -> None:
     for method in dict.fromkeys(each.method for each in found.tried):
         tried = [each for each in found.tried if each.method == method]
         scores = ", ".join(f"{each.rate:g}: {each.validation:.4f}{' *' * each.chosen}" for each in tried)
-        say(f"learning rate of {method}, by validation: {scores}")
+        say(f"learning rate of {method}, validation scores (* chosen): {scores}")
     left_out(found.left_out)
     for which, why in found.failures.items():
         say(f"failed: {which}: {why}")
@@ -276,5 +276,12 @@ def differences(found: Sequence[Difference], baseline: str) -> None:
         )
         for each in found
     ]
-    columns = ("method", "mean ± s.e.", f"less {baseline} ± s.e.", "95 %, paired bootstrap", "p, paired t", "verdict")
+    columns = (
+        "method",
+        "mean ± s.e.",
+        f"minus {baseline} ± s.e.",
+        "95 % CI, paired bootstrap",
+        "p, paired t",
+        "verdict",
+    )
     table(columns, rows, right=range(1, 5))

@@ -33,7 +33,6 @@ OF_THE_SET = (
     *("model", "method", "task", "tasks", "data", "test_data", "data_dir", "protocol", "revision", "pooling", "shots"),
     "seed",
 )
-SHORT = {"learning_rate": "rate", "max_steps": "steps", "batch_size": "batch", "gradient_accumulation": "accumulation"}
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,8 @@ class Collected:
 
 
 def of_comparisons(comparisons: Sequence[Comparison], baseline: str | None = None) -> Collected:
-    """All that came of some comparisons: their rows, the rates that were not chosen, what failed, what was left out;
-    and what can be said of the methods beside a baseline that was named."""
+    """All that came of some comparisons: their rows, the learning rates that were not chosen, what failed, what was
+    left out; and how the methods differ from a baseline that was named."""
     from inlay.workflow.comparison import words
 
     runs = {run.folder: run for each in comparisons for run in (*each.runs, *each.others)}
@@ -349,7 +348,7 @@ def settings_of(spec: Spec) -> dict[str, Any]:
 
 
 def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
-    """Name what differs between the variants of a method, and choose one by validation, as `inlay compare` does."""
+    """Name what differs between the variants of a method; choose one on the validation set, as `inlay compare` does."""
     from inlay.workflow.comparison import improves_upwards
     from inlay.workflow.statistics import pick
 
@@ -363,8 +362,7 @@ def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
         if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
     ]
     for row, each in zip(rows, settings, strict=True):
-        told = [f"{SHORT.get(name, name.replace('_', ' '))} {_said(each.get(name))}" for name in varying]
-        row.variant = ", ".join(told)
+        row.variant = ", ".join(f"{name.replace('_', ' ')} {_said(each.get(name))}" for name in varying)
     rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
     values = [
         {

@@ -241,8 +241,8 @@ def findings(found: Collected) -> list[str]:
         best = next(row for row in rows if row.best)
         width = "" if best.interval is None else f" ± {best.interval:.3f}"
         words = {
-            "not distinguishable": "Not distinguishable from it",
-            "too few seeds": "Too few seeds to tell from it",
+            "not distinguishable": "No significant difference from it",
+            "too few seeds": "Too few seeds to compare with it",
             "worse": "Worse",
         }
         ties = {text: [row.spec.method for row in rows if row.verdict == word] for word, text in words.items()}

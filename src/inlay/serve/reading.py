@@ -1,6 +1,6 @@
 """From what a client sent to a row of its task.
 
-Nothing that a client names is ever opened: pictures come in the body.
+Nothing that a client names is ever opened: images come in the body.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from inlay.workflow.answer import TASK, Request, unsayable
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
-MOST_PIXELS = 25_000_000  # a small file may unfold into a picture that fills the memory
+MOST_PIXELS = 25_000_000  # a small file may unfold into an image that fills the memory
 FEWEST_CHARACTERS, A_TOKEN = 20_000, 100  # a token of ordinary text has about 4 characters
 TEXTS_A_BATCH = 4  # texts of the greatest length in one batch: what comes after them waits no longer than for these
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The longest text and the largest picture that are read, in characters (None: from the task) and pixels."""
+    """The longest text and the largest image that are read, in characters (None: from the task) and pixels."""
 
     characters: int | None = None
     pixels: int = MOST_PIXELS
@@ -58,7 +58,7 @@ def read(given: Any, schemas: Mapping[str, TaskSchema], limits: Limits) -> Read:
     if schema is None:
         raise unknown_task(task, schemas)
     if schema.kind == kinds.IMAGES:
-        return _of_picture(task, schema, given, limits)
+        return _of_image(task, schema, given, limits)
     _check_echo(given)
     try:
         request = Request(task, dict(given), schema.row(given, "the request", 1))
@@ -76,39 +76,39 @@ def _characters(value: Any) -> int:
     return sum(map(_characters, value)) if isinstance(value, list | tuple) else len(str(value))
 
 
-def _of_picture(task: str, schema: TaskSchema, given: Mapping[str, Any], limits: Limits) -> Read:
-    """A picture comes as base64; it is not sent back."""
+def _of_image(task: str, schema: TaskSchema, given: Mapping[str, Any], limits: Limits) -> Read:
+    """An image comes as base64; it is not sent back."""
     field = schema.columns.get("image", "image")
     if not isinstance(given.get(field), str):
-        raise Refusal(400, f"The task {task!r} reads a picture: give it in {field!r}, its file's bytes in base64.")
+        raise Refusal(400, f"The task {task!r} reads an image: give it in {field!r}, its file's bytes in base64.")
     data = given[field]
     if data.startswith("data:"):  # as browsers write them
         data = data.partition(",")[2]
     try:
-        picture = base64.b64decode(data, validate=True)
+        data = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):
-        raise Refusal(400, f"{field!r} is not base64: give the bytes of a picture's file, never its path.") from None
-    pixels = _pixels(picture, limits.pixels)
+        raise Refusal(400, f"{field!r} is not base64: give the bytes of an image file, never its path.") from None
+    pixels = _pixels(data, limits.pixels)
     rest = {key: value for key, value in given.items() if key != field}
     _check_echo(rest)
-    return Read(Request(task, rest, {"image": picture}), pixels / limits.pixels)
+    return Read(Request(task, rest, {"image": data}), pixels / limits.pixels)
 
 
-def _pixels(picture: bytes, most: int) -> int:
-    """How many pixels a picture has, by its header: it is not decoded."""
+def _pixels(data: bytes, most: int) -> int:
+    """How many pixels an image has, by its header: it is not decoded."""
     from PIL import Image
 
     from inlay.tasks.images import open_image
 
     try:
-        with open_image(picture) as image:
+        with open_image(data) as image:
             width, height = image.size
     except Image.DecompressionBombError:
-        raise Refusal(413, f"The picture is too large; at most {most:,} pixels are read.") from None
-    except Exception:  # whatever Pillow's many readers make of bytes that are no picture
-        raise Refusal(400, "What was sent is not a picture that can be read.") from None
+        raise Refusal(413, f"The image is too large; at most {most:,} pixels are read.") from None
+    except Exception:  # whatever Pillow's many readers make of bytes that are no image
+        raise Refusal(400, "What was sent is not an image that can be read.") from None
     if width * height > most:
-        raise Refusal(413, f"The picture has {width * height:,} pixels; at most {most:,} are read.")
+        raise Refusal(413, f"The image has {width * height:,} pixels; at most {most:,} are read.")
     return width * height
 
 

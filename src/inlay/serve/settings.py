@@ -18,7 +18,7 @@ class ServiceSettings:
     """`max_wait`, `timeout` and `read_timeout` are in seconds, `max_body` in bytes, `max_queue` in rows.
 
     `max_characters` bounds a text (None: 100 characters for each token of the task's `max_length`, 20,000 at least),
-    `max_pixels` a picture; `max_connections` those of all clients, `max_per_client` those of one address (None: half of
+    `max_pixels` an image; `max_connections` those of all clients, `max_per_client` those of one address (None: half of
     them). Port 0 takes any that is free.
 
     Whoever may reach the service may use it: on another address than loopback it needs a token.

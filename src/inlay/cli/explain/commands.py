@@ -1,4 +1,4 @@
-"""`inlay explain`: see why, as a picture, a table and numbers."""
+"""`inlay explain`: see why, as a figure, a table and data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from inlay.workflow.explain.runs import Curves, Point
 
 app = typer.Typer(
-    help="Show why a model or a method behaves as it does. Each command draws a picture (PNG and SVG) and keeps its "
-    "numbers (CSV) and circumstances (JSON) beside it.",
+    help="Show why a model or a method behaves as it does. Each command draws a figure (PNG and SVG) and keeps its "
+    "data (CSV) and metadata (JSON) beside it.",
     no_args_is_help=True,
 )
 
@@ -68,8 +68,8 @@ def layers(
 ) -> None:
     """Accuracy at every layer: put a method at one layer at a time and draw the curve.
 
-    Each point is an ordinary run: found again if it was made before, resumed if it was cut short. Without --layers all
-    layers are tried. The star is the best layer by validation, so that the test value there is an honest one. Without
+    Each point is an ordinary run: found again if it was made before, resumed if it was interrupted. Without --layers
+    all layers are tried. The star is the best layer on the validation set: its test value was not selected on. Without
     --rates all layers have the same learning rate, which may suit some better than others. Baselines run with their
     own learning rate and settings.
 
@@ -288,7 +288,7 @@ def carry_out(
     charts_explain.write(found, folder, ["inlay", *sys.argv[1:]], picture)
     (table or SHOWN[what])(found)
     show.answer(found.sentence)
-    show.say(f"picture, numbers and circumstances in {folder}/ ({what}.png, .svg, .csv, .json)")
+    show.say(f"figure, data and metadata in {folder}/ ({what}.png, .svg, .csv, .json)")
     failures = getattr(found, "failures", {})
     for which, why in failures.items():
         show.say(f"failed: {which}: {why}")
@@ -317,13 +317,13 @@ def sweep_table(found: Curves) -> None:
     if what == "samples":
         columns["examples"] = [f"{point.examples:,}" for point in points]
     if what == "prompt-norm" or found.tried:
-        columns["rate"] = ["-" if point.rate is None else f"{point.rate:g}" for point in points]
+        columns["learning rate"] = ["-" if point.rate is None else f"{point.rate:g}" for point in points]
     columns[f"test {found.metric}"] = [scored(point, "test") for point in points]
     columns["validation"] = [scored(point, "validation") for point in points]
     if what == "layers":
         columns["trained"] = [show.count(point.trained) for point in points]
     if prompted:
-        columns["norm a position"] = [show.figure(point.norm_per_position) for point in points]
+        columns["norm per position"] = [show.figure(point.norm_per_position) for point in points]
     show.table(tuple(columns), list(zip(*columns.values(), strict=True)), right=range(1, len(columns)))
 
 

@@ -28,7 +28,7 @@ function intro() {
 const day = (time) => time.slice(0, 10);
 
 function warned() {
-  const kinds = { result: 'touches the results', cost: 'touches time and memory', note: 'good to know' };
+  const kinds = { result: 'affects the results', cost: 'affects time and memory', note: 'good to know' };
   $('#warnings').hidden = !DATA.warnings.length;
   $('#warnings ul').replaceChildren(...DATA.warnings.map((each) => el('li', { class: `${each.level}-level` }, el('details', { open: each.level === 'result' },
     el('summary', {}, el('span', { class: 'sign', 'aria-hidden': 'true' }, each.level === 'note' ? 'i' : '!'), each.title, el('span', { class: 'kind' }, ` · ${kinds[each.level]}`)),
@@ -50,13 +50,13 @@ function zoom(image) {
 }
 
 function numbers(each) {
-  const made = el('details', {}, el('summary', {}, `The numbers (${plural(each.rows.length + each.left_out, 'row')})`));
+  const made = el('details', {}, el('summary', {}, `The data (${plural(each.rows.length + each.left_out, 'row')})`));
   made.addEventListener('toggle', () => {
     if (made.children.length > 1) return;
     made.append(el('div', { class: 'plain', tabindex: 0 }, el('table', {},
       el('thead', {}, el('tr', {}, ...each.columns.map((name) => el('th', { scope: 'col' }, name.replaceAll('_', ' '))))),
       el('tbody', {}, ...each.rows.map((row) => el('tr', {}, ...row.map((cell) => el('td', {}, cell))))))));
-    if (each.left_out) made.append(el('p', { class: 'note' }, `${plural(each.left_out, 'more row')} in the CSV beside the picture.`));
+    if (each.left_out) made.append(el('p', { class: 'note' }, `${plural(each.left_out, 'more row')} in the CSV beside the figure.`));
   });
   return made;
 }

@@ -154,7 +154,7 @@ function filters(changed) {
   }
   if (hasVariants) {
     const box = el('input', { type: 'checkbox', id: 'chosen', checked: state.chosen, on: { change: () => { state.chosen = box.checked; changed(); } } });
-    place.append(el('label', { class: 'check' }, box, 'Only the variant chosen by validation'));
+    place.append(el('label', { class: 'check' }, box, 'Only the variant chosen on the validation set'));
   }
   const said = CONSTANT.map((key) => { const c = COLUMNS.find((each) => each.key === key); return `${c.label.toLowerCase()} ${c.show ? c.show(DATA.rows[0]) : c.get(DATA.rows[0])}`; });
   $('#same').textContent = said.length ? `In all rows: ${said.join(', ')}.` : '';

@@ -137,7 +137,7 @@ def samples(found: Curves) -> Figure:
     below = "training examples"
     charts.dress(upper, title, "" if lower else below, f"{split} {found.metric}")
     if lower:
-        charts.dress(lower[0], "Size of the trained prompt", below, "norm a position (root mean square)")
+        charts.dress(lower[0], "Size of the trained prompt", below, "norm per position (root mean square)")
     charts.legend_beside(upper)
     return figure
 
@@ -163,7 +163,7 @@ def prompt_norm(found: Curves) -> Figure:
     if all(norm > 0 for point in found.points for norm in point.norms_per_position):
         axes.set_xscale("log")
     title = f"{found.metric.capitalize()} against the size of the trained prompt: {_subject(found)}\na point a run"
-    charts.dress(axes, title, "norm of the trained prompt a position (root mean square)", f"{split} {found.metric}")
+    charts.dress(axes, title, "norm of the trained prompt per position (root mean square)", f"{split} {found.metric}")
     charts.legend_beside(axes)
     return figure
 
