@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,6 +61,22 @@ def perform(
             found = experiment(name, tick_of(bar))
             write(found, out / name, ["inlay", *sys.argv[1:]], drawn)
             print_claims(found, out / name, quiet)
+
+
+def perform_lab(
+    lab: Any,
+    setting: Any,
+    names: Sequence[str],
+    drawn: Mapping[str, Callable[[Finding], Figure]],
+    out: Path,
+    quiet: bool,
+) -> None:
+    """The same for a module `lab` that has its experiments in `EXPERIMENTS` and counts their steps in `beginnings`."""
+
+    def experiment(name: str, tick: Tick) -> Finding:
+        return lab.EXPERIMENTS[name](setting, tick)
+
+    perform(names, experiment, lambda name: lab.beginnings(name, setting), drawn, out, quiet)
 
 
 def tick_of(bar: Bar) -> Tick:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform_lab
 
 FIGURES = ("lemmas-c15-c16", "theorem-d1", "newton-time")
 
@@ -39,11 +39,4 @@ def command(
     from inlay.papers.infoprompt.theory import lab
 
     setting = lab.SoftmaxSetting(sizes, size, seeds, epsilon)
-    perform(
-        names,
-        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
-        lambda name: lab.beginnings(name, setting),
-        charts.DRAWN,
-        out,
-        quiet,
-    )
+    perform_lab(lab, setting, names, charts.DRAWN, out, quiet)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform_lab
 
 FIGURES = ("lemmas-4", "counterexample-a1", "table-3")
 
@@ -36,11 +36,4 @@ def command(
     from inlay.papers.multi_lora.theory import lab
 
     setting = lab.DecomposableSetting(counts, seeds, samples)
-    perform(
-        names,
-        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
-        lambda name: lab.beginnings(name, setting),
-        charts.DRAWN,
-        out,
-        quiet,
-    )
+    perform_lab(lab, setting, names, charts.DRAWN, out, quiet)

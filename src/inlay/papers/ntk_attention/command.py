@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import options as o
-from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform
+from inlay.papers.lab import LAB, Out, choose_figures, parse_sizes, perform_lab
 
 FIGURES = ("kernel", "lemma-m6", "lemma-b1", "theorem-b2", "proposition-b3", "theorem-3-1")
 
@@ -39,11 +39,4 @@ def command(
     from inlay.papers.ntk_attention.theory import lab
 
     setting = lab.PrefixSetting(sizes, seeds, steps, c)
-    perform(
-        names,
-        lambda name, tick: lab.EXPERIMENTS[name](setting, tick),
-        lambda name: lab.beginnings(name, setting),
-        charts.DRAWN,
-        out,
-        quiet,
-    )
+    perform_lab(lab, setting, names, charts.DRAWN, out, quiet)
