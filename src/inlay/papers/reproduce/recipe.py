@@ -2,7 +2,7 @@
 
 How to add a recipe
 -------------------
-1. Put the paper's printed numbers, if it prints any, into `src/inlay/reproduce/<paper>/<item>.csv`: the columns
+1. Put the paper's printed numbers, if it prints any, into `papers/<paper>/recipes/<item>.csv`: the columns
    `panel` (a backbone, a data set; leave it out where there is one part), `row` (a method) and one for each column of
    the table. A cell is `81.3`, `81.3±0.4` or empty.
 2. In a module of that folder (one file for a group of items) write a `Recipe` and put it into the module's `RECIPES`.
@@ -13,7 +13,7 @@ How to add a recipe
    fills in where models and data lie; `bench.runs(specs, seeds)` and `bench.values(specs, seeds, measure)` make runs,
    or find them again; `bench.once(name, settings, work)` keeps what is not a run (theory, counts) from being repeated;
    `results.from_finding(finding)` takes what a function of `inlay lab` gave. Of what varies from seed to seed give
-   lists, also of one (`Results.of`, `Cell.of_seeds`): a plain number is exact, and decides without an interval.
+   lists, also of one (`Results.of`, `ResultCell.of_seeds`): a plain number is exact, and decides without an interval.
 4. Three scales. `paper`: the paper's settings as far as it prints them, and in the summary what is ours; models and
    data by their names on the hub and in the catalogue. `here`: what runs on two cores (or says that it wants a GPU) in
    a stated time, 5 to 10 minutes at most. `smoke`: a second or so, without a network: models and data are named as at
@@ -23,7 +23,7 @@ How to add a recipe
    good). The same predicate is put to the printed numbers and to ours. Where what it needs is not in a table it says
    "not tested", and why. A predicate must be one that can fail. A claim about what the paper does not print has
    `printed=False`. What a reader must know beside the numbers (stand-ins for data, what ± means) goes into `notes`.
-6. `inlay reproduce <paper>/<item> --scale smoke` runs it; tests/reproduce runs every recipe at `smoke`.
+6. `inlay reproduce <paper>/<item> --scale smoke` runs it; tests/papers/reproduce runs every recipe at `smoke`.
 """
 
 from __future__ import annotations
