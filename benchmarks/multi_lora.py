@@ -48,8 +48,8 @@ from transformers import RobertaConfig, RobertaForSequenceClassification, Robert
 import inlay
 from inlay.methods.attach import trained_parameters
 from inlay.records.versions import versions
+from inlay.training.mixed_batches import split_batch
 from inlay.training.modes import Modes
-from inlay.training.padding import parts
 from inlay.training.precision import rounded_once
 
 RESULTS = Path(__file__).parent / "results"
@@ -323,7 +323,9 @@ def joint(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
             of.update([batch])
 
     def one_run() -> None:
-        multi.update(part | {"adapter_names": [names[row] for row in rows]} for rows, part in parts(together, device))
+        multi.update(
+            part | {"adapter_names": [names[row] for row in rows]} for rows, part in split_batch(together, device)
+        )
 
     contenders: dict[str, Callable[[], None]] = {
         "peft-lora, eight runs": partial(eight_runs, lora),
@@ -334,7 +336,7 @@ def joint(device: torch.device, rounds: int, repeats: int) -> dict[str, Any]:
     for _ in range(rounds):
         for name, action in contenders.items():
             found[name]["rounds_ms"].append(round(timed(action, device, repeats), 3))
-    of_one = sum(part["input_ids"].numel() for _, part in parts(together, device))
+    of_one = sum(part["input_ids"].numel() for _, part in split_batch(together, device))
     of_eight = sum(batch["input_ids"].numel() for batch in alone)
     for name, entry in found.items():
         entry["ms"] = statistics.median(entry["rounds_ms"])

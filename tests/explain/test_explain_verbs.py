@@ -201,13 +201,13 @@ def test_cka_is_what_the_features_say(spec: Spec) -> None:
     """Against features taken by hand, in one minibatch."""
     from inlay.explain.cka import MinibatchCKA
     from inlay.explain.features import gram
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
 
     given = spec.with_(batch_size=16)
     found = explain_models.cka(given, split="train", examples=16, features="mean", progress=False)
     task = explain_models.draw_examples(given, "train", 16, smallest=4)
     one = explain_models.load_subject(given.model, task, given)
-    (batch,) = explain_models.batch_examples(one, task, "train", given, Place.of(given))
+    (batch,) = explain_models.batch_examples(one, task, "train", given, Placement.of(given))
     with torch.no_grad():
         states = one.model.vit(batch["pixel_values"], output_hidden_states=True).hidden_states
     grams = torch.stack([gram(state.mean(1)) for state in states])

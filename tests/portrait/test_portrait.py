@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 import zoo
+from inlay import portrait
 from inlay.anatomy import head_modules
 from inlay.methods.attach import attach
-from inlay.portrait import memory
-from inlay.portrait.memory import PeakMemory
-from inlay.portrait.parameters import parameters, saved_bytes
-from inlay.portrait.speed import BLOCKS, Speed, spread
+from inlay.portrait import BLOCKS, PeakMemory, Speed, count_bytes, count_parameters, summarise
 
 MIB = 2**20
 
@@ -27,7 +25,7 @@ def test_parameters_are_counted_by_the_true_tensors() -> None:
     head = sum(parameter.numel() for parameter in base.classifier.parameters())
     model = attach(base, "lora", newly_initialised=head_modules(base), settings={"r": 2, "target_modules": ["query"]})
     lora = 3 * (16 * 2 + 2 * 16)
-    found = parameters(model)
+    found = count_parameters(model)
     assert found["trained"] == lora + head
     assert found["total"] == plain + lora, "the head that the trained copy replaces does not count twice"
     assert found["share"] == pytest.approx((lora + head) / (plain + lora))
@@ -37,22 +35,22 @@ def test_a_tied_tensor_counts_once() -> None:
     model, _ = zoo.tiny("gpt2", "causal-lm")
     assert model.lm_head.weight is model.transformer.wte.weight
     with_copy = sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False))
-    assert parameters(model)["total"] == with_copy - model.lm_head.weight.numel()
+    assert count_parameters(model)["total"] == with_copy - model.lm_head.weight.numel()
 
 
 def test_saved_bytes_are_those_on_disk(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "a").write_bytes(b"x" * 100)
     (tmp_path / "inner" / "b").write_bytes(b"x" * 23)
-    assert saved_bytes(tmp_path) == 123
-    assert saved_bytes(tmp_path / "nothing") == 0
+    assert count_bytes(tmp_path) == 123
+    assert count_bytes(tmp_path / "nothing") == 0
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_peak_memory_is_the_model_and_what_came_on_top(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if sampled:
-        monkeypatch.setattr(memory, "_reset_maximum", lambda: False)
-    elif not memory._reset_maximum():
+        monkeypatch.setattr(portrait, "_reset_maximum", lambda: False)
+    elif not portrait._reset_maximum():
         pytest.skip("this kernel has no maximum that can be reset")
     model = nn.Linear(1024, 10 * 1024)  # 40 MiB
     earlier = np.ones(100 * MIB, dtype=np.uint8)
@@ -63,7 +61,7 @@ def test_peak_memory_is_the_model_and_what_came_on_top(sampled: bool, monkeypatc
     if sampled:
         end = time.monotonic() + 60
         while peak.now() < 98 * MIB and time.monotonic() < end:
-            time.sleep(memory.PERIOD)
+            time.sleep(portrait.PERIOD)
     del on_top
     found = peak.stop()
     assert found["how"] == ("sampled" if sampled else "resident set")
@@ -104,6 +102,6 @@ def test_speed_in_blocks_of_the_run() -> None:
 
 
 def test_spread() -> None:
-    assert spread([]) is None
-    assert spread([2.0]) == {"mean": 2.0, "spread": None, "repetitions": 1}
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "spread": pytest.approx(2**0.5), "repetitions": 2}
+    assert summarise([]) is None
+    assert summarise([2.0]) == {"mean": 2.0, "spread": None, "repetitions": 1}
+    assert summarise([1.0, 3.0]) == {"mean": 2.0, "spread": pytest.approx(2**0.5), "repetitions": 2}

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import inlay
 from inlay.methods.attach import trained_parameters
+from inlay.training.batches import Placement
 from inlay.training.distil import Batch, Pair, Relative, batches, can_fit, distil, divergence, fit, scores
-from inlay.training.place import Place
 from zoo import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PROMPT = [5, 17, 9, 30, 41, 8, 23, 12, 6, 19, 33]
-HERE = Place(torch.device("cpu"), None, 2)
+HERE = Placement(torch.device("cpu"), None, 2)
 
 
 def louder(model: nn.Module) -> nn.Module:

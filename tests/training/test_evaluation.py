@@ -14,7 +14,7 @@ import zoo
 from inlay.records import Spec
 from inlay.tasks.encode import Encoded
 from inlay.training import evaluate, predict
-from inlay.training.place import by_length
+from inlay.training.batches import order_by_length
 
 SPEC = Spec(model="toy", method="lora", task="toy", batch_size=8)
 
@@ -88,5 +88,5 @@ def test_new_rows_are_answered_in_order() -> None:
 
 def test_the_order_is_certain_and_pictures_keep_theirs() -> None:
     encoded = Encoded({"input_ids": [[zoo.BOS] * length for length in (2, 5, 2, 7, 5)]})
-    assert by_length(encoded) == [3, 1, 4, 0, 2]
-    assert by_length(toys.image_rows(3, 1)) == [0, 1, 2]
+    assert order_by_length(encoded) == [3, 1, 4, 0, 2]
+    assert order_by_length(toys.image_rows(3, 1)) == [0, 1, 2]

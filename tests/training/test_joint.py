@@ -20,19 +20,10 @@ from toys import ToyTask, text_rows
 from inlay import InlayError, Spec
 from inlay.methods import registry
 from inlay.methods.attach import restore, trained_parameters
-from inlay.training import FitOptions, fit, padding
-from inlay.training.interrupts import Interrupted
-from inlay.training.joint import (
-    NAMES,
-    JointCollator,
-    JointRows,
-    JointSampler,
-    SeveralTasks,
-    attach_tasks,
-    flat,
-    greater_is_better,
-    shares,
-)
+from inlay.training import FitOptions, fit, mixed_batches
+from inlay.training.joint import SeveralTasks, attach_tasks, flatten_metrics, greater_is_better
+from inlay.training.mixed_batches import NAMES, JointCollator, JointRows, JointSampler, share_rows
+from inlay.training.progress import Interrupted
 from inlay.training.trainer import NotFinite
 from inlay.workflow.settle import check_together
 
@@ -106,7 +97,7 @@ def test_an_epoch_of_several_tasks(sizes: list[int], temperature: float, seed: i
     assert order == list(JointSampler(sizes, seed, temperature))
     owner = [i for i, size in enumerate(sizes) for _ in range(size)]
     drawn = Counter(owner[row] for row in order)
-    assert [drawn[i] for i in range(len(sizes))] == shares(sizes, temperature)
+    assert [drawn[i] for i in range(len(sizes))] == share_rows(sizes, temperature)
     assert len(order) >= sum(sizes)
     if temperature == 1.0:
         assert sorted(order) == list(range(sum(sizes)))
@@ -121,7 +112,7 @@ def test_an_epoch_of_several_tasks(sizes: list[int], temperature: float, seed: i
 
 
 def test_a_temperature_near_nothing_gives_all_to_the_largest() -> None:
-    assert shares([10, 1000], 1e-3) == [1, 1010]  # at least one each
+    assert share_rows([10, 1000], 1e-3) == [1, 1010]  # at least one each
 
 
 def test_a_batch_says_whose_rows_it_has() -> None:
@@ -193,7 +184,7 @@ def test_each_task_is_trained_as_it_would_be_alone(
 
     At a cost of 0 a batch is run in as many parts as it has lengths.
     """
-    monkeypatch.setitem(padding.PASS, "cpu", cost)
+    monkeypatch.setitem(mixed_batches.PASS, "cpu", cost)
     tasks, given = three(), spec(weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
     outcome = fit(backbone(), SeveralTasks(tasks), METHOD, given, tmp_path, QUIET)
     rows = JointRows({name: task.train for name, task in tasks.items()})
@@ -273,11 +264,11 @@ def test_a_task_whose_own_parameters_give_no_numbers_says_so(patience: int | Non
 
 def test_of_errors_alone_there_is_a_mean() -> None:
     tasks = {"one": values(1), "two": values(2)}
-    assert flat({"one": {"mse": 1.0}, "two": {"mse": 2.0}}, tasks)["average"] == 1.5
-    assert math.isnan(flat({}, tasks)["average"])
+    assert flatten_metrics({"one": {"mse": 1.0}, "two": {"mse": 2.0}}, tasks)["average"] == 1.5
+    assert math.isnan(flatten_metrics({}, tasks)["average"])
     assert not greater_is_better(tasks)
     both = tasks | {"three": part(3)}  # where the accuracy is missing no error stands in for it
-    assert math.isnan(flat({"one": {"mse": 1.0}}, both)["average"])
+    assert math.isnan(flatten_metrics({"one": {"mse": 1.0}}, both)["average"])
     assert greater_is_better(both)
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import inlay
 from inlay import InlayError, Spec
-from inlay.training.lengths import outlier
-from inlay.training.trainer import EpochSampler
+from inlay.training.batches import describe_outlier
+from inlay.training.objectives import EpochSampler
 
 
 def padded(order: list[int], lengths: np.ndarray, batch: int) -> int:
@@ -44,12 +44,12 @@ def test_without_lengths_the_order_is_what_it_always_was() -> None:
 
 def test_one_long_text_among_short_ones_is_told_with_what_would_be_cut() -> None:
     lengths = np.array([10] * 98 + [40, 512])
-    said = outlier(lengths, range(100), 8)
+    said = describe_outlier(lengths, range(100), 8)
     assert said is not None
     assert "has 512 tokens" in said
     assert "about 51 times the memory" in said
     assert "--max-length 48 would cut 1 of 100 texts" in said
-    assert outlier(np.array([10, 30, 20, 39] * 20), range(80), 8) is None
+    assert describe_outlier(np.array([10, 30, 20, 39] * 20), range(80), 8) is None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inlay.training.padding import ALONG, divided, parts
+from inlay.training.mixed_batches import ALONG, divide_rows, split_batch
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ def padded(lengths: list[int], rows: list[int]) -> int:
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=40), cost=st.integers(0, 2000))
 def test_every_row_is_in_one_group_and_no_group_is_worth_cutting(lengths: list[int], cost: int) -> None:
-    groups = divided(lengths, cost)
+    groups = divide_rows(lengths, cost)
     assert sorted(row for rows in groups for row in rows) == list(range(len(lengths)))
     for rows in groups:
         by_length = sorted(rows, key=lambda row: -lengths[row])
@@ -35,7 +35,7 @@ def test_a_part_is_padded_as_if_by_itself() -> None:
     ids = torch.arange(5 * 200).view(5, 200)
     mask = (torch.arange(200) < torch.tensor(lengths).unsqueeze(1)).long()
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(5)}
-    found = {tuple(rows): part for rows, part in parts(batch, CPU)}
+    found = {tuple(rows): part for rows, part in split_batch(batch, CPU)}
     assert set(found) == {(1, 3), (0, 2, 4)}
     short = found[0, 2, 4]
     assert short["input_ids"].equal(ids[[0, 2, 4], :4])
@@ -47,13 +47,13 @@ def test_a_part_is_padded_as_if_by_itself() -> None:
 def test_padding_on_the_left_and_labels_of_tokens_are_cut_too() -> None:
     mask = (torch.arange(200) >= torch.tensor([190, 0, 196]).unsqueeze(1)).long()
     batch = {"input_ids": mask * 7, "attention_mask": mask, "labels": mask * 5}
-    found = {tuple(rows): part for rows, part in parts(batch, CPU, (*ALONG, "labels"))}
+    found = {tuple(rows): part for rows, part in split_batch(batch, CPU, (*ALONG, "labels"))}
     assert found[0, 2]["labels"].equal(batch["labels"][[0, 2], 190:])
     assert found[0, 2]["input_ids"].equal(batch["input_ids"][[0, 2], 190:])
 
 
 def test_what_has_no_lengths_is_one_part() -> None:
     batch = {"pixel_values": torch.zeros(3, 1, 2, 2), "labels": torch.arange(3)}
-    ((rows, part),) = parts(batch, CPU)
+    ((rows, part),) = split_batch(batch, CPU)
     assert rows == [0, 1, 2]
     assert part == batch

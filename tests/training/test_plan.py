@@ -19,7 +19,7 @@ from inlay.records import Spec
 from inlay.tasks.images import EncodedImages
 from inlay.training import FitOptions, FitResult, evaluate
 from inlay.training import plan as plans
-from inlay.training.place import Place
+from inlay.training.batches import Placement
 
 METHOD = Method(name="m", summary="", paper="", learning_rate=0.5)
 SPEC = Spec(model="toy", method="m", task="toy", batch_size=16)
@@ -157,7 +157,7 @@ def test_a_precision_that_this_device_lacks_is_for_training_only(monkeypatch: py
     spec = SPEC.with_(precision="float16", method="linear-probe")
     with pytest.raises(InlayError, match="needs a CUDA device"):
         plans.make(spec, METHOD, 10)
-    assert Place.of(spec).dtype is None
+    assert Placement.of(spec).dtype is None
     model, task = toys.backbone().model, toys.text_task(16, 4, 4)
     found, expected = (evaluate(model, task, "test", None, each)[0] for each in (spec, spec.with_(precision="float32")))
     assert found == expected

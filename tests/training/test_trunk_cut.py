@@ -17,10 +17,10 @@ from inlay.anatomy import anatomy, head_modules
 from inlay.errors import InlayError
 from inlay.methods.attach import attach
 from inlay.methods.tuner import ChildLayer
-from inlay.training.place import Place
+from inlay.training.batches import Placement
+from inlay.training.evaluation import Validation
 from inlay.training.trunk.cut import TrunkCache
 from inlay.training.trunk.data import KeptSplit, NotKept
-from inlay.training.validation import Validation
 
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")
 
@@ -238,7 +238,7 @@ def test_validation_is_not_scored_from_a_cut_that_holds_in_training_alone(in_eva
     model = Model().requires_grad_(False)
     model.head.requires_grad_(True)
     rows = [{"x": row, "labels": number % 3} for number, row in enumerate(torch.randn(10, 4))]
-    place = Place(torch.device("cpu"), None, 4)
+    place = Placement(torch.device("cpu"), None, 4)
     validation = Validation(model, toys.image_task(), rows, toys.collate, place)
     expected = validation(lambda: None)
     validation.trunk = TrunkCache.find(model.train(), toys.collate(rows[:2]))

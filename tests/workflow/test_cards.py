@@ -34,7 +34,7 @@ from inlay.records.store import Run, read_json
 from inlay.tasks import TaskSchema
 from inlay.workflow.answer import Tasks, answer
 from inlay.workflow.export import export
-from inlay.workflow.predict import restored
+from inlay.workflow.predict import restore
 from probing import logits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -132,7 +132,7 @@ def test_a_run_leaves_an_adapter_without_paths_and_with_a_card(
     model = loaded_by_its_card(run.adapter, place, monkeypatch)
     monkeypatch.undo()
     schema = TaskSchema.from_json(run.record["task"]["schema"])
-    own, tokenizer = restored(run, schema, None)
+    own, tokenizer = restore(run, schema, None)
     row = schema.encode_inputs([{"body": "w3 w7"}], tokenizer, None)[0]
     batch = {name: torch.tensor([row[name]]) for name in ("input_ids", "attention_mask")}
     torch.testing.assert_close(logits(model, batch), logits(own, batch), atol=1e-6, rtol=0)
@@ -151,7 +151,7 @@ def test_the_card_of_a_sentence_encoder_loads_what_its_head_reads(
     run = tune(spec(place, model=str(encoder), method=method), place / "runs", progress=False)
     assert "| the head reads | mean |" in (run.adapter / "README.md").read_text()
     assert not leaks(run.adapter, place)
-    own, _ = restored(run, TaskSchema.from_json(run.record["task"]["schema"]), None)
+    own, _ = restore(run, TaskSchema.from_json(run.record["task"]["schema"]), None)
     batch = zoo.tiny("bert")[1]
     found = logits(loaded_by_its_card(run.adapter, place, monkeypatch), batch)
     torch.testing.assert_close(found, logits(own, batch), atol=1e-6, rtol=0)

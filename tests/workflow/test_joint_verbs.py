@@ -13,18 +13,22 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import BertForSequenceClassification
+from transformers import BertForSequenceClassification, TrainerCallback
 from typer.testing import CliRunner
 
+import inlay
 from inlay import InlayError, Spec, compare, predict, tune
 from inlay.cli.app import app
+from inlay.engines.local import Local
 from inlay.records.sealed import checksum
-from inlay.records.store import Run
+from inlay.records.store import FailedBefore, Run, Store
+from inlay.training import Interrupted
 from inlay.training.joint import SeveralTasks
 from inlay.workflow.answer import Tasks, answer
-from inlay.workflow.compare import carry_out
+from inlay.workflow.compare import carry_out, job_of
 from inlay.workflow.export import export
 from inlay.workflow.sweep import read
+from inlay.workflow.tune import identify
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -345,6 +349,131 @@ def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:
         Spec(model="m", method="multi-lora", task="rte", tasks=("cola", "cb"))
 
 
-def test_a_run_of_several_tasks_says_how_to_predict(run: Run, folder: Path) -> None:
-    with pytest.raises(InlayError, match="--adapter"):
+def test_a_run_of_several_tasks_answers_for_one_of_them(run: Run, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match=r"choose one with task=.*--adapter"):
+        inlay.load(run)
+    with pytest.raises(InlayError, match="cola, cb, stsb"):  # a file of rows that name no task
         predict(run, folder / "data" / "cola" / "test.jsonl")
+    with pytest.raises(InlayError, match="rte"):
+        inlay.load(run, task="rte")
+    file = tmp_path / "requests.jsonl"
+    rows = [{"sentence": "w6 w9 w10"}, {"sentence": "w16 w9"}]
+    file.write_text("".join(json.dumps({"task": "cola", **row}) + "\n" for row in rows))
+    together = predict(run, file)
+    assert together == answer(run.folder, file)
+    alone = predict(run, rows, task="cola")
+    assert [each["label"] for each in alone] == [each["label"] for each in together]
+    assert [each["score"] for each in alone] == pytest.approx([each["score"] for each in together], abs=1e-6)
+    typed = CliRunner().invoke(app, ["predict", "--run", str(run.folder), "--task", "cola", "--input", str(file)])
+    assert [json.loads(line)["label"] for line in typed.stdout.splitlines()] == [each["label"] for each in alone]
+
+
+def test_a_run_of_several_tasks_is_scored_by_task(run: Run, folder: Path) -> None:
+    for name, metric in (("cola", "matthews"), ("stsb", "pearson")):
+        found = inlay.evaluate(run, folder / "data" / name / "test.jsonl", task=name)
+        assert found.metric == metric
+        assert found.metrics[metric] == pytest.approx(run.metrics["test"][f"{name}/{metric}"], abs=1e-6)
+        assert found.test[metric] == run.metrics["test"][f"{name}/{metric}"]
+        assert found.examples == found.test_examples == 9
+
+
+# ------------------------------------------------------------------- what a run of one task can do, one of several can
+
+
+def test_the_record_says_how_long_it_took_and_of_each_task_what_chance_would_be(run: Run) -> None:
+    assert run.record["seconds"] > 0
+    assert run.record["resumed_from"] is None
+    cola = run.record["tasks"]["cola"]
+    assert cola["chance"]["examples"] == cola["examples"]["test"] == 9
+    assert 1 <= cola["classes_predicted"] <= 2
+    assert run.record["tasks"]["stsb"]["classes_predicted"] is None
+
+
+def test_it_is_watched_stopped_and_resumed(run: Run, folder: Path, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Watcher(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(state.global_step)
+
+    names: list[str] = []
+    with pytest.raises(Interrupted):
+        tune(
+            spec(folder), tmp_path, progress=False, opened=names.append, watchers=[Watcher()],
+            stop=lambda: len(steps) >= 2,
+        )  # fmt: skip
+    assert names == [run.id]
+    assert steps == [1, 2]
+    again = tune(spec(folder), tmp_path, progress=False)
+    assert again.record["resumed_from"] == 2
+    assert again.metrics == run.metrics
+    assert (again.adapter / "cola" / "adapter_model.safetensors").read_bytes() == (
+        run.adapter / "cola" / "adapter_model.safetensors"
+    ).read_bytes()
+
+
+def test_one_that_failed_is_tried_again_if_so_asked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(objective: SeveralTasks, *args: Any) -> torch.Tensor:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SeveralTasks, "task_losses", broken)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            tune(spec(folder), tmp_path, progress=False)
+    (failed,) = Store(tmp_path).list()
+    assert failed.status == "failed"
+    with pytest.raises(FailedBefore):
+        tune(spec(folder), tmp_path, progress=False, retry_failed=False)
+    assert tune(spec(folder), tmp_path, progress=False).status == "finished"
+
+
+def test_its_name_is_known_before_it_is_made(run: Run, folder: Path) -> None:
+    found, digest = identify(spec(folder))
+    assert found == run.spec
+    assert digest == run.digest
+
+
+def test_it_is_compared_and_swept_as_others_are(run: Run, folder: Path, tmp_path: Path) -> None:
+    given = spec(folder)
+    shutil.copytree(run.folder, tmp_path / "runs" / run.id)
+    found = compare(given, ["multi-lora", "lora"], [0, 1], tmp_path / "runs", progress=False)
+    (row,) = found.rows
+    assert row.method == "multi-lora"
+    assert row.values[0] == run.metrics["test"]["average"]
+    assert len(row.values) == 2
+    assert "lora" in found.left_out
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        f"model: {given.model}\ntasks: [[cola, cb, stsb]]\ndata_dir: {given.data_dir}\nmethods: multi-lora\n"
+        "seeds: [0, 1]\nmax_steps: 4\nbatch_size: 8\nevaluations: 1\nlearning_rate: 0.05\n"
+        f"out: {tmp_path / 'runs'}\n"
+    )
+    typed = CliRunner().invoke(app, ["sweep", str(file)])
+    assert typed.exit_code == 0, typed.output
+    assert "multi-lora" in typed.stdout
+    assert len(Store(tmp_path / "runs").list()) == 2
+
+
+def test_a_worker_that_dies_leaves_a_record_of_the_failure(folder: Path, tmp_path: Path) -> None:
+    class Kills:
+        """Ends the worker as soon as its run has made a step."""
+
+        def begin(self, number: int) -> None: ...
+
+        def say(self, number: int, line: str) -> None: ...
+
+        def end(self, number: int, outcome: Any) -> None: ...
+
+        def step(self, number: int, done: int, total: int) -> None:
+            for worker in engine.pool:
+                if worker.number is not None:
+                    worker.process.kill()
+
+    with Local(workers=1, cpus=1) as engine:
+        (outcome,) = engine.run([job_of(spec(folder, max_steps=4000), tmp_path)], Kills())
+    assert outcome.status == "failed"
+    (left,) = Store(tmp_path).list()
+    assert left.id == outcome.run
+    assert left.status == "failed"

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from inlay import InlayError, Spec, compare, predict, tune
-from inlay.portrait.speed import spread
+from inlay.portrait import summarise
 from inlay.records.store import Store
 from inlay.workflow.comparison import pooled
-from inlay.workflow.predict import joined
+from inlay.workflow.predict import join
 from inlay.workflow.settle import with_method_defaults
 from inlay.workflow.statistics import half_width
 
@@ -171,8 +171,8 @@ def test_one_value_has_no_interval() -> None:
 
 @given(st.lists(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_repetitions_of_several_runs_are_pooled_as_if_made_in_one(runs: list[list[float]]) -> None:
-    found = pooled([{"rate": spread(values)} for values in runs] + [{"rate": None}, {}], "rate")
-    whole = spread([value for values in runs for value in values])
+    found = pooled([{"rate": summarise(values)} for values in runs] + [{"rate": None}, {}], "rate")
+    whole = summarise([value for values in runs for value in values])
     assert found is not None
     assert whole is not None
     assert found.repetitions == whole["repetitions"]
@@ -203,7 +203,7 @@ def test_data_set_of_the_hub_by_its_id_gets_as_far_as_the_hub(tmp_path: Path) ->
 
 def test_no_field_of_the_input_is_hidden_by_the_answer() -> None:
     row, answer = {"text": "the prompt", "score": "3"}, {"text": "the answer", "score": 0.5, "label": "a"}
-    assert joined(row, answer) == {
+    assert join(row, answer) == {
         "text": "the prompt",
         "score": "3",
         "predicted_text": "the answer",

@@ -16,6 +16,7 @@ def command(
     data: Annotated[
         Path, typer.Option(help="Labelled rows: a file like the one it was trained on, or a folder of class folders.")
     ],
+    task: Annotated[str | None, typer.Option(help="Which of the run's tasks, where it has several.")] = None,
     label: Annotated[
         str | None, typer.Option(help="Column with the label. Default: the one of training, or the only likely one.")
     ] = None,
@@ -38,5 +39,5 @@ def command(
     from inlay.workflow.evaluate import evaluate
 
     how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "out": out}
-    found = evaluate(run, data, output, label=label, say=show.say, **how)
+    found = evaluate(run, data, output, task=task, label=label, say=show.say, **how)
     show.evaluation(found)

@@ -26,6 +26,7 @@ def command(
         Path | None, typer.Option(help="With --run: new data, a file like the one it was trained on, or images.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write JSON lines. Default: standard output.")] = None,
+    task: Annotated[str | None, typer.Option(help="With --run: which of its tasks, where it has several.")] = None,
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="The probabilities of all classes too, by name.")
     ] = False,
@@ -65,7 +66,7 @@ def command(
 
         answers = answer(adapter, data, output, **how)
     else:
-        answers = predict(str(run), data, output, out=out, **how)
+        answers = predict(str(run), data, output, task=task, out=out, **how)
     if output is None:
         for line in lines(answers):
             show.answer(line.rstrip("\n"))

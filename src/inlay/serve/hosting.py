@@ -17,7 +17,7 @@ from inlay.records.store import Run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
 from inlay.workflow.answer_files import JOIN, facts_of, holds_one_task, run_of
-from inlay.workflow.predict import joined, restored
+from inlay.workflow.predict import join, restore
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -175,7 +175,7 @@ class OneTask:
         self.schemas: Mapping[str, TaskSchema] = {schema.name: schema}
         self.failed: Mapping[str, str] = {}  # a run whose one task fails has failed
         self.folder = run.adapter
-        self.model, self.processor = restored(run, schema, model, trust_remote_code=trust_remote_code)
+        self.model, self.processor = restore(run, schema, model, trust_remote_code=trust_remote_code)
         self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
         self.model.to(pick_device())  # now, not when the first request waits
 
@@ -188,7 +188,7 @@ class OneTask:
         ((_, schema),) = self.schemas.items()
         found, encoded = predict(self.model, schema, [each.row for each in requests], self.processor, self.spec)
         answers = schema.decode(found, encoded)
-        return [joined(request.given, answer) for request, answer in zip(requests, answers, strict=True)]
+        return [join(request.given, answer) for request, answer in zip(requests, answers, strict=True)]
 
     def check(self, folder: Path, task: str) -> None:
         self.remove(task)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inlay.training.evaluation import evaluate, predict
     from inlay.training.fitting import FitOptions, FitResult, fit
-    from inlay.training.interrupts import Interrupted
+    from inlay.training.progress import Interrupted
 
 __all__ = ["FitOptions", "FitResult", "Interrupted", "evaluate", "fit", "predict"]
 
 _PLACES = {
     "FitOptions": "fitting",
     "FitResult": "fitting",
-    "Interrupted": "interrupts",
+    "Interrupted": "progress",
     "evaluate": "evaluation",
     "fit": "fitting",
     "predict": "evaluation",

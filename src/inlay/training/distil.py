@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
 from inlay.methods.prompts import Prompt, evaluating, read
-from inlay.training.place import Place
+from inlay.training.batches import Placement
 
 CLIP = 1.0
 WARMUP = 0.06
@@ -91,7 +91,7 @@ class Pair:
     """
 
     def __init__(
-        self, model: PeftModel, prompt: Sequence[int] | Prompt, place: Place, lead: Sequence[int] = ()
+        self, model: PeftModel, prompt: Sequence[int] | Prompt, place: Placement, lead: Sequence[int] = ()
     ) -> None:
         self.model, self.place, self.lead = model, place, list(lead)
         with model.disable_adapter():
@@ -174,7 +174,7 @@ class Pair:
         return found
 
 
-def batches(texts: Sequence[Sequence[int]], place: Place) -> Iterator[Batch]:
+def batches(texts: Sequence[Sequence[int]], place: Placement) -> Iterator[Batch]:
     """Texts in their order, padded to the longest of a batch. Causal attention never looks at what is on the right."""
     for begin in range(0, len(texts), place.batch_size):
         rows = [torch.tensor(list(text)) for text in texts[begin : begin + place.batch_size]]
@@ -301,7 +301,7 @@ def _share(step: int, steps: int, warmup: int) -> float:
     return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
 
 
-def _forever(texts: Sequence[Sequence[int]], place: Place, generator: torch.Generator) -> Iterator[Batch]:
+def _forever(texts: Sequence[Sequence[int]], place: Placement, generator: torch.Generator) -> Iterator[Batch]:
     while True:
         order = torch.randperm(len(texts), generator=generator).tolist()
         yield from batches([texts[index] for index in order], place)

@@ -8,25 +8,29 @@ hold the whole result afterwards.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
-from inlay.methods.protocol import hooks_of
+from inlay.methods.protocol import hooks_of, layers_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
+from inlay.training.batches import Placement, Stop, batches, gather, order_by_length, settle_length
 from inlay.training.generation import generate
-from inlay.training.lengths import longest
-from inlay.training.place import Place, Stop, batches, by_length, gather
 from inlay.training.seeds import undisturbed
+
+if TYPE_CHECKING:
+    from inlay.training.trunk.cut import TrunkCache
+    from inlay.training.trunk.data import KeptSplit
 
 PAD = -100  # what the Trainer's own collators mark as "no label"
 
@@ -39,7 +43,7 @@ class NotFinitePredictions(InlayError):
 class Scored:
     """A split's predictions and metrics, and what it took to get them.
 
-    `seconds` is None where they do not tell how fast the model is: see validation.py.
+    `seconds` is None where they do not tell how fast the model is: see `Validation` and `score_timed`.
     """
 
     metrics: dict[str, float]
@@ -57,10 +61,10 @@ def evaluate(
     say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, float], Any]:
     """Metrics and predictions of a model on one split of a task; `say` receives what was cut."""
-    place = Place.of(spec)
+    place = Placement.of(spec)
     model.to(place.device)
     with undisturbed():
-        length = longest(model, task, processor, spec.max_length)
+        length = settle_length(model, task, processor, spec.max_length)
         task = task.with_length(processor, length, model_config=model.config)
         encoded = task.encode(split, processor, length, model_config=model.config)
         if say is not None:
@@ -78,7 +82,7 @@ def score(
     task: Any,
     encoded: Sized,
     collate: Callable[[Any], Any],
-    place: Place,
+    place: Placement,
     stop: Stop | None = None,
     replay: Callable[[dict[str, Tensor]], AbstractContextManager[dict[str, Tensor]]] = nullcontext,
 ) -> Scored:
@@ -91,7 +95,7 @@ def score(
     kept: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
-    order = by_length(encoded)
+    order = order_by_length(encoded)
     for batch in batches(model, encoded, collate, place, stop, order):
         with torch.no_grad(), place.autocast(), replay(batch) as inputs:
             outputs = model(**inputs)
@@ -116,7 +120,7 @@ def score(
 
 
 def write(
-    model: nn.Module, task: Any, split: str, processor: Any, spec: Spec, place: Place, stop: Stop | None = None
+    model: nn.Module, task: Any, split: str, processor: Any, spec: Spec, place: Placement, stop: Stop | None = None
 ) -> Scored:
     """Let the model write an answer to every prompt of a split, and score the texts."""
     begin = time.perf_counter()
@@ -127,19 +131,80 @@ def write(
     return Scored(metrics, texts, len(texts), seconds)
 
 
+class Validation:
+    """Scores the validation split when called, again and again while a model is trained.
+
+    `trunk` is set once it is known that training has one worth keeping here. The split's order never changes, so the
+    output of the frozen trunk is the same every time, batch by batch, to the bit wherever the same computation twice
+    gives the same bits. The first time it is scored without: that is how fast the model infers. The second time the
+    trunk's output is kept, where memory has room, and used from then on; such a pass tells nothing of the model's
+    speed. The cut was found in the modes of training: in eval mode a model may read more than passes through it, so the
+    first batch is scored both ways, and nothing kept if it comes out differently.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Any, encoded: Any, collate: Callable[[Any], Any], place: Placement
+    ) -> None:
+        self.model, self.task, self.encoded, self.collate, self.place = model, task, encoded, collate, place
+        self.trunk: TrunkCache | None = None
+        self.times = 0
+        self._kept: KeptSplit | None = None
+
+    def __call__(self, stop: Stop) -> Scored:
+        self.times += 1
+        if self.trunk is not None and self.times == 2:
+            self._keep(self.trunk, stop)
+        if self._kept is None:
+            return score_timed(self.model, lambda: self._scored(stop))
+        kept = self._kept
+        scored = score(self.model, self.task, kept, kept.collate, self.place, stop, kept.replay)
+        return dataclasses.replace(scored, seconds=None)
+
+    def _scored(self, stop: Stop) -> Scored:
+        return score(self.model, self.task, self.encoded, self.collate, self.place, stop)
+
+    def _keep(self, trunk: TrunkCache, stop: Stop) -> None:
+        from inlay.training.trunk.cut import NotReached
+        from inlay.training.trunk.data import KeptSplit, NotKept
+
+        kept = KeptSplit(self.encoded, self.collate, trunk, self.place.batch_size, self.place.device, shuffled=False)
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.place.autocast():
+                kept.fill(None, stop)
+                kept.check_first(stop)
+        except (NotKept, NotReached):
+            kept.close()
+            return
+        self._kept = kept
+
+
+def score_timed(model: nn.Module, run: Callable[[], Scored]) -> Scored:
+    """Score a split; the seconds are left out where the method remembered more texts than it computed.
+
+    The layers that remember anything say how many texts they remembered and computed so far.
+    """
+    before = {layer: layer.recalled for layer in layers_of(model)}
+    scored = run()
+    for layer, counts in before.items():
+        if counts and layer.recalled and layer.recalled[0] - counts[0] > layer.recalled[1] - counts[1]:
+            return dataclasses.replace(scored, seconds=None)
+    return scored
+
+
 def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, spec: Spec) -> tuple[Any, Any]:
     """Predictions for new rows without labels, and the rows as they were encoded: what `decode` of the task takes.
 
     `task` is a `Task` or its `TaskSchema`. Texts where the model writes, otherwise the logits.
     """
-    place = Place.of(spec)
+    place = Placement.of(spec)
     model.to(place.device)
     with undisturbed():
-        encoded = task.encode_inputs(rows, processor, longest(model, task, processor, spec.max_length))
+        encoded = task.encode_inputs(rows, processor, settle_length(model, task, processor, spec.max_length))
         if task.kind in kinds.LANGUAGE_MODELS:
             return generate(model, task, rows, processor, spec.max_length, place), encoded
         found = []
-        order = by_length(encoded)
+        order = order_by_length(encoded)
         for batch in batches(model, encoded, task.collator(processor, model), place, None, order):
             with torch.no_grad(), place.autocast():
                 found.append(model(**batch)["logits"].float().cpu().numpy())

@@ -17,30 +17,24 @@ from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.frozen import unchanging
 from inlay.methods.protocol import Method
-from inlay.portrait.parameters import saved_bytes
-from inlay.portrait.speed import spread
-from inlay.records.atomic import writing
+from inlay.portrait import count_bytes, summarise
+from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
 from inlay.tasks.augment import Augmentation
 from inlay.training import plan as plans
+from inlay.training.batches import Placement, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
-from inlay.training.display import Display
 from inlay.training.evaluation import NotFinitePredictions
-from inlay.training.interrupts import Interrupted, Interrupts
-from inlay.training.lengths import longest, outlier
 from inlay.training.modes import Modes
-from inlay.training.objectives import Metrics, Objective, OneTask
-from inlay.training.place import Place, gather, is_main
-from inlay.training.precision import rounded_once
+from inlay.training.objectives import Metrics, Objective, SingleTask
+from inlay.training.progress import Display, Interrupted, Interrupts
 from inlay.training.seeds import deterministic
 from inlay.training.trainer import InlayTrainer, NotFinite, Setup
-from inlay.training.trunk import data as trunk_data
-from inlay.training.trunk.data import KeptSplit
-from inlay.training.trunk.rows import FILE
 
 if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone
+    from inlay.training.trunk.data import KeptSplit
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -100,7 +94,7 @@ def fit(
     comes to the same result, on a CPU to the bit.
     """
     options = options or FitOptions()
-    objective = objective if isinstance(objective, Objective) else OneTask(objective)
+    objective = objective if isinstance(objective, Objective) else SingleTask(objective)
     run = prepare(backbone, objective, method, spec, folder, options)
     with run.trained():
         run.train()
@@ -141,7 +135,7 @@ def prepare(
         collate=objective.collator(backbone.processor, model),
         lengths=lengths if spec.group_by_length else None,
         plan=plan,
-        place=Place(plan.device, plan.dtype, plan.micro_batch),
+        place=Placement(plan.device, plan.dtype, plan.micro_batch),
         interrupts=Interrupts(options.stop),
         checkpoint_seconds=options.checkpoint_seconds,
     )
@@ -154,7 +148,7 @@ def prepare(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
             "the method with `inlay.methods.attach` and use your own Trainer."
         )
-    if lengths is not None and (told := outlier(lengths, trainer.first_order(), plan.micro_batch)):
+    if lengths is not None and (told := describe_outlier(lengths, trainer.first_order(), plan.micro_batch)):
         notes.append(told)
         display.say(told)
     return Fit(setup, objective, trainer, display, notes)
@@ -163,7 +157,7 @@ def prepare(
 def encode_split(objective: Objective, name: str, split: str, *, model: Any, processor: Any, spec: Spec) -> Any:
     """A split of a task as the model reads it; the task takes note of what was cut."""
     task = objective.tasks[name]
-    length = longest(model, task, processor, spec.max_length)
+    length = settle_length(model, task, processor, spec.max_length)
     augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment and split == "train" else {}
     encoded = task.encode(split, processor, length, model_config=model.config, **augmented)
     objective.tasks[name] = task.with_notes(getattr(encoded, "notes", ()))
@@ -196,7 +190,10 @@ class Fit:
         with ExitStack() as stack:
             stack.enter_context(setup.interrupts)
             stack.enter_context(deterministic(setup.plan.device))
-            stack.enter_context(rounded_once(setup.model, setup.plan.dtype))
+            if setup.plan.dtype is not None:
+                from inlay.training.precision import rounded_once
+
+                stack.enter_context(rounded_once(setup.model, setup.plan.dtype))
             # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode
             # otherwise.
             if not setup.spec.gradient_checkpointing:
@@ -278,15 +275,15 @@ class Fit:
     def portrait(self, adapter: Path) -> dict[str, Any]:
         """What the run cost."""
         plan, rates = self.setup.plan, self.trainer.speed.rates()
-        epoch = spread([len(self.setup.rows) / rate for rate in rates])
+        epoch = summarise([len(self.setup.rows) / rate for rate in rates])
         inference = [examples / seconds for examples, seconds in self.trainer.progress.inference]
         return {
             "parameters": self.objective.count_parameters(),
-            "saved_bytes": saved_bytes(adapter),
+            "saved_bytes": count_bytes(adapter),
             "peak_memory": self.peak,
             "seconds_per_epoch": epoch,
-            "train_examples_per_second": spread(rates),
-            "inference_examples_per_second": spread(inference),
+            "train_examples_per_second": summarise(rates),
+            "inference_examples_per_second": summarise(inference),
             "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
             "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
             "processes": plan.world,
@@ -329,34 +326,51 @@ class Fit:
 
 def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str | None]:
     """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not."""
-    setup, objective = trainer.setup, trainer.objective
-    spec, place = setup.spec, setup.place
-    (setup.folder / FILE).unlink(missing_ok=True)  # a killed process's
-    why_not = objective.trunk_obstacle() or trunk_data.obstacle(
-        spec, objective.first.kind, setup.rows, setup.plan, done
-    )
+    setup, place = trainer.setup, trainer.setup.place
+    wanted = setup.spec.trunk_cache == "on"
+    if is_main():
+        clear_leftovers(setup.folder)  # the rows of a killed process
+    why_not = find_obstacle(setup, trainer.objective, done)
     if why_not is None:
+        from inlay.training.trunk.data import NotKept, keep
+
         try:
             setup.modes.train()
             with place.autocast():
-                kept = trunk_data.keep(
+                kept = keep(
                     setup.model,
                     setup.rows,
                     setup.collate,
-                    batch=place.batch_size,
+                    place=place,
                     order=trainer.first_order(),
-                    device=place.device,
                     folder=setup.folder,
                     stop=trainer.check_interrupt,
-                    inexact=spec.trunk_cache == "on",
+                    inexact=wanted,
                 )
             trainer.use(kept)
             return kept, None
-        except trunk_data.NotKept as error:
+        except NotKept as error:
             why_not = str(error)
-    if spec.trunk_cache == "on":
+    if wanted:
         raise InlayError(f"trunk_cache='on' cannot be: {why_not}. Take auto, which does without where it must.")
     return None, why_not
+
+
+def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:
+    """Why the trunk's output is not kept, where that can be said without looking at the model."""
+    if setup.spec.trunk_cache == "off":
+        return "it was switched off"
+    if len(objective.tasks) > 1:
+        return "several tasks are trained"
+    if kinds.modality(objective.first.kind) != "image":
+        return "texts are padded to the longest of their batch, which changes from epoch to epoch"
+    if not getattr(setup.rows, "deterministic", True):
+        return "the pictures are augmented, so that they differ from epoch to epoch"
+    if setup.plan.world > 1:
+        return "several processes share the data"
+    if setup.plan.total_steps - done <= setup.plan.steps_per_epoch:
+        return "no example would be read a second time"
+    return None
 
 
 def tensorboard_callback(folder: Path) -> TrainerCallback:

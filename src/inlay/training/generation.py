@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from inlay.tasks.encode import length_limit
-from inlay.training.lengths import virtual_tokens
-from inlay.training.place import Place, Stop, batches, gather
+from inlay.training.batches import Placement, Stop, batches, count_virtual_tokens, gather
 
 MOST_TOKENS = 128  # where the task does not say
 
@@ -20,15 +19,15 @@ def generate(
     rows: Sequence[Any],
     processor: Any,
     max_length: int | None,
-    place: Place,
+    place: Placement,
     stop: Stop | None = None,
 ) -> list[str]:
     """A text for each row. The task (or its schema) makes the prompts."""
-    most, length = room(model, task, processor, max_length)
+    most, length = plan_generation(model, task, processor, max_length)
     encoded = task.encode_inputs(rows, processor, length)
     texts: list[str] = []
     for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
-        texts += written(model, batch, processor, most, place)
+        texts += write_texts(model, batch, processor, most, place)
     parts = gather(texts)
     whole = [""] * len(encoded)
     for rank, part in enumerate(parts):
@@ -36,7 +35,7 @@ def generate(
     return whole
 
 
-def written(model: Any, batch: dict[str, Any], processor: Any, most: int, place: Place) -> list[str]:
+def write_texts(model: Any, batch: dict[str, Any], processor: Any, most: int, place: Placement) -> list[str]:
     """What the model writes after each prompt of a batch, at most so many tokens; rows may name their tasks."""
     # Whatever sampling the checkpoint asks for: the same prompt is to get the same text.
     how = {
@@ -55,13 +54,13 @@ def written(model: Any, batch: dict[str, Any], processor: Any, most: int, place:
     return list(processor.batch_decode(new, skip_special_tokens=True))
 
 
-def room(model: Any, task: Any, processor: Any, max_length: int | None) -> tuple[int, int | None]:
+def plan_generation(model: Any, task: Any, processor: Any, max_length: int | None) -> tuple[int, int | None]:
     """How many tokens to write, and the length to encode prompts for, so that both fit into what the model reads.
 
     A method's virtual tokens take positions too. Encoding leaves the task's own `max_new_tokens` free by itself.
     """
     limit = length_limit(processor, model.config)
-    known = [each for each in (max_length, limit and limit - virtual_tokens(model)) if each]
+    known = [each for each in (max_length, limit and limit - count_virtual_tokens(model)) if each]
     wanted = task.max_new_tokens or MOST_TOKENS
     if not known:
         return wanted, None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
@@ -37,10 +36,10 @@ from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
 from inlay.tasks import Task, kinds
 from inlay.tasks.metrics import LOWER_IS_BETTER
+from inlay.training.batches import Placement, Stop
 from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
+from inlay.training.mixed_batches import ALONG, NAMES, JointCollator, JointRows, JointSampler, split_batch
 from inlay.training.objectives import Metrics, Objective
-from inlay.training.padding import ALONG, parts
-from inlay.training.place import Place, Stop
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
 from inlay.training.trainer import InlayTrainer, NotFinite
@@ -48,90 +47,8 @@ from inlay.training.trainer import InlayTrainer, NotFinite
 if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone
 
-NAMES = "adapter_names"
 ALMOST_NOTHING = 1e-6  # as torch's own clipping adds to a norm
 AVERAGE = "average"
-
-
-class JointRows(Dataset[dict[str, Any]]):
-    """The training rows of several tasks, one after another; each says whose it is."""
-
-    def __init__(self, parts: Mapping[str, Any]) -> None:
-        self.parts = dict(parts)
-        self.sizes = [len(part) for part in self.parts.values()]
-        self.in_memory = all(getattr(part, "in_memory", True) for part in self.parts.values())
-        self._epoch = 0
-        self._places = [(task, i) for task, part in self.parts.items() for i in range(len(part))]
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch: images that are augmented are so in each one anew."""
-        return self._epoch
-
-    @epoch.setter
-    def epoch(self, number: int) -> None:
-        self._epoch = number
-        for part in self.parts.values():
-            if hasattr(part, "epoch"):
-                part.epoch = number
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        task, place = self._places[index]
-        return {NAMES: task, **self.parts[task][place]}
-
-
-class JointCollator:
-    """A batch of rows of several tasks, with the task of each."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        rows = [{key: value for key, value in item.items() if key != NAMES} for item in items]
-        if any(isinstance(row.get("labels"), float) for row in rows):  # values among classes
-            rows = [row | {"labels": float(row["labels"])} for row in rows]
-        common = set.intersection(*(set(row) for row in rows))
-        batch = self.collate([{key: row[key] for key in rows[0] if key in common} for row in rows])
-        return batch | {NAMES: [item[NAMES] for item in items]}
-
-
-class JointSampler(Sampler[int]):
-    """The order of an epoch, as many rows as there are in all; it follows from the seed and the epoch alone.
-
-    Each task gets its share of them, p_i ~ n_i^(1 / temperature): 1 is proportional, where every row comes once, and
-    infinity uniform. A task that gets more than it has begins anew, in another order.
-    """
-
-    def __init__(self, sizes: Sequence[int], seed: int, temperature: float = 1.0) -> None:
-        self.sizes, self.seed, self.epoch = list(sizes), seed, 0
-        self.counts = shares(sizes, temperature)
-
-    def __len__(self) -> int:
-        return sum(self.counts)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        rows: list[int] = []
-        for start, size, count in zip(
-            itertools.accumulate([0, *self.sizes[:-1]]), self.sizes, self.counts, strict=True
-        ):
-            turns = [torch.randperm(size, generator=generator) for _ in range(math.ceil(count / size))]
-            rows += (torch.cat(turns)[:count] + start).tolist() if turns else []
-        return (rows[i] for i in torch.randperm(len(rows), generator=generator).tolist())
-
-
-def shares(sizes: Sequence[int], temperature: float) -> list[int]:
-    """How many rows of an epoch each task gets; together as many as there are rows, and at least one each."""
-    power = [(size / max(sizes)) ** (1 / temperature) for size in sizes]  # of a low temperature, too large otherwise
-    exact = [sum(sizes) * each / sum(power) for each in power]
-    counts = [max(1, math.floor(each)) for each in exact]
-    left = sum(sizes) - sum(counts)
-    for i in sorted(range(len(sizes)), key=lambda i: counts[i] - exact[i])[: max(0, left)]:
-        counts[i] += 1
-    return counts
 
 
 class SeveralTasks(Objective):
@@ -195,9 +112,6 @@ class SeveralTasks(Objective):
             raise InlayError(f"{strangers[0]} would be trained and belongs to no task: it cannot be trained jointly.")
         return {task: [p for name, p in trained.items() if f".{task}." in name] for task in self.names}
 
-    def trunk_obstacle(self) -> str | None:
-        return "several tasks are trained"
-
     def is_trained(self, task: str) -> bool:
         """Whether a task is still being trained."""
         return self.trainer.progress.tasks[task].get("ended") is None
@@ -231,7 +145,7 @@ class SeveralTasks(Objective):
         if tensors["labels"].ndim > 1 and not getattr(self.setup.model.config, "is_encoder_decoder", False):
             along = (*ALONG, "labels")  # one for each token that is read
         total = torch.zeros((), device=device)
-        for rows, part in parts(tensors, device, along):
+        for rows, part in split_batch(tensors, device, along):
             part = trainer._prepare_inputs(part)
             labels, own = part.pop("labels"), [names[row] for row in rows]
             each = self.task_losses(model(**part, **{NAMES: own})["logits"], labels, own)
@@ -313,7 +227,7 @@ class SeveralTasks(Objective):
                 examples += len(encoded)
             except NotFinitePredictions as error:
                 self.fail(name, str(error), spoilt=True)
-        return Scored(flat(found, self.tasks, self.failed), None, examples, time.perf_counter() - begin)
+        return Scored(flatten_metrics(found, self.tasks, self.failed), None, examples, time.perf_counter() - begin)
 
     def _score(self, name: str, encoded: Any, stop: Stop) -> Scored:
         model, place = self.setup.model, self.setup.place
@@ -373,7 +287,7 @@ class SeveralTasks(Objective):
                 for split in ("validation", "test"):
                     if len(task.split(split)) and (own := self._final(name, split)) is not None:
                         found.setdefault(split, {})[name] = own
-        return {split: flat(each, self.tasks, self.failed) for split, each in found.items()}
+        return {split: flatten_metrics(each, self.tasks, self.failed) for split, each in found.items()}
 
     def _final(self, name: str, split: str) -> dict[str, float] | None:
         """A task's metrics on a split in the end; None where it fails there."""
@@ -432,7 +346,7 @@ class SeveralTasks(Objective):
             if name not in failed and entry.get("ended") is not None and best is not None:
                 notes.append(f"{name} stopped at step {entry['ended']}; best at step {best['step']}")
         for split, own in metrics.items():
-            counted = averaged(own, self.tasks, failed)
+            counted = select_averaged(own, self.tasks, failed)
             out = [name for name, task in self.tasks.items() if len(task.split(split)) and name not in counted]
             if out:
                 why = {name: f"{self.tasks[name].metrics[0]}, of which less is better" for name in out}
@@ -482,13 +396,13 @@ def attach_tasks(
     return model
 
 
-def flat(
+def flatten_metrics(
     found: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Any], failed: Collection[str] = ()
 ) -> dict[str, float]:
     """All tasks' metrics under one roof, and the average of the first metric of each over the tasks that did not
     fail."""
     metrics = {f"{name}/{metric}": value for name, own in found.items() for metric, value in own.items()}
-    firsts = [metrics[first] for first in averaged(metrics, tasks, failed).values()]
+    firsts = [metrics[first] for first in select_averaged(metrics, tasks, failed).values()]
     return metrics | {AVERAGE: sum(firsts) / len(firsts) if firsts else math.nan}
 
 
@@ -498,7 +412,9 @@ def greater_is_better(tasks: Mapping[str, Any]) -> bool:
     return any(task.metrics[0] not in LOWER_IS_BETTER for task in tasks.values())
 
 
-def averaged(metrics: Mapping[str, float], tasks: Mapping[str, Any], failed: Collection[str] = ()) -> dict[str, str]:
+def select_averaged(
+    metrics: Mapping[str, float], tasks: Mapping[str, Any], failed: Collection[str] = ()
+) -> dict[str, str]:
     """What the average is over: of each task its first metric, if there is one. Where more of some and less of others
     is better, those of which more is: an error and an accuracy have no mean. A task that failed has no say: its
     metrics are those of what it was when it did."""
@@ -526,7 +442,7 @@ def save_tasks(
         "trust_remote_code": spec.trust_remote_code,
         "max_length": spec.max_length,
         "precision": spec.precision,
-        "batch_size": Place.of(spec).batch_size,
+        "batch_size": Placement.of(spec).batch_size,
         "tasks": {name: task.to_json() for name, task in tasks.items()},
         "failed": dict(failed or {}),
     }

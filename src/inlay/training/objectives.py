@@ -21,16 +21,14 @@ from inlay.errors import InlayError
 from inlay.methods import attach
 from inlay.methods.card import About
 from inlay.methods.protocol import Method, layers_of
-from inlay.portrait.parameters import parameters
+from inlay.portrait import count_parameters
 from inlay.records.atomic import write_folder
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
-from inlay.training.evaluation import Scored, count_items, score, shifts_labels, write
-from inlay.training.lengths import grouped, longest
-from inlay.training.place import Stop
+from inlay.training.batches import Stop, group_by_length, settle_length
+from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
-from inlay.training.validation import Validation, timed
 
 if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone
@@ -86,7 +84,7 @@ class Objective(ABC):
     def settle_lengths(self, model: nn.Module, processor: Any, spec: Spec) -> None:
         """Write into the tasks how long a text this model reads."""
         for name, task in self.tasks.items():
-            length = longest(model, task, processor, spec.max_length)
+            length = settle_length(model, task, processor, spec.max_length)
             self.tasks[name] = task.with_length(processor, length, model_config=model.config)
 
     def encode(self, encode: Encode) -> Any:
@@ -124,10 +122,6 @@ class Objective(ABC):
     def begin(self, trainer: InlayTrainer) -> None:
         """Take note of the trainer, which is made by now."""
         self.trainer, self.setup = trainer, trainer.setup
-
-    def trunk_obstacle(self) -> str | None:
-        """Why the trunk's output cannot be kept for these tasks, if so."""
-        return None
 
     def use_trunk(self, trunk: TrunkCache) -> None:
         """Score what is held out from the trunk's kept output as well, where that is right."""
@@ -185,7 +179,7 @@ class Objective(ABC):
 
     def count_parameters(self) -> dict[str, Any]:
         """How many parameters there are, and how many were trained."""
-        return parameters(self.setup.model)
+        return count_parameters(self.setup.model)
 
     @property
     def failed(self) -> dict[str, str]:
@@ -207,10 +201,10 @@ class EpochSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.length, generator=generator).tolist()
-        return iter(order if self.lengths is None else grouped(order, self.lengths, self.batch, generator))
+        return iter(order if self.lengths is None else group_by_length(order, self.lengths, self.batch, generator))
 
 
-class OneTask(Objective):
+class SingleTask(Objective):
     """The model's own loss on one task: of an update, the mean over all its labels."""
 
     def __init__(self, task: Task) -> None:
@@ -344,7 +338,9 @@ class OneTask(Objective):
                 found["validation"] = progress.best["metrics"] if progress.best else progress.validation
             if len(task.test):
                 test = setup.encode(task.name, "test")
-                scored = timed(setup.model, lambda: score(setup.model, task, test, setup.collate, setup.place, stop))
+                scored = score_timed(
+                    setup.model, lambda: score(setup.model, task, test, setup.collate, setup.place, stop)
+                )
                 if scored.seconds is not None:
                     progress.inference.append([scored.examples, scored.seconds])
                 found["test"] = scored.metrics

@@ -79,7 +79,7 @@ def make(spec: Spec, method: Method, examples: int, kind: str | None = None, hel
         world=world,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
-        evaluation_steps=evaluation_steps(spec, steps_per_epoch, total, examples, held_out),
+        evaluation_steps=pick_evaluation_steps(spec, steps_per_epoch, total, examples, held_out),
         learning_rate=learning_rate,
         # The shortest of runs has one update at the full rate.
         warmup_steps=min(math.ceil(spec.warmup * total), total - 1),
@@ -128,7 +128,7 @@ def pick_workers(device: torch.device, encoded: Any) -> int:
     return min(MOST_WORKERS, max(0, (os.cpu_count() or 1) - 1))
 
 
-def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int, examples: int, held_out: int) -> frozenset[int]:
+def pick_evaluation_steps(spec: Spec, steps_per_epoch: int, total: int, examples: int, held_out: int) -> frozenset[int]:
     """After which updates to evaluate: always after the last.
 
     `evaluations` asks for so many, evenly spread. Without it: after every epoch, but at most ten times, and not on more
@@ -143,7 +143,7 @@ def evaluation_steps(spec: Spec, steps_per_epoch: int, total: int, examples: int
     return frozenset(min(total, steps_per_epoch * i) for i in (*range(every, epochs, every), epochs))
 
 
-def arguments(plan: Plan, spec: Spec, folder: Path, workers: int = 0) -> TrainingArguments:
+def make_arguments(plan: Plan, spec: Spec, folder: Path, workers: int = 0) -> TrainingArguments:
     """The Trainer's arguments. It neither evaluates, saves nor reports by itself: ours say when."""
     made = TrainingArguments(
         output_dir=str(folder),

@@ -36,17 +36,15 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from inlay.errors import InlayError
-from inlay.portrait.memory import PeakMemory
-from inlay.portrait.speed import Speed
+from inlay.portrait import PeakMemory, Speed
 from inlay.training import checkpoints as files
+from inlay.training.batches import Placement, gather, is_main
 from inlay.training.checkpoints import Checkpoints
 from inlay.training.evaluation import NotFinitePredictions
-from inlay.training.interrupts import Interrupted, Interrupts
 from inlay.training.modes import Modes
 from inlay.training.objectives import Objective
-from inlay.training.place import Place, gather, is_main
-from inlay.training.plan import Plan, arguments, pick_workers
-from inlay.training.progress import Journal, Progress
+from inlay.training.plan import Plan, make_arguments, pick_workers
+from inlay.training.progress import Interrupted, Interrupts, Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ class Setup:
     collate: Callable[[Any], Any]
     lengths: np.ndarray | None
     plan: Plan
-    place: Place
+    place: Placement
     interrupts: Interrupts
     checkpoint_seconds: float
 
@@ -94,7 +92,7 @@ class InlayTrainer(Trainer):
         plan, folder = setup.plan, setup.folder
         super().__init__(
             model=setup.model,
-            args=arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
+            args=make_arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
             data_collator=setup.collate,
             train_dataset=setup.rows,
             callbacks=[Pace(self), *callbacks],

@@ -1,7 +1,7 @@
 """Let the tasks of one adapter folder answer requests, rows of different tasks in one pass.
 
 The folder is what `inlay tune --tasks` leaves, or `inlay export --to tasks`: an adapter for each task, and `tasks.json`
-with what predicting needs; or a run of one task by multi-lora.
+with what predicting needs; or a run of one task by a method that mixes tasks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inlay.records.atomic import write_text
 from inlay.tasks import kinds
 from inlay.workflow.answer_files import base_of, facts_of, located
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.predict import check_trust, check_writable, joined, lines
+from inlay.workflow.predict import check_trust, check_writable, join, lines
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -80,9 +80,9 @@ class Tasks:
     @cached_property
     def place(self) -> Any:
         """Where the model runs; it is put there once, since going through the pieces of many tasks takes long."""
-        from inlay.training.place import Place
+        from inlay.training.batches import Placement
 
-        place = Place.of(self.spec)
+        place = Placement.of(self.spec)
         self.model.to(place.device).eval()
         return place
 
@@ -103,23 +103,23 @@ class Tasks:
         for task, answers in (self._written(rows) if writes else self._mixed(rows, probabilities)).items():
             told = {FAILED: self.failed[task]} if task in self.failed else {}
             for i, answer in zip(places[task], answers, strict=True):
-                found[i] = joined(requests[i].given, answer | told)
+                found[i] = join(requests[i].given, answer | told)
         return found
 
     def _written(self, rows: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
         """Texts, rows of all tasks together that write equally many tokens."""
-        from inlay.training.generation import room, written
+        from inlay.training.generation import plan_generation, write_texts
 
         queues: dict[int, list[Waiting]] = {}
         for task, own in rows.items():
-            most, length = room(self.model, self.schemas[task], self.processor, self.spec.max_length)
+            most, length = plan_generation(self.model, self.schemas[task], self.processor, self.spec.max_length)
             encoded = self.schemas[task].encode_inputs(own, self.processor, length)
             queues.setdefault(most, []).extend((task, i, encoded[i]) for i in range(len(own)))
         texts: dict[str, list[str]] = {task: [""] * len(own) for task, own in rows.items()}
         for most, queue in queues.items():
             for part, batch in self._batches(queue, generation=True):
                 for (task, i, _), text in zip(
-                    part, written(self.model, batch, self.processor, most, self.place), strict=True
+                    part, write_texts(self.model, batch, self.processor, most, self.place), strict=True
                 ):
                     texts[task][i] = text
         return {task: self.schemas[task].decode(own) for task, own in texts.items()}
@@ -163,7 +163,7 @@ class Tasks:
         self, queue: Sequence[Waiting], generation: bool = False
     ) -> Iterator[tuple[Sequence[Waiting], dict[str, Any]]]:
         """Batches on the model's device, with the task of each row; rows of about the same length side by side."""
-        from inlay.training.joint import NAMES, JointCollator
+        from inlay.training.mixed_batches import NAMES, JointCollator
 
         first = next(iter(self.schemas.values()))
         collate = JointCollator(first.collator(self.processor, self.model, generation=generation))

@@ -3,7 +3,7 @@
 `tasks.json` says what each task reads and what its outputs mean, so it is worth as much as the weights. It carries a
 checksum of itself, and where the folder belongs to a finished run that run's record has the digest of every file.
 
-A run of one task by a method that mixes tasks (multi-lora) is a folder of one: its record says what `tasks.json` would.
+A run of one task by a method that mixes tasks is a folder of one: its record says what `tasks.json` would.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 from inlay.backbones import whereabouts
 from inlay.errors import InlayError
+from inlay.methods import registry
 from inlay.methods.folder import CONFIG, TASKS, base_fingerprint, read_tasks
 from inlay.records.store import Run, load, read_json
 from inlay.workflow.settle import JOIN
-
-MIXES = "multi-lora"  # the method whose tasks share a model and a batch
 
 
 def located(folder: Path) -> Path:
@@ -34,12 +33,12 @@ def located(folder: Path) -> Path:
         raise InlayError(
             f"The run {run.id} is of the method {run.spec.method!r}, whose task is never mixed with others. "
             f"`inlay predict --run {run.folder}` predicts with it and `inlay serve --adapter {run.folder}` serves it. "
-            f"To mix, train each task with --method {MIXES} (--data or --task) and join the runs: {JOIN}."
+            f"To mix, train each task with --method {name_mixing()} (--data or --task) and join the runs: {JOIN}."
         )
     raise InlayError(
         f"{folder} holds no tasks: it has no {TASKS}, and is no finished run. Give the folder of a run that "
-        f"`inlay tune --method {MIXES}` made (`inlay runs list` shows them), or one in which such runs are joined: "
-        f"{JOIN}."
+        f"`inlay tune --method {name_mixing()}` made (`inlay runs list` shows them), or one in which such runs are "
+        f"joined: {JOIN}."
     )
 
 
@@ -51,7 +50,12 @@ def run_of(folder: Path) -> Run | None:
 
 def holds_one_task(run: Run) -> bool:
     """Whether a run has one task that can be mixed with those of others."""
-    return run.spec.method == MIXES and not run.spec.tasks
+    return registry.get(run.spec.method).mixes_tasks and not run.spec.tasks
+
+
+def name_mixing() -> str:
+    """The methods whose tasks share a model and a batch, for people."""
+    return " or ".join(name for name, method in registry.all_methods().items() if method.mixes_tasks)
 
 
 def facts_of_run(run: Run) -> dict[str, Any]:

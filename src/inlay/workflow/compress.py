@@ -215,12 +215,12 @@ def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callab
     from inlay.methods import attach
     from inlay.methods.prompts import check
     from inlay.tasks import kinds
+    from inlay.training.batches import Placement
     from inlay.training.distil import Pair
-    from inlay.training.place import Place
     from inlay.training.plan import pick_device, pick_dtype
 
     device = pick_device()
-    place = Place(device, pick_dtype(options.precision, device), options.batch_size)
+    place = Placement(device, pick_dtype(options.precision, device), options.batch_size)
     backbone.model.to(device)
     put = partial(attach.attach, backbone.model, method(), newly_initialised=[], task_kind=kinds.CAUSAL_LM)
     settings = method().hooks.for_prompt(options.settings, backbone.model) | {"seed": options.seed}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from inlay.records.atomic import write_json
 from inlay.records.store import Run
-from inlay.workflow.loaded import Evaluation, opened
-from inlay.workflow.notes import Say
-from inlay.workflow.predict import check_writable
-from inlay.workflow.tune import DEFAULT_OUT
+from inlay.workflow.loaded import Evaluation, open_run
+from inlay.workflow.predict import LoadOptions, check_writable
 
 
 def evaluate(
@@ -18,21 +16,19 @@ def evaluate(
     data: Any,
     output: Path | str | None = None,
     *,
+    task: str | None = None,
     label: str | None = None,
-    model: str | None = None,
-    out: Path | str = DEFAULT_OUT,
-    trust_remote_code: bool = False,
-    say: Say | None = None,
+    **how: Unpack[LoadOptions],
 ) -> Evaluation:
     """The run's own metrics on labelled rows: a file like the one it was trained on, or rows of Python.
 
-    `label` names the column of the labels where it is not the one of training. With `output` the result is also written
-    there, as JSON. For the rest see `inlay.load`.
+    `label` names the column of the labels where it is not the one of training; of a run of several tasks, `task` the
+    one to score. With `output` the result is also written there, as JSON. For `run` and the rest (`model`, `out`,
+    `trust_remote_code`, `say`) see `inlay.load`.
     """
     if output is not None:
         check_writable(Path(output))
-    loaded = opened(run, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
-    found = loaded.evaluate(data, label=label)
+    found = open_run(run, task=task, **how).evaluate(data, label=label)
     if output is not None:
         write_json(Path(output), found.to_json())
     return found

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 from inlay.records.store import Run, Store
 from inlay.tasks import TaskSchema, kinds
 from inlay.tasks.rows import is_path, read, read_labelled
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.predict import joined, restored
-from inlay.workflow.tune import DEFAULT_OUT
+from inlay.workflow.predict import LoadOptions, join, restore
+from inlay.workflow.tune import DEFAULT_OUT, own_metrics
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,34 @@ class Evaluation:
 
 
 class LoadedRun:
-    """A finished run's model in memory. `load` makes one."""
+    """A finished run's model in memory, for one of its tasks. `load` makes one."""
 
-    def __init__(self, run: Run, *, model: str | None, trust_remote_code: bool, say: Say | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        task: str | None = None,
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        say: Say | None = None,
+    ) -> None:
         run.verify()
-        if run.spec.tasks:
+        known = run.record.get("tasks") or {run.record["task"]["schema"]["name"]: run.record["task"]}
+        if task is None and len(known) > 1:
             raise InlayError(
-                f"The run {run.id} has several tasks: name the one of each row in a file of JSON lines, and give "
-                f"--adapter {run.adapter} and that file."
+                f"The run {run.id} has several tasks, {', '.join(known)}: choose one with task=, or name the one of "
+                f"each row in a file of JSON lines, and give --adapter {run.adapter} and that file."
             )
-        self.run, self.spec = run, run.spec
-        self.schema = TaskSchema.from_json(run.record["task"]["schema"])
+        self.run, self.spec, self.task = run, run.spec, task or next(iter(known))
+        if self.task not in known:
+            raise unknown("task", self.task, known)
+        self._known = known[self.task]
+        self.schema = TaskSchema.from_json(self._known["schema"])
         self._say = or_log(say)
         self._base, self._trust = model, trust_remote_code
         self._parts: tuple[Any, Any] | None = None
+        if self.task in (failed := run.record.get("failed") or {}):
+            self._say(f"{self.task} failed in training: {failed[self.task]}")
 
     def __repr__(self) -> str:
         return f"<LoadedRun {self.run.id}: {self.schema.kind}>"
@@ -96,7 +110,7 @@ class LoadedRun:
             length = self.schema.max_length
             self._say(f"{cut:,} of {len(inputs.rows):,} texts are longer than {length} tokens and were cut")
         answers = self.schema.decode(predictions, encoded, probabilities=probabilities)
-        return [joined(given, answer) for given, answer in zip(inputs.given, answers, strict=True)]
+        return [join(given, answer) for given, answer in zip(inputs.given, answers, strict=True)]
 
     def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
         """The run's own metrics on labelled rows, which are given as to `predict`.
@@ -112,27 +126,28 @@ class LoadedRun:
         metrics, _ = evaluate(self.model, task, "test", self.processor, spec, notes.append)
         for note in notes:
             self._say(note)
-        record = self.run.record
+        record, known = self.run.record, self._known
         return Evaluation(
             run=self.run.id,
             source=task.source,
             examples=len(task.test),
-            metric=record["metric"],
+            metric=known.get("metric", record["metric"]),
             metrics=metrics,
-            test=dict(record["metrics"].get("test", {})),
-            test_examples=record.get("examples", {}).get("test", 0),
+            test=own_metrics(self.spec, record["metrics"].get("test", {}), self.task),
+            test_examples=known.get("examples", {} if self.spec.tasks else record.get("examples", {})).get("test", 0),
             notes=notes,
         )
 
     def _loaded(self) -> tuple[Any, Any]:
         if self._parts is None:
-            self._parts = restored(self.run, self.schema, self._base, trust_remote_code=self._trust)
+            self._parts = restore(self.run, self.schema, self._base, task=self.task, trust_remote_code=self._trust)
         return self._parts
 
 
 def load(
     run: Run | Path | str,
     *,
+    task: str | None = None,
     model: str | None = None,
     out: Path | str = DEFAULT_OUT,
     trust_remote_code: bool = False,
@@ -140,16 +155,23 @@ def load(
 ) -> LoadedRun:
     """A finished run, ready to answer: `inlay.load("runs/<id>").predict(["a text", "another"])`.
 
-    `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. `model` names the
+    `run` is a run, the path of its folder, or its name (or an unambiguous part of it) under `out`. Of a run of several
+    tasks `task` names the one to answer for. `model` names the
     base model where it has moved since; it must hold the same weights. `trust_remote_code` lets code run that comes
     with the model: a run never allows it by itself. `say` receives a line for each thing a person should know; without
     it, the logger `inlay.notes` does.
     """
-    found = opened(run, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
+    found = open_run(run, task=task, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
     _ = found.model  # now, not when the first row waits
     return found
 
 
-def opened(run: Run | Path | str, *, out: Path | str, say: Say | None = None, **how: Any) -> LoadedRun:
+def open_run(run: Run | Path | str, *, task: str | None = None, **how: Unpack[LoadOptions]) -> LoadedRun:
     """As `load`, but the model is loaded when it is first needed: what is to be read is read, and checked, before."""
-    return LoadedRun(run if isinstance(run, Run) else Store(out).get(str(run)), say=say, **how)
+    found = find_run(run, how.pop("out", DEFAULT_OUT))
+    return LoadedRun(found, task=task, **how)  # type: ignore[misc]
+
+
+def find_run(run: Run | Path | str, out: Path | str = DEFAULT_OUT) -> Run:
+    """A run, by itself, by its folder, or by its name (or an unambiguous part of it) under `out`."""
+    return run if isinstance(run, Run) else Store(out).get(str(run))

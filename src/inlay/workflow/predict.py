@@ -9,14 +9,24 @@ import os
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.atomic import write_text, writing
 from inlay.records.store import Run
+from inlay.tasks.rows import is_path
 from inlay.workflow.notes import Say
 from inlay.workflow.tune import DEFAULT_OUT
+
+
+class LoadOptions(TypedDict, total=False):
+    """Where a run and its base model are, and who is told: see `inlay.load`."""
+
+    model: str | None
+    out: Path | str
+    trust_remote_code: bool
+    say: Say | None
 
 
 def predict(
@@ -24,33 +34,41 @@ def predict(
     input: Any,
     output: Path | str | None = None,
     *,
+    task: str | None = None,
     probabilities: bool = False,
-    model: str | None = None,
-    out: Path | str = DEFAULT_OUT,
-    trust_remote_code: bool = False,
-    say: Say | None = None,
+    **how: Unpack[LoadOptions],
 ) -> list[dict[str, Any]]:
     """Predictions of a run, one dict a row, in order: the row's own columns and what the model says.
 
     `input` is the path of a file or of a folder of images, or rows of Python: see `inlay.workflow.loaded.LoadedRun`,
-    which also answers many times once it is loaded. `run` is a run, the path of its folder, or its name (or an
-    unambiguous part of it) under `out`. With `output` they are also written there, as JSON lines, all or nothing.
-    `probabilities` adds those of all classes. `model` names the base model where it has moved since; it must hold the
-    same weights. `trust_remote_code` lets code run that comes with the model: a run never allows it by itself.
+    which also answers many times once it is loaded. Of a run of several tasks `task` names the one to answer for;
+    without it `input` is a file of JSON lines, each of which names its task. With `output` the predictions are also
+    written there, as JSON lines, all or nothing. `probabilities` adds those of all classes. For `run` and the rest
+    (`model`, `out`, `trust_remote_code`, `say`) see `inlay.load`.
     """
-    from inlay.workflow.loaded import opened
+    from inlay.workflow.loaded import find_run, open_run
 
     if output is not None:
         check_writable(Path(output))
-    loaded = opened(run, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
-    answers = loaded.predict(input, probabilities=probabilities)
+    found = find_run(run, how.get("out", DEFAULT_OUT))
+    if found.spec.tasks and task is None and is_path(input):
+        from inlay.workflow.answer import answer
+
+        how.pop("out", None)
+        return answer(found.folder, input, output, probabilities=probabilities, **how)  # type: ignore[misc]
+    answers = open_run(found, task=task, **how).predict(input, probabilities=probabilities)
     if output is not None:
         write_text(Path(output), "".join(lines(answers)))
     return answers
 
 
-def restored(run: Run, schema: Any, model: str | None = None, *, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """A finished run's adapted model and its processor. `model` names the base model where it has moved since."""
+def restore(
+    run: Run, schema: Any, model: str | None = None, *, task: str | None = None, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """A finished run's adapted model and its processor; of a run of several tasks, with the adapter of `task`.
+
+    `model` names the base model where it has moved since.
+    """
     from inlay import backbones
     from inlay.methods import attach
 
@@ -58,7 +76,8 @@ def restored(run: Run, schema: Any, model: str | None = None, *, trust_remote_co
     spec = run.spec.with_(model=model or run.spec.model, trust_remote_code=trust_remote_code)
     backbone = backbones.load_for(spec, schema)
     method = registry.get(run.spec.method)
-    adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint)
+    own = {"adapter_name": task} if task is not None and run.spec.tasks else {}
+    adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint, **own)
     return adapted, backbone.processor
 
 
@@ -74,7 +93,7 @@ def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
         )
 
 
-def joined(row: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
+def join(row: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
     """A row's own fields (but for pictures) and the answer to it; a field that an answer's name would hide keeps its
     name, and the answer's becomes `predicted_<name>`."""
     shown = {key: value for key, value in row.items() if not _is_picture(value)}

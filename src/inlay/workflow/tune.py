@@ -190,7 +190,7 @@ def measure_chance(task: Task, result: FitResult, name: str) -> dict[str, Any]:
 
 def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What a record keeps of the task, or of several, and by which metric the run is judged."""
-    found = {
+    found: dict[str, dict[str, Any]] = {
         name: {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": list(task.notes)}
         for name, task in result.tasks.items()
     }
@@ -199,11 +199,13 @@ def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mappin
         return {"metric": task.metrics[0], "task": found[name], **standings[name]}
     from inlay.training.joint import AVERAGE, greater_is_better
 
-    tasks = {name: {**found[name], "metric": task.metrics[0], **standings[name]} for name, task in result.tasks.items()}
+    for name, task in result.tasks.items():
+        examples = {split: len(task.split(split)) for split in SPLITS}
+        found[name] |= {"metric": task.metrics[0], "examples": examples, **standings[name]}
     return {
         "metric": AVERAGE,
         "greater_is_better": greater_is_better(result.tasks),
-        "tasks": tasks,
+        "tasks": found,
         "notes": result.notes,
         "failed": result.failed,
     }

@@ -55,7 +55,7 @@ def features(model: str, task: str, count: int, seed: int, data_dir: str | None 
     `data_dir`: a folder with local copies of named tasks.
     """
     from inlay.explain.features import rows_of
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
 
     spec = Spec(
         model=model,
@@ -68,7 +68,7 @@ def features(model: str, task: str, count: int, seed: int, data_dir: str | None 
     )
     found = draw_examples(spec, "train", count, smallest=count)
     one = load_subject(model, found, spec)
-    parts, place = one.parts, Place.of(spec)
+    parts, place = one.parts, Placement.of(spec)
     seen: dict[str, list[Tensor]] = {"first": [], "last": []}
     mask: Tensor | None = None
 

@@ -288,10 +288,10 @@ def as_it_comes(work: TaskRun, names: Mapping[str, str], loaded: Mapping[str, An
 
 def bleu(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> float:
     """Corpus BLEU of the texts that the model writes for the task's test inputs, in one batch."""
+    from inlay.training.batches import Placement
     from inlay.training.generation import generate
-    from inlay.training.place import Place
 
-    place = dataclasses.replace(Place.of(spec), batch_size=len(task.test))
+    place = dataclasses.replace(Placement.of(spec), batch_size=len(task.test))
     texts = generate(model.to(place.device).eval(), schema, task.test, processor, spec.max_length, place)
     return schema.score_texts(texts, task.test)["bleu"]
 

@@ -82,12 +82,12 @@ def measure(
 
     from inlay.methods import attach
     from inlay.training import distil
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
     from inlay.training.plan import pick_device, pick_dtype
     from inlay.workflow.compress import parted, share, split
 
     device = pick_device()
-    place = Place(device, pick_dtype(args.precision, device), args.batch_size)
+    place = Placement(device, pick_dtype(args.precision, device), args.batch_size)
     backbone.model.to(device)
     tokenizer = backbone.processor
     lead, ids = split(tokenizer, text)
@@ -109,7 +109,7 @@ def measure(
         ).eval()
         pair = distil.Pair(adapted, ids, place, lead)
         if texts is None:
-            many = distil.Pair(adapted, ids, Place(device, place.dtype, SAMPLED_AT_ONCE), lead)
+            many = distil.Pair(adapted, ids, Placement(device, place.dtype, SAMPLED_AT_ONCE), lead)
             texts = many.sample(args.texts, args.length, 0)
         train, held = parted(texts)
         sets = {"own": held, "real": real}

@@ -215,11 +215,11 @@ def measure(work: ModelRun) -> dict[str, Any]:
 
 def answered(model: Any, task: Any, schema: Any, processor: Any, spec: Any) -> float:
     """The share of the first questions of the test set whose final answer is right, in one batch."""
+    from inlay.training.batches import Placement
     from inlay.training.generation import generate
-    from inlay.training.place import Place
 
     rows = task.test.select(range(min(ANSWERS, len(task.test))))
-    place = dataclasses.replace(Place.of(spec), batch_size=len(rows))
+    place = dataclasses.replace(Placement.of(spec), batch_size=len(rows))
     texts = generate(model.to(place.device).eval(), schema, rows, processor, spec.max_length, place)
     return schema.score_texts(texts, rows)["answer-accuracy"]
 

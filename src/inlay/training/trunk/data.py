@@ -27,9 +27,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from inlay.records.spec import Spec
-from inlay.tasks import kinds
-from inlay.training.plan import Plan, pick_workers
+from inlay.training.batches import Placement
+from inlay.training.plan import pick_workers
 from inlay.training.seeds import undisturbed
 from inlay.training.trunk.cut import BOUND, TrunkCache, outcome, same, unmoved
 from inlay.training.trunk.rows import NoRoom, Rows, size
@@ -254,29 +253,13 @@ def _said(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim > 0]
 
 
-def obstacle(spec: Spec, kind: str, encoded: Any, plan: Plan, done: int) -> str | None:
-    """Why the trunk's output is not kept, where that can be said without looking at the model."""
-    if spec.trunk_cache == "off":
-        return "it was switched off"
-    if kinds.modality(kind) != "image":
-        return "texts are padded to the longest of their batch, which changes from epoch to epoch"
-    if not getattr(encoded, "deterministic", True):
-        return "the images are augmented, so that they differ from epoch to epoch"
-    if plan.world > 1:
-        return "several processes share the data"
-    if plan.total_steps - done <= plan.steps_per_epoch:
-        return "no example would be read a second time"
-    return None
-
-
 def keep(
     model: nn.Module,
     encoded: Any,
     collate: Collate,
     *,
-    batch: int,
+    place: Placement,
     order: Sequence[int],
-    device: torch.device,
     folder: Path,
     stop: Callable[[], None],
     inexact: bool = False,
@@ -287,10 +270,10 @@ def keep(
     takes rows whose rounding depends on their place in the batch, too, but none that depend on the rest of it.
     """
     example = collate([encoded[index] for index in range(min(2, len(encoded)))])
-    trunk = TrunkCache.find(model, {name: value.to(device) for name, value in example.items()})
+    trunk = TrunkCache.find(model, {name: value.to(place.device) for name, value in example.items()})
     if trunk.reason is not None:
         raise NotKept(trunk.reason)
-    kept = KeptSplit(encoded, collate, trunk, batch, device, shuffled=True)
+    kept = KeptSplit(encoded, collate, trunk, place.batch_size, place.device, shuffled=True)
     try:
         with unmoved(model), undisturbed():
             kept.fill(folder, stop)

@@ -232,9 +232,9 @@ def grams(one: Subject, task: Task, split: str, spec: Spec, how: str) -> Iterato
     import torch
 
     from inlay.explain.features import watching
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
 
-    place = Place.of(spec)
+    place = Placement.of(spec)
     for batch in batch_examples(one, task, split, spec, place):
         with watching(one.model, how) as seen, torch.no_grad(), place.autocast():
             seen.mask = batch.get("attention_mask")
@@ -255,13 +255,13 @@ def attention_distance(
     import torch
 
     from inlay.explain import attention
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
 
     task = draw_examples(spec, split, examples, smallest=1)
     one = load_subject(spec.model, task, spec, adapter, **around)
     parts = attention.check_attention(one.model)
     attention.check_order(one.model)
-    place = Place.of(spec)
+    place = Placement.of(spec)
     size = len(task.split(split))
     sums: dict[int, dict[str, torch.Tensor]] = {}
     batch: dict[str, torch.Tensor] = {}
@@ -323,7 +323,7 @@ def load_subject(
     from inlay.methods import attach, registry
     from inlay.records.store import Store
     from inlay.tasks import TaskSchema, kinds
-    from inlay.training.place import Place
+    from inlay.training.batches import Placement
 
     schema, run = task.schema, None
     if adapter is not None:
@@ -348,7 +348,7 @@ def load_subject(
     model = backbone.model
     if run is not None:
         model = attach.restore(model, registry.get(run.spec.method), run.adapter, fingerprint=backbone.fingerprint)
-    model.to(Place.of(spec).device).eval()
+    model.to(Placement.of(spec).device).eval()
     found = None if run is None else f"{run.spec.method} ({run.id})"
     return Subject(model_name(name), model, backbone.processor, anatomy(model), backbone.source, found)
 
@@ -361,9 +361,9 @@ def minibatches(spec: Spec, size: int) -> int:
 
 def batch_examples(one: Subject, task: Task, split: str, spec: Spec, place: Any) -> Iterator[dict[str, torch.Tensor]]:
     """The split in minibatches of at most `spec.batch_size`, as nearly equal as can be: none is a small remainder."""
-    from inlay.training.lengths import longest
+    from inlay.training.batches import settle_length
 
-    length = longest(one.model, task, one.processor, spec.max_length)
+    length = settle_length(one.model, task, one.processor, spec.max_length)
     encoded = task.encode(split, one.processor, length, model_config=one.model.config)
     collate = task.collator(one.processor, one.model)
     for part in np.array_split(np.arange(len(encoded)), minibatches(spec, len(encoded))):

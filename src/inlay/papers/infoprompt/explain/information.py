@@ -264,9 +264,9 @@ def observe(model: Any, task: Any, backbone: Any, split: str, examples: int, run
     import torch
     from torch.utils.data import Subset
 
-    from inlay.training.place import Place, batches
+    from inlay.training.batches import Placement, batches
 
-    place = Place.of(run.spec)
+    place = Placement.of(run.spec)
     model.to(place.device)
     encoded = task.encode(split, backbone.processor, task.schema.max_length, model_config=model.config)
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(run.spec.seed))[:examples]

@@ -186,13 +186,13 @@ class _Walk:
         """Note where the mean prompt stands."""
         import torch
 
-        from inlay.training.lengths import longest
+        from inlay.training.batches import settle_length
 
         if self.at and self.at[-1] == step:
             return
         self.model = model
         if not self.batch:
-            length = longest(model, task, backbone.processor, spec.max_length)
+            length = settle_length(model, task, backbone.processor, spec.max_length)
             encoded = task.encode("train", backbone.processor, length, model_config=model.config)
             order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(spec.seed))[:examples]
             rows = task.collator(backbone.processor, model)([encoded[i] for i in order.tolist()])

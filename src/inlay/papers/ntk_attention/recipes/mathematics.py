@@ -52,12 +52,12 @@ def answered(bench: Bench, spec: Spec, name: str, *, trained: bool) -> float:
     """The share of a task's test questions whose answer is right: of the run of a spec, or of the model as it comes."""
     from inlay import backbones, tasks
     from inlay.training.evaluation import evaluate
-    from inlay.workflow.predict import restored
+    from inlay.workflow.predict import restore
 
     asked = spec.with_(task=name)
     task = tasks.load(asked)
     if trained:
-        model, processor = restored(bench.tune(spec), task.schema)
+        model, processor = restore(bench.tune(spec), task.schema)
     else:
         backbone = backbones.load_for(spec, task)
         model, processor = backbone.model, backbone.processor

@@ -1,15 +1,22 @@
-"""The most memory that training needed.
+"""What a run costs: parameters, bytes on disk, peak memory, time and throughput, measured from the run itself.
 
-CUDA: the allocator's own maximum. CPU: the process's greatest resident set (VmHWM, which the kernel keeps and lets a
-process reset through /proc/self/clear_refs; elsewhere a thread samples the resident set), less that of the idle
-process. The model is loaded before the measurement begins, so the idle process is the resident set at that moment less
-the model's own tensors, every page of which is touched first: weights mapped from a file are resident only once read.
+Peak memory. CUDA: the allocator's own maximum. CPU: the process's greatest resident set (VmHWM, which the kernel keeps
+and lets a process reset through /proc/self/clear_refs; elsewhere a thread samples the resident set), less that of the
+idle process. The model is loaded before the measurement begins, so the idle process is the resident set at that moment
+less the model's own tensors, every page of which is touched first: weights mapped from a file are resident only once
+read.
+
+Throughput is measured in blocks of the run itself, so that nothing is run twice to be timed. A run's updates fall into
+a fixed number of equal blocks; each block is one repetition. The first update (allocations, caches, kernels chosen) is
+left out where there are others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import statistics
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +24,25 @@ import psutil
 import torch
 from torch import nn
 
+SHADOWED = "original_module"  # PEFT keeps the untrained original beside the copy that it trains and uses
+BLOCKS = 10
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PERIOD = 0.02  # seconds between samples where the kernel keeps no resettable maximum
 PAGE = 4096  # bytes
+
+
+def count_parameters(model: nn.Module) -> dict[str, Any]:
+    """Trained and total parameters of an adapted model; a tied tensor counts once, a head that a trained copy has
+    replaced does not count."""
+    used = {id(parameter): parameter for name, parameter in model.named_parameters() if SHADOWED not in name.split(".")}
+    total = sum(parameter.numel() for parameter in used.values())
+    trained = sum(parameter.numel() for parameter in used.values() if parameter.requires_grad)
+    return {"trained": trained, "total": total, "share": trained / total if total else 0.0}
+
+
+def count_bytes(folder: Path) -> int:
+    """Bytes on disk of everything saved in `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 class PeakMemory:
@@ -118,3 +141,38 @@ def _maximum() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+class Speed:
+    """Counts examples and seconds per block; plain data, so that a resumed run counts on."""
+
+    def __init__(self, total_steps: int, blocks: dict[str, list[float]] | None = None) -> None:
+        self.total_steps = total_steps
+        self.blocks = dict(blocks or {})
+
+    def add(self, step: int, examples: int, seconds: float) -> None:
+        """Count one update: `step` from 1."""
+        if step == 1 and self.total_steps > 1:
+            return
+        block = self.blocks.setdefault(str((step - 1) * BLOCKS // self.total_steps), [0.0, 0.0])
+        block[0] += examples
+        block[1] += seconds
+
+    def rates(self) -> list[float]:
+        """Examples per second, one number a block."""
+        return [examples / seconds for examples, seconds in self.blocks.values() if seconds > 0]
+
+    def seconds(self) -> float:
+        """Seconds in all, but for the first update."""
+        return sum(seconds for _, seconds in self.blocks.values())
+
+
+def summarise(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, standard deviation and number of repetitions; None for no values."""
+    if not values:
+        return None
+    return {
+        "mean": statistics.fmean(values),
+        "spread": statistics.stdev(values) if len(values) > 1 else None,
+        "repetitions": len(values),
+    }
