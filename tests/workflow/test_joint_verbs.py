@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import inlay
 from inlay import InlayError, Spec, compare, predict, tune
 from inlay.cli.app import app
-from inlay.engines.local import Local
+from inlay.engines.local import LocalEngine
 from inlay.records.sealed import checksum
 from inlay.records.store import FailedBefore, Run, Store
 from inlay.training import Interrupted
@@ -435,27 +435,6 @@ def test_its_name_is_known_before_it_is_made(run: Run, folder: Path) -> None:
     assert digest == run.digest
 
 
-def test_it_is_compared_and_swept_as_others_are(run: Run, folder: Path, tmp_path: Path) -> None:
-    given = spec(folder)
-    shutil.copytree(run.folder, tmp_path / "runs" / run.id)
-    found = compare(given, ["multi-lora", "lora"], [0, 1], tmp_path / "runs", progress=False)
-    (row,) = found.rows
-    assert row.method == "multi-lora"
-    assert row.values[0] == run.metrics["test"]["average"]
-    assert len(row.values) == 2
-    assert "lora" in found.left_out
-    file = tmp_path / "sweep.yaml"
-    file.write_text(
-        f"model: {given.model}\ntasks: [[cola, cb, stsb]]\ndata_dir: {given.data_dir}\nmethods: multi-lora\n"
-        "seeds: [0, 1]\nmax_steps: 4\nbatch_size: 8\nevaluations: 1\nlearning_rate: 0.05\n"
-        f"out: {tmp_path / 'runs'}\n"
-    )
-    typed = CliRunner().invoke(app, ["sweep", str(file)])
-    assert typed.exit_code == 0, typed.output
-    assert "multi-lora" in typed.stdout
-    assert len(Store(tmp_path / "runs").list()) == 2
-
-
 def test_a_worker_that_dies_leaves_a_record_of_the_failure(folder: Path, tmp_path: Path) -> None:
     class Kills:
         """Ends the worker as soon as its run has made a step."""
@@ -471,7 +450,7 @@ def test_a_worker_that_dies_leaves_a_record_of_the_failure(folder: Path, tmp_pat
                 if worker.number is not None:
                     worker.process.kill()
 
-    with Local(workers=1, cpus=1) as engine:
+    with LocalEngine(workers=1, cpus=1) as engine:
         (outcome,) = engine.run([job_of(spec(folder, max_steps=4000), tmp_path)], Kills())
     assert outcome.status == "failed"
     (left,) = Store(tmp_path).list()
