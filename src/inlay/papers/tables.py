@@ -23,7 +23,7 @@ NAMES = ("group", "line", "task", "rate", "seed")  # what tells one run from ano
 
 
 @dataclass(frozen=True)
-class TableLine:
+class MethodLine:
     """A line of a table: a method with settings. Without a method: the model as it comes."""
 
     name: str

@@ -32,7 +32,7 @@ from inlay.papers.tables import (
     NAMES,
     Entry,
     Key,
-    TableLine,
+    MethodLine,
     TableRun,
     difference,
     fill,
@@ -66,17 +66,17 @@ RATES: Mapping[str | None, tuple[float, ...]] = {
 
 
 LINES = (
-    TableLine("infoprompt", "infoprompt"),
-    TableLine("warp", "warp"),
-    TableLine("idpg", "idpg"),
-    TableLine("without head loss", "infoprompt", {"gamma": 0.0}),
-    TableLine("without representation loss", "infoprompt", {"beta": 0.0}),
-    TableLine("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
-    TableLine("adapter", "adapter-pfeiffer"),
-    TableLine("lora", "lora"),
-    TableLine("full", "full"),
+    MethodLine("infoprompt", "infoprompt"),
+    MethodLine("warp", "warp"),
+    MethodLine("idpg", "idpg"),
+    MethodLine("without head loss", "infoprompt", {"gamma": 0.0}),
+    MethodLine("without representation loss", "infoprompt", {"beta": 0.0}),
+    MethodLine("without both", "infoprompt", {"beta": 0.0, "gamma": 0.0}),
+    MethodLine("adapter", "adapter-pfeiffer"),
+    MethodLine("lora", "lora"),
+    MethodLine("full", "full"),
 )
-UNIFORM = TableLine("warp, uniform", "warp", {"initial": "uniform"})
+UNIFORM = MethodLine("warp, uniform", "warp", {"initial": "uniform"})
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class FewShotGroup:
     batch_size: int
     rates_of: str
     tasks: tuple[str, ...] = TASKS
-    lines: tuple[TableLine, ...] = LINES
+    lines: tuple[MethodLine, ...] = LINES
     seeds: int = 5
     epochs: int = 30
     schedule: str = "linear"
 
-    def line(self, name: str) -> TableLine:
+    def line(self, name: str) -> MethodLine:
         return next(line for line in self.lines if line.name == name)
 
 
@@ -263,7 +263,7 @@ def losses(history: Iterable[Mapping[str, Any]], steps: Iterable[int]) -> list[d
 def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[FewShotRun]:
     """All that is to be run, the most telling first: rates to choose, then seed by seed what they were chosen for."""
 
-    def work(group: str, line: TableLine, task: str, rate: float, seed: int) -> FewShotRun:
+    def work(group: str, line: MethodLine, task: str, rate: float, seed: int) -> FewShotRun:
         return FewShotRun(group, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
     entries = list(known.values())
@@ -279,7 +279,7 @@ def wanted(known: Mapping[Key, Entry], args: argparse.Namespace) -> Iterator[Few
                 yield work(name, line, task, best, seed)
 
 
-def best_rate(entries: Iterable[Entry], group: str, line: TableLine, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
+def best_rate(entries: Iterable[Entry], group: str, line: MethodLine, seeds: int = len(CHOOSING_SEEDS)) -> float | None:
     """The rate with the best mean accuracy on what was held out; of equals the smallest. None: not all are known.
 
     Tasks differ by far more than rates do: means are of the same tasks and seeds at every rate, or there is no choice.
@@ -292,7 +292,7 @@ def best_rate(entries: Iterable[Entry], group: str, line: TableLine, seeds: int 
 
 
 def held_out_scores(
-    entries: Iterable[Entry], group: str, line: TableLine, seeds: int
+    entries: Iterable[Entry], group: str, line: MethodLine, seeds: int
 ) -> dict[float, list[float | None]]:
     """By rate the accuracy of each task and seed that choose, in one order; None: not run."""
     home = GROUPS[group].rates_of
@@ -306,7 +306,7 @@ def held_out_scores(
     return {rate: [found.get((rate, *pair)) for pair in pairs] for rate in RATES[line.method]}
 
 
-def choice(runs: Iterable[Entry], group: str, line: TableLine) -> tuple[float, int] | None:
+def choice(runs: Iterable[Entry], group: str, line: MethodLine) -> tuple[float, int] | None:
     """The rate that `run` chooses, and by how many seeds: by all of those that choose, or else by the first alone."""
     runs = list(runs)
     for seeds in range(len(CHOOSING_SEEDS), 0, -1):
@@ -342,7 +342,7 @@ def whole(runs: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def cell(runs: Sequence[Entry], group: str, line: TableLine, task: str) -> dict[int, Entry]:
+def cell(runs: Sequence[Entry], group: str, line: MethodLine, task: str) -> dict[int, Entry]:
     """The runs of one cell at the rate that was chosen, by seed; none while a rate is untried."""
     chosen = choice(runs, group, line)
     rate = None if chosen is None else chosen[0]
@@ -366,7 +366,7 @@ def with_error(values: Sequence[float], digits: int = 1) -> str:
     return f"{fmean(values):.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
 
 
-def by_seed(runs: Sequence[Entry], group: str, line: TableLine) -> dict[int, float]:
+def by_seed(runs: Sequence[Entry], group: str, line: MethodLine) -> dict[int, float]:
     """The mean over all tasks of each seed that has all of them."""
     cells = [cell(runs, group, line, task) for task in GROUPS[group].tasks]
     seeds = set.intersection(*(set(found) for found in cells))
@@ -420,7 +420,7 @@ def difference_table(runs: Sequence[Entry], group: str) -> list[str]:
     return lines
 
 
-def mean_pair(runs: Sequence[Entry], group: str, one: TableLine, other: TableLine) -> tuple[list[float], list[float]]:
+def mean_pair(runs: Sequence[Entry], group: str, one: MethodLine, other: MethodLine) -> tuple[list[float], list[float]]:
     """The means over tasks of two lines, of the seeds that both have."""
     mine, theirs = by_seed(runs, group, one), by_seed(runs, group, other)
     seeds = sorted(set(mine) & set(theirs))
@@ -466,7 +466,7 @@ def early_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
 
 
 def curve_of(
-    runs: Sequence[Entry], group: str, line: TableLine, tasks: Sequence[str] = TASKS
+    runs: Sequence[Entry], group: str, line: MethodLine, tasks: Sequence[str] = TASKS
 ) -> dict[int, dict[int, float]]:
     """The mean over tasks of the validation metric, by epoch and seed."""
     a_step = -(-GROUPS[group].shots // GROUPS[group].batch_size)

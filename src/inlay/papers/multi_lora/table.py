@@ -40,7 +40,7 @@ from inlay.papers.tables import (
     NAMES,
     Entry,
     Key,
-    TableLine,
+    MethodLine,
     TableRun,
     difference,
     fill,
@@ -66,7 +66,7 @@ RATES: Mapping[str | None, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class TaskLine(TableLine):
+class TaskLine(MethodLine):
     """A line of a table: a method with settings; without a method the model as it comes.
 
     `joint`: one run for all tasks. `trained_a`: the shared factor is trained too. `like` names the line of another

@@ -34,7 +34,7 @@ from inlay.papers.tables import (
     NAMES,
     Entry,
     Key,
-    TableLine,
+    MethodLine,
     TableRun,
     difference,
     fill,
@@ -74,19 +74,19 @@ class ModelGroup:
 
     model: str
     tasks: tuple[str, ...]
-    lines: tuple[TableLine, ...]
+    lines: tuple[MethodLine, ...]
     options: Mapping[str, Any]
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: Mapping[str, int] = field(default_factory=dict)
 
-    def line(self, name: str) -> TableLine:
+    def line(self, name: str) -> MethodLine:
         return next(line for line in self.lines if line.name == name)
 
 
-def prefix(length: int, start: str | None = None) -> TableLine:
+def prefix(length: int, start: str | None = None) -> MethodLine:
     """PEFT's prefix, which starts from N(0, 1), or one that starts from zero."""
     name = f"prefix, m = {length}" + (f", from {start}" if start else "")
-    return TableLine(name, "prefix", {"num_virtual_tokens": length} | ({"init_weights": start} if start else {}))
+    return MethodLine(name, "prefix", {"num_virtual_tokens": length} | ({"init_weights": start} if start else {}))
 
 
 # 30 layers of 9 heads of 64 with 3 heads of keys. LoRA of rank 8 and a prefix of 40 train 460,800 numbers each,
@@ -95,9 +95,9 @@ LANGUAGE = ModelGroup(
     model="smollm2",
     tasks=("wikitext2", "gsm8k"),
     lines=(
-        TableLine(UNTRAINED, None),
-        TableLine("ntk-attention", "ntk-attention", {"rank": 13}),
-        TableLine("lora", "lora"),
+        MethodLine(UNTRAINED, None),
+        MethodLine("ntk-attention", "ntk-attention", {"rank": 13}),
+        MethodLine("lora", "lora"),
         prefix(40),
         prefix(40, "zero"),
         prefix(160, "zero"),
@@ -114,14 +114,14 @@ ENCODER = ModelGroup(
     model="minilm",
     tasks=("rte", "cb", "boolq", "copa", "multirc"),
     lines=(
-        TableLine("ntk-attention", "ntk-attention"),
-        TableLine("lora", "lora"),
+        MethodLine("ntk-attention", "ntk-attention"),
+        MethodLine("lora", "lora"),
         prefix(16),
         prefix(100),
         prefix(1),
-        TableLine("linear-probe", "linear-probe"),
+        MethodLine("linear-probe", "linear-probe"),
         prefix(16, "zero"),
-        TableLine("full", "full"),
+        MethodLine("full", "full"),
     ),
     options={"max_steps": 300, "batch_size": 32, "evaluations": 5, "max_length": 256},
     own={"boolq": {"shots": 2000}, "multirc": {"shots": 2000}},
@@ -132,7 +132,7 @@ SENTENCES = ModelGroup(model="minilm", tasks=("sst2", "mrpc"), lines=ENCODER.lin
 VISION = ModelGroup(
     model="vit_tiny_patch16_224",
     tasks=("oxford-pets", "flowers102", "cifar10"),
-    lines=(TableLine("ntk-attention", "ntk-attention"),),
+    lines=(MethodLine("ntk-attention", "ntk-attention"),),
     options={"protocol": "vtab-1k", "epochs": 20.0, "batch_size": 64},
 )
 GROUPS = {"language": LANGUAGE, "encoder": ENCODER, "sentences": SENTENCES, "vision": VISION}
@@ -166,7 +166,7 @@ class ModelRun(TableRun):
         )
 
 
-def rates(group: str, line: TableLine) -> tuple[float, ...]:
+def rates(group: str, line: MethodLine) -> tuple[float, ...]:
     """What the learning rate is chosen from; 0 stands for none at all."""
     from inlay.methods.registry import get
 
@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> None:
     ranked = [(rank, name, line) for name in args.groups for rank, line in enumerate(GROUPS[name].lines)]
     chosen = [(name, line) for _, name, line in sorted(ranked, key=lambda each: each[0])]
 
-    def work(name: str, line: TableLine, task: str, rate: float, seed: int) -> ModelRun:
+    def work(name: str, line: MethodLine, task: str, rate: float, seed: int) -> ModelRun:
         return ModelRun(name, line.name, task, rate, seed, args.models_dir, args.data_dir, args.steps)
 
     def wanted(entries: dict[Key, Entry]) -> Iterator[ModelRun]:
