@@ -506,8 +506,8 @@ def loss_table(runs: Sequence[Entry], group: str) -> list[str]:
 
 def losses_table(runs: Sequence[Entry], groups: Sequence[str]) -> list[str]:
     """InfoPrompt's information losses in each stretch of training, the mean over seeds and tasks; the worst task."""
-    spans = [f"{before + 1} to {epoch}" if epoch > before + 1 else str(epoch) for before, epoch in stretches()]
-    lines = head("model and N, loss", *(f"epochs {span}" for span in spans), "largest of a task at the end")
+    spans = [f"epochs {a + 1} to {b}" if b > a + 1 else f"epoch {b}" for a, b in stretches()]
+    lines = head("model and N, loss", *spans, "largest of a task at the end")
     for group, name in itertools.product(groups, ("head_loss", "representation_loss")):
         by_task: dict[str, list[float]] = {}
         for task in GROUPS[group].tasks:
