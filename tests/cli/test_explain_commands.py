@@ -64,7 +64,7 @@ def test_layers_with_a_choice_of_rates(explain, image_model: Path, photos: Path,
     assert head == ["method", "layer", "learning rate", "test accuracy", "validation", "trained"]
     folder = tmp_path / "explain" / "layers-photos-my-vit-norm"
     assert [float(row["learning_rate"]) for row in numbers(folder, "layers")] == [float(line[2])]
-    assert told[0].endswith(f"chosen for each layer by validation of seed 0: {line[2]} at layer 2.")
+    assert told[0].endswith(f"selected for each layer on validation of seed 0: {line[2]} at layer 2.")
     about = json.loads((folder / "layers.json").read_text())
     assert [(point["layer"], point["rate"]) for point in about["rates_tried"]] == [(2, 0.001), (2, 0.5)]
 

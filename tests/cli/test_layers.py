@@ -82,7 +82,7 @@ def test_compare_gives_layers_to_the_methods_that_have_them(inlay, image_model: 
         "compare", "--model", image_model, "--methods", methods, "--layers", "1", "--seeds", "1", "--out", "runs"
     )
     assert status == 0, err
-    assert "layers=[1] says nothing to linear-probe" in err
+    assert "layers=[1] is ignored by linear-probe" in err
     made = {run.spec.method: run.spec.settings for run in Store(tmp_path / "runs").list()}
     assert made == {"linear-probe": {}, "norm": {"layers": [1]}, "activation-prompt": {"layers": [1]}}
     assert all(name in out for name in made)

@@ -77,7 +77,7 @@ def test_a_layer_gets_its_rate_by_the_first_seed(spec: Spec, tmp_path: Path) -> 
     assert point.validation[0] == tried[point.rate] == max(tried.values())
     # Both rates with one seed, and the chosen one with the other.
     assert len(Store(tmp_path).list()) == 3
-    assert "chosen for each layer by validation of seed 5" in found.sentence
+    assert "selected for each layer on validation of seed 5" in found.sentence
     assert [row[found.columns.index("learning_rate")] for row in found.rows()] == [point.rate]
 
 

@@ -45,7 +45,7 @@ def test_a_clear_winner_and_a_clear_half() -> None:
     points = [point(1, around(0.9)), point(2, around(0.8)), point(3, around(0.5)), point(4, around(0.4))]
     said = sweep("layers", points).sentence
     assert said.startswith("Layer 1 is best by validation (0.9000 ± 0.0025), with test accuracy 0.9000 ± 0.0025;")
-    assert "it stands out from every other" in said
+    assert "it is distinguishable from every other" in said
     assert "Early blocks are better (early 0.8500 ± 0.0025, late 0.4500 ± 0.0025 accuracy on average)." in said
     late = sweep("layers", [point(5 - p.layer, list(p.test)) for p in points if p.layer][::-1]).sentence
     assert "Late blocks are better" in late
@@ -83,7 +83,7 @@ def test_a_metric_that_should_be_small() -> None:
 
 
 def test_one_layer_alone_does_not_stand_out() -> None:
-    assert "stands out" not in sweep("layers", [point(1, around(0.9))]).sentence
+    assert "is distinguishable from" not in sweep("layers", [point(1, around(0.9))]).sentence
 
 
 def test_the_learning_rate_of_layers_is_told() -> None:
@@ -95,15 +95,15 @@ def test_the_learning_rate_of_layers_is_told() -> None:
     )
     found = sweep("layers", points, tried=[point(1, [0.5])])
     assert found.sentence.endswith(
-        "Learning rates were chosen for each layer by validation of seed 0: 0.001 at layer 3; 0.01 at layers 1, 4."
+        "Learning rates were selected for each layer on validation of seed 0: 0.001 at layer 3; 0.01 at layers 1, 4."
     )
     assert found.details()["rates_tried"][0]["layer"] == 1
     assert "learning rate chosen for each layer" in charts_explain.draw(found).axes[0].get_title(loc="left")
 
 
 def test_one_seed_claims_nothing() -> None:
-    assert "cannot be told from chance" in sweep("layers", [point(1, [0.9]), point(4, [0.1])]).sentence
-    assert "cannot be told from chance" in sweep("samples", [point(None, [0.9])]).sentence
+    assert "no difference can be tested" in sweep("layers", [point(1, [0.9]), point(4, [0.1])]).sentence
+    assert "no difference can be tested" in sweep("samples", [point(None, [0.9])]).sentence
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_largest_training_set_decides() -> None:
     ]
     said = sweep("samples", points).sentence
     assert said.startswith("With 200 training examples activation-prompt, layer 1 is best by validation")
-    assert said.endswith("it stands out from every other.")
+    assert said.endswith("it is distinguishable from every other.")
 
 
 def sized(layer: int, norm: float, test: float) -> Point:
@@ -145,9 +145,7 @@ def test_norm_and_accuracy_are_compared_within_a_layer() -> None:
 def test_few_runs_have_no_rank_correlation() -> None:
     few = sweep("prompt-norm", [sized(1, i, i / 10) for i in range(3)]).sentence
     assert "Rank correlation" not in few
-    assert few.endswith(
-        "Too few or too equal runs to say how the norm and accuracy go together: activation-prompt, layer 1."
-    )
+    assert few.endswith("Too few or too equal runs to correlate the norm with accuracy: activation-prompt, layer 1.")
     equal = sweep("prompt-norm", [sized(1, i, 0.5) for i in range(6)]).sentence
     assert "Rank correlation" not in equal
 

@@ -200,7 +200,7 @@ def test_contradictions_are_refused_before_anything_is_made(review_spec: Spec, t
         (lambda: compare(review_spec, ["bias"], 1, out, rates="grid"), "contradict each other"),
         (lambda: compare(review_spec.with_(learning_rate=None), ["bias"], 1, out, rates="best"), "give default, grid"),
         (lambda: compare(review_spec.with_(learning_rate=None), ["bias"], 1, out, rates=[0.0]), "greater than 0"),
-        (lambda: compare(review_spec, ["all", "bias"], 1, out), "`all` stands alone"),
+        (lambda: compare(review_spec, ["all", "bias"], 1, out), "`all` is all of them"),
         (lambda: compare(review_spec, [], 1, out), "Nothing to compare"),
         (lambda: compare(review_spec, ["bias"], [], out), "Nothing to compare"),
         (lambda: compare(review_spec, ["bias"], 1, out, minutes=0), "must be greater than 0"),

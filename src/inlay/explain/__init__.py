@@ -3,8 +3,8 @@
 cka.py        linear centred kernel alignment, unbiased, over minibatches
 features.py   what leaves every block, as Gram matrices
 distance.py   how far attention reaches, from its weights
-windows.py    where the tokens of Swin's windows stand
+windows.py    the positions of tokens in Swin's windows
 attention.py  the attention weights of a model, block by block
 
-The numbers only; `inlay.workflow.explain` finds models and data for them, `inlay.report.charts` draws them.
+Measures only: `inlay.workflow.explain` finds models and data for them, `inlay.report.charts` draws them.
 """

@@ -33,7 +33,7 @@ class Windows:
 
 
 def windows(parts: Anatomy, index: int, patch: int, height: int, width: int) -> Windows:
-    """Where the tokens of block `index` stand, for images of this height and width, in pixels.
+    """The positions of the tokens of block `index`, for images of this height and width, in pixels.
 
     To be asked during a forward pass: a block whose map is no larger than its window takes a smaller one, then.
     """
@@ -41,7 +41,7 @@ def windows(parts: Anatomy, index: int, patch: int, height: int, width: int) -> 
     block: Any = parts.blocks[index - 1].module
     if not (hasattr(config, "depths") and hasattr(block, "window_size") and hasattr(block, "shift_size")):
         raise InlayError(
-            f"{type(parts.backbone.module).__name__} does not tell its windows apart as Swin does (config.depths, "
+            f"{type(parts.backbone.module).__name__} does not describe its windows as Swin does (config.depths, "
             "window_size and shift_size of a block): attention distance cannot be measured in pixels here. "
             "`inlay explain cka` can compare its layers."
         )

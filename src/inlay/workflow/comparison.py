@@ -139,7 +139,7 @@ class Difference:
 def against(found: Comparison, baseline: str, *, named: bool = True) -> list[Difference]:
     """Every method's mean and standard error, and how it differs from the baseline, paired by seed.
 
-    `named` is whether the baseline was chosen before the results were seen; verdicts on one that was not are stricter.
+    `named`: the baseline was named before the results were seen; otherwise the tests are stricter.
     """
     by_method = {row.method: dict(zip(row.seeds, row.values, strict=True)) for row in found.rows}
     if baseline not in by_method:

@@ -147,7 +147,7 @@ def compress(
         raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
     if prefix_adapter is not None and texts is None:
         raise InlayError(
-            "A trained prefix has no words to go on from: give texts (--texts) like those it was trained on."
+            "A trained prefix has no words to continue from: give texts (--texts) like those it was trained on."
         )
     source = (
         Path(str(prefix_adapter)) if prompt is None else prompt if isinstance(prompt, str) else _read(prompt, "prompt")
@@ -205,7 +205,7 @@ def _load(model: str, options: Options) -> Backbone:
     if backbone.newly_initialised:
         raise InlayError(
             f"{model!r} came without {', '.join(backbone.newly_initialised)}: it is no trained language model, and has "
-            "nothing to say behind a prompt. Take a causal language model, such as embedded:smollm2."
+            "nothing to say after a prompt. Take a causal language model, such as embedded:smollm2."
         )
     return backbone
 
@@ -258,7 +258,7 @@ def _save(adapted: PeftModel, backbone: Backbone, record: Mapping[str, Any], out
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
-    """What the adapter's card says of the prompt; not the prompt itself, which may be nobody else's business."""
+    """What the adapter's card says of the prompt; not the prompt itself, which may be private."""
     held_out = record["texts"]["held_out"]
     who, found = list(record["scores"].items())[-1]
     kept = found["recovered"]
@@ -289,7 +289,7 @@ def _distilled(
         scores[FITTED] = distil.scores(pair, held, pair.bare)
     if not options.steps:
         return []
-    check = train[CHECKED - 1 :: CHECKED]  # to choose the best state by; the held-out texts choose nothing
+    check = train[CHECKED - 1 :: CHECKED]  # selects the best state; the held-out texts select nothing
     learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
     with Stage(options.steps, "distilling", "steps", show=progress) as stage:
         losses = distil.distil(
@@ -307,8 +307,8 @@ def _distilled(
 
 
 def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room: int) -> list[Generation]:
-    """How the first held-out texts go on. A beginning is at most half of its text; with what is written it has `room`
-    tokens, for which the context suffices."""
+    """Continuations of the first held-out texts. A beginning is at most half of its text; with the continuation it has
+    at most `room` tokens, which fit the context."""
     import torch
 
     def read(ids: torch.Tensor) -> str:
@@ -332,7 +332,7 @@ def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room
 
 
 def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before every text, and the prompt's ids with it; what it puts behind is left out."""
+    """The ids that the tokenizer puts before every text, and the prompt's ids with them; none are added at its end."""
     # Not verbose: Transformers would warn of a prompt beyond the context, which `check` refuses.
     inner = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not inner:
@@ -344,8 +344,8 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def _encoded(tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool) -> list[list[int]]:
-    """The ids of given texts, at most `length` of each; a single token has nothing to be predicted from. Behind a
-    prompt a text has no token of beginning; behind a trained prefix it is `whole`."""
+    """The ids of given texts, at most `length` of each; a text of one token has nothing to predict. After a prompt a
+    text has no token of beginning; after a trained prefix it has (`whole`)."""
     rows = [tokenizer(text, add_special_tokens=whole).input_ids[:length] for text in texts]
     return [row for row in rows if len(row) > 1]
 

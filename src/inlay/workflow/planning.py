@@ -61,14 +61,14 @@ def plan(
     """All runs of `spec` with every method, seed, size and learning rate; its own method and seed are replaced.
 
     `rates`: `default` is each method's own; `grid` each method's own grid; or numbers for all. `settings` are those of
-    single methods, beside the spec's, which go to every one. `methods` may be `["all"]`.
+    single methods, in addition to the spec's, which go to every one. `methods` may be `["all"]`.
     """
     check_modality(spec)
     numbers = seed_numbers(seeds)
     sizes = list(dict.fromkeys(shots)) or [None]
     everything = list(methods) == [ALL]
     if ALL in methods and not everything:
-        raise InlayError(f"methods={list(methods)!r}: `all` stands alone; with it there is nothing to add.")
+        raise InlayError(f"methods={list(methods)!r}: `all` is all of them: give it alone.")
     named = list(registry.all_methods()) if everything else [registry.get(name).name for name in dict.fromkeys(methods)]
     if not named or not numbers:
         raise InlayError(f"Nothing to compare: methods={list(methods)!r}, seeds={seeds!r}. Give one of each at least.")
@@ -132,7 +132,7 @@ def refusal(spec: Spec, name: str) -> str | None:
 
 
 def rates_of(spec: Spec, rates: Rates) -> Sequence[float | None]:
-    """The learning rates to try with a spec's method; None is the one that it has by itself."""
+    """The learning rates to try with a spec's method; None is the method's default."""
     if rates == DEFAULT:
         return [spec.learning_rate]
     if rates == GRID:
@@ -173,5 +173,5 @@ def with_own_layers(spec: Spec, say: Say | None = None) -> Spec:
     if "layers" not in spec.settings or registry.get(spec.method).takes("layers"):
         return spec
     if say is not None:
-        say(f"layers={spec.settings['layers']!r} says nothing to {spec.method}, which has no layers to choose")
+        say(f"layers={spec.settings['layers']!r} is ignored by {spec.method}, which has no layers to choose")
     return spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"})

@@ -40,7 +40,7 @@ class Bar(AbstractContextManager["Bar"]):
             tell(f"[{self.done + 1}/{self.total}] {step}{self._pace.left(self.done)}")
 
     def advance(self, count: int = 1, note: str = "") -> None:
-        """So many steps are done; `note` goes behind the line or the bar."""
+        """So many steps are done; `note` is added to the line or the bar."""
         self.done += count
         if self._bar is not None:
             if note:

@@ -72,7 +72,7 @@ def layers(found: Curves) -> Figure:
     """The metric at every layer, on test and on validation, with other methods as lines across."""
     from matplotlib.ticker import MaxNLocator
 
-    from inlay.workflow.explain.words import selected
+    from inlay.workflow.explain.words import select_best
 
     figure = charts.blank(8.0, 4.4)
     axes = figure.subplots()
@@ -89,7 +89,7 @@ def layers(found: Curves) -> Figure:
         mean, width = _height(point, split), point.interval(split)
         told = f"{point.method}, {split}: {mean:.3f}" + ("" if width is None else f" ± {width:.3f}")
         axes.axhline(mean, color=colour, linestyle="--", linewidth=1.2, label=told)
-    best, by = selected(found, points)
+    best, by = select_best(found, points)
     height = _height(best, "test" if best.test else "validation")
     axes.plot(
         float(best.layer or 0),

@@ -1,1 +1,1 @@
-"""The explanations: what layers, samples, prompts and words tell about a model."""
+"""Explanations: how a method does by layer and by training-set size, and what a model computes in its layers."""

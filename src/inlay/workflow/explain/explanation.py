@@ -1,7 +1,7 @@
-"""What the explanations have in common: a subject to look at, a name, numbers, one sentence, and a folder to go to.
+"""What all explanations have in common: a name, a table, one sentence, and a folder.
 
-The verbs are in runs.py (layers, samples, prompt norm: they train) and models.py (CKA, attention
-distance: they only look).
+The verbs are in runs.py (layers, samples, prompt norm: they train) and models.py (CKA, attention distance: they only
+measure).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = str | int | float | None
 
 
 class Explanation(Protocol):
-    """A measured answer. `what` is the command's name, `sentence` what the numbers show, in words."""
+    """A measured answer. `what` is the command's name, `sentence` what the table shows, in words."""
 
     @property
     def what(self) -> str: ...
@@ -40,12 +40,12 @@ class Explanation(Protocol):
         ...
 
     def details(self) -> dict[str, Any]:
-        """What else belongs on record, as JSON-ready data."""
+        """What else is recorded, as JSON-ready data."""
         ...
 
 
 def facts(found: Explanation, command: Sequence[str] = ()) -> dict[str, Any]:
-    """What goes beside the numbers: how they came about. `command` is the command line, where there was one."""
+    """What is recorded with the table: how it was made. `command` is the command line, where there was one."""
     return {
         "what": found.what,
         "sentence": found.sentence,
@@ -57,7 +57,7 @@ def facts(found: Explanation, command: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def folder_of(what: str, spec: Spec, out: Path | str, *others: str) -> Path:
-    """The folder of an explanation: `<out>/<what>-<task>-<model>`; `others` are further names that tell it apart."""
+    """The folder of an explanation: `<out>/<what>-<task>-<model>`; `others` are further parts of the name."""
     names = (what, subject_name(spec), model_name(spec.model), *others)
     return Path(out) / "-".join(name for name in names if name)
 

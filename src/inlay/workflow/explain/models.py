@@ -40,7 +40,7 @@ class Surroundings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to look at, with or without a finished run's adapter in it, and what turns rows into its batches."""
+    """A model, with or without a finished run's adapter, and the processor that makes its inputs."""
 
     name: str
     model: Any
@@ -55,7 +55,7 @@ class Subject:
         return self.name if self.run is None else f"{self.name} + {self.run}"
 
     def facts(self) -> dict[str, Any]:
-        """What goes on record of it."""
+        """What is recorded of it."""
         return {"name": self.name, "source": self.source, "adapter": self.run, "blocks": len(self.parts.blocks)}
 
 
@@ -110,7 +110,7 @@ class Similarity:
 
 @dataclass(frozen=True)
 class AttentionDistance:
-    """How far each head reaches, averaged over examples: lists by block, then by head.
+    """The mean distance that each head attends over: lists by block, then by head.
 
     `weighted` and `largest` are in `unit` (pixels for images, tokens for texts), `steps` in tokens: the paper's
     arg-max form as printed. `uniform` is what attention to all patches alike would give, by block; None for texts.
@@ -143,13 +143,13 @@ class AttentionDistance:
         ]
 
     def details(self) -> dict[str, Any]:
-        """What was looked at."""
+        """What was measured, and on what."""
         more = {"examples": self.examples, "split": self.split, "unit": self.unit, "uniform": self.uniform}
         return self.about | more
 
     @property
     def sentence(self) -> str:
-        """What the numbers show."""
+        """What the distances show."""
         means = [float(np.mean(heads)) for heads in self.weighted]
         far, near = int(np.argmax(means)), int(np.argmin(means))
         half = len(means) // 2

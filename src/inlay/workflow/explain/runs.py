@@ -74,7 +74,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Point:
-    """One variant's runs: the task's first metric, a value a seed, on the test and on the validation split.
+    """One variant's runs: the task's first metric on the test and on the validation set, a value for each seed.
 
     `norm` is the mean over seeds of the trained prompt's Euclidean norm, and `norm_per_position` that of its root mean
     square over positions; None for methods that train no prompt. `rate` is None where only the loaded model could say
@@ -95,7 +95,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """What tells this curve from others."""
+        """The name of its curve."""
         return self.method if self.layer is None else f"{self.method}, layer {self.layer}"
 
     def mean(self, split: str = "test") -> float | None:
@@ -158,7 +158,7 @@ class Curves:
 
     @property
     def sentence(self) -> str:
-        """What the numbers show."""
+        """What the curves show."""
         from inlay.workflow.explain import words
 
         say = {"layers": words.of_layers, "samples": words.of_samples, "prompt-norm": words.of_norms}
@@ -195,7 +195,7 @@ class Study:
             label = f"{variant}, seed {spec.seed}"
             if label not in failures:
                 runs.setdefault(variant, []).append(run or load(Path(self.out) / str(made[label].run)))
-        # Of layers the curve is over layers; methods without one are lines of reference beside it.
+        # Over layers, methods without a layer are baselines: lines of reference.
         of_curve = {variant: self.what != "layers" or variant.layer is not None for variant in runs}
         points = {variant: point_of(variant, own) for variant, own in runs.items()}
         if not any(of_curve.values()):
@@ -225,7 +225,7 @@ def layers(
     progress: bool = True,
     say: Say | None = None,
 ) -> Curves:
-    """How well `spec.method` does at every single layer of the model, with other methods beside it for reference.
+    """How well `spec.method` does at every single layer of the model, with other methods for reference.
 
     `layers` are blocks counted from 1, and 0 for the pixels; None is all of them. A baseline runs with its own learning
     rate and settings; None is the new head alone. With `rates` each layer first runs with all of them and the first
@@ -249,12 +249,12 @@ def layers(
 
 def best_rates(found: Curves) -> list[Variant]:
     """Each layer with the learning rate that did best there on the validation set, which every training task has."""
-    from inlay.workflow.explain.words import selected
+    from inlay.workflow.explain.words import select_best
 
     by_layer: dict[int | None, list[Point]] = {}
     for point in found.points:
         by_layer.setdefault(point.layer, []).append(point)
-    best = [selected(found, points)[0] for points in by_layer.values()]
+    best = [select_best(found, points)[0] for points in by_layer.values()]
     return [Variant(point.method, point.layer, rate=point.rate) for point in best]
 
 

@@ -1,4 +1,4 @@
-"""What a sweep shows, in one or two sentences that claim no more than the intervals allow."""
+"""What the curves of an explanation show, in one or two sentences that claim no more than the intervals allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inlay.workflow.statistics import half_width
 if TYPE_CHECKING:
     from inlay.workflow.explain.runs import Curves, Point
 
-ONE_SEED = "One seed has no interval, so differences cannot be told from chance: give --seeds 3 or more."
+ONE_SEED = "One seed has no interval, so no difference can be tested: give --seeds 3 or more."
 # Runs below which a rank correlation is not worth a number.
 FEW = 4
 
@@ -21,8 +21,8 @@ def score(mean: float, interval: float | None) -> str:
     return f"{mean:.4f}" + ("" if interval is None else f" ± {interval:.4f}")
 
 
-def selected(found: Curves, points: Sequence[Point]) -> tuple[Point, str]:
-    """The best point, and the split that says so: validation if there is one; choosing on test would flatter."""
+def select_best(found: Curves, points: Sequence[Point]) -> tuple[Point, str]:
+    """The best point, and the split that it was selected on: validation if there is one, since test would be biased."""
     split = "validation" if all(point.validation for point in points) else "test"
     sign = 1 if found.greater_is_better else -1
     return max(points, key=lambda point: sign * (point.mean(split) or 0.0)), split
@@ -36,7 +36,7 @@ def overlap(first: tuple[float, float | None], second: tuple[float, float | None
 
 
 def of_layers(found: Curves) -> str:
-    """The best layer, whether it stands out, which half of the model is the better place, and at what rates."""
+    """The best layer, whether it is distinguishable, which half of the model is better, and at what learning rates."""
     best = _best(
         found, found.points, lambda point: f"Layer {point.layer}", lambda near: f"layer{_many(near)} {_layers(near)}"
     )
@@ -45,7 +45,7 @@ def of_layers(found: Curves) -> str:
 
 
 def of_samples(found: Curves) -> str:
-    """The best curve at the largest training set, and what it cannot be told from."""
+    """The best curve at the largest training set, and what it is not distinguishable from."""
     largest = max(point.examples for point in found.points)
     points = [point for point in found.points if point.examples == largest]
     return _best(
@@ -59,8 +59,9 @@ def of_samples(found: Curves) -> str:
 def _best(
     found: Curves, points: Sequence[Point], name: Callable[[Point], str], several: Callable[[list[Point]], str]
 ) -> str:
-    """The best of some points, its test value where validation chose it, and what it cannot be told from."""
-    best, split = selected(found, points)
+    """The best of some points, its test value where it was selected on validation, and what it is not distinguishable
+    from: points whose intervals overlap."""
+    best, split = select_best(found, points)
     told = f"{name(best)} is best by {split} ({score(*_span(best, split))})"
     if split == "validation" and best.test:
         told += f", with test {found.metric} {score(*_span(best, 'test'))}"
@@ -69,7 +70,9 @@ def _best(
     if len(points) == 1:
         return f"{told}."
     near = [point for point in points if point is not best and overlap(_span(point, split), _span(best, split))]
-    return f"{told}; " + (f"not distinguishable from {several(near)}." if near else "it stands out from every other.")
+    return f"{told}; " + (
+        f"not distinguishable from {several(near)}." if near else "it is distinguishable from every other."
+    )
 
 
 def _span(point: Point, split: str) -> tuple[float, float | None]:
@@ -85,7 +88,7 @@ def _many(points: Sequence[Point]) -> str:
 
 
 def _halves(found: Curves) -> str:
-    """Early against late: the mean over the blocks of each half, a value a seed.
+    """Early against late blocks: the mean over each half, a value for each seed.
 
     The pixels (layer 0) are no block, and the middle one of an odd number is neither early nor late.
     """
@@ -112,7 +115,7 @@ def _halves(found: Curves) -> str:
 
 
 def _rates(found: Curves) -> str:
-    """With what learning rates the layers ran, which can decide what layer looks best."""
+    """The learning rates of the layers, which can decide which layer looks best."""
     if not found.tried:
         rate = found.points[0].rate
         return (
@@ -125,18 +128,18 @@ def _rates(found: Curves) -> str:
     chosen = "; ".join(
         f"{rate:g} at layer{_many(points)} {_layers(points)}" for rate, points in sorted(by_rate.items())
     )
-    return f"Learning rates were chosen for each layer by validation of seed {found.tried[0].seeds[0]}: {chosen}."
+    return f"Learning rates were selected for each layer on validation of seed {found.tried[0].seeds[0]}: {chosen}."
 
 
 def of_norms(found: Curves) -> str:
-    """How the size of the prompt and the metric go together within a layer: Spearman's rank correlation.
+    """Spearman's rank correlation of the prompt's norm with the metric, within a layer.
 
-    Only within a layer: what one layer's activations call large is small in another. And without a p-value: runs that
-    share a rate, a seed or their data are no independent draws.
+    Only within a layer, because layers differ in the scale of their activations. Without a p-value, because runs that
+    share a learning rate, a seed or their data are not independent.
     """
     from scipy.stats import spearmanr
 
-    best, split = selected(found, found.points)
+    best, split = select_best(found, found.points)
     told = (
         f"The best by {split} has a prompt of norm {best.norm_per_position or 0.0:.3g} a position, {best.label}, "
         f"learning rate {best.rate:g}."
@@ -155,8 +158,8 @@ def of_norms(found: Curves) -> str:
     if correlations:
         told += (
             f" Rank correlation of the norm with {found.metric} over learning rates and seeds: "
-            f"{'; '.join(correlations)}. It describes these runs and tests nothing: the rate moves both."
+            f"{'; '.join(correlations)}. It describes these runs and tests nothing: the learning rate changes both."
         )
     if few:
-        told += f" Too few or too equal runs to say how the norm and {found.metric} go together: {'; '.join(few)}."
+        told += f" Too few or too equal runs to correlate the norm with {found.metric}: {'; '.join(few)}."
     return told
