@@ -18,7 +18,7 @@ from mutations import cases, mutate_bytes, mutate_json
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import files, images, kinds
+from inlay.tasks import images, kinds, tables
 
 SEED = 20
 # What makes a task of each kind of the rows below.
@@ -138,9 +138,9 @@ def test_damaged_data_files_for_long(tmp_path: Path) -> None:
 def test_pipes_and_devices_are_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(InlayError, match="is a pipe or a device, not a file"):
-        files.read_table(tmp_path / name)
+        tables.read_table(tmp_path / name)
     with pytest.raises(InlayError, match="is a pipe or a device, not a file"):
         images.raw_bytes(tmp_path / name)
     (tmp_path / f"link-{name}").symlink_to("/dev/zero")
     with pytest.raises(InlayError, match="is a pipe or a device, not a file"):
-        files.read_table(tmp_path / f"link-{name}")
+        tables.read_table(tmp_path / f"link-{name}")

@@ -21,8 +21,7 @@ from inlay import backbones, tasks
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import AUGMENTS, Spec
-from inlay.tasks.augment import AREAS, SHAPES, Augmentation, crop_box
-from inlay.tasks.images import EncodedImages, pixels
+from inlay.tasks.images import AREAS, SHAPES, Augmentation, EncodedImages, crop_box, pixels
 from inlay.tasks.task import Task
 from inlay.training import FitOptions, FitResult, Interrupted, fit
 

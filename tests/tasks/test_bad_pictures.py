@@ -20,7 +20,7 @@ from transformers import CLIPImageProcessorPil, ConvNextImageProcessorPil, ViTIm
 from inlay import Spec, predict, tasks, tune
 from inlay.errors import InlayError
 from inlay.records.store import Run
-from inlay.tasks import files, images
+from inlay.tasks import folders, images
 from inlay.tasks.images import EncodedImages, check_all, open_rgb, pixels, trimmed
 
 MakeSpec = Callable[..., Spec]
@@ -123,7 +123,7 @@ def test_half_a_picture_is_refused_in_every_format(form: str) -> None:
 
 
 def names(found: Path) -> list[str]:
-    (table,) = files.read_folder(found).values()
+    (table,) = folders.read_folder(found).values()
     return [str(Path(row["image"]).relative_to(found)) for row in table.rows]
 
 
@@ -133,14 +133,14 @@ def test_what_systems_leave_behind_is_no_picture_at_any_depth(folder: Maker) -> 
         (photos / hidden).parent.mkdir(parents=True, exist_ok=True)
         (photos / hidden).write_bytes(b"x")
     assert names(photos) == ["cat/0.png", "dog/0.png"]
-    assert files.read_folder(photos)["all"].notes == []
+    assert folders.read_folder(photos)["all"].notes == []
 
 
 def test_pictures_beside_the_class_folders_are_said_to_be_left_out(folder: Maker) -> None:
     photos = folder(count=1)
     noise().save(photos / "loose.png")
     assert names(photos) == ["cat/0.png", "dog/0.png"]
-    assert files.read_folder(photos)["all"].notes == ["1 file that is no example was left out (loose.png)"]
+    assert folders.read_folder(photos)["all"].notes == ["1 file that is no example was left out (loose.png)"]
 
 
 def test_links_are_followed_once_and_those_to_nowhere_are_refused(
@@ -215,14 +215,14 @@ def test_what_may_not_be_read_is_named(as_nobody: Path) -> None:
         noise().save(as_nobody / "photos" / each / "0.png")
     secret = as_nobody / "photos" / "cat" / "0.png"
     secret.chmod(0)
-    rows = files.read_folder(as_nobody / "photos")["all"].rows
+    rows = folders.read_folder(as_nobody / "photos")["all"].rows
     with pytest.raises(InlayError, match=r"1 image of 2 cannot be read\. .*cat/0\.png': Permission denied"):
         images.check_all([row["image"] for row in rows])
     deep = as_nobody / "photos" / "cat" / "deep"
     for closed in (deep, as_nobody / "photos"):
         closed.chmod(0)
         with pytest.raises(InlayError, match=f"Cannot read the folder '{closed}': Permission denied"):
-            files.read_folder(as_nobody / "photos")
+            folders.read_folder(as_nobody / "photos")
         closed.chmod(0o700)
 
 

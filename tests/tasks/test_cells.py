@@ -24,7 +24,7 @@ from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.serve.reading import Limits, read
 from inlay.serve.refusals import Refusal
-from inlay.tasks import TaskSchema, files, kinds, labels, prepare, prompts, templates
+from inlay.tasks import TaskSchema, folders, kinds, labels, prepare, prompts, templates
 from inlay.tasks.cells import LONGEST, as_text, as_whole_number, as_words, is_chat, is_null, reach
 
 Write = Callable[[str, str], Path]
@@ -301,7 +301,7 @@ def test_no_name_of_a_folder_is_half_a_character(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text("x")
     with pytest.raises(InlayError, match="half a character"):
-        files.read_folder(tmp_path)
+        folders.read_folder(tmp_path)
 
 
 def test_a_label_is_a_name() -> None:

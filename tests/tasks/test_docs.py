@@ -11,8 +11,8 @@ import pytest
 
 from inlay import tasks
 from inlay.records.spec import Spec
-from inlay.tasks import KINDS, files, splits
-from inlay.tasks.split_names import SPLIT_NAMES
+from inlay.tasks import KINDS, splits, tables
+from inlay.tasks.folders import SPLIT_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-own-data.md").read_text(encoding="utf-8")
 
@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "your-own-data.md").read_text(encod
 def test_every_kind_and_every_table_is_on_the_page() -> None:
     for kind in KINDS:
         assert f"`{kind}`" in PAGE
-    for ending in files.TABLES:
+    for ending in tables.TABLES:
         assert f"`{ending}`" in PAGE or ending == ".ndjson"
 
 

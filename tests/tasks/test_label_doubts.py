@@ -13,7 +13,7 @@ from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
-from inlay.tasks.label_doubts import doubts
+from inlay.tasks.labels import doubts
 
 Write = Callable[[str, str], Path]
 MakeSpec = Callable[..., Spec]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from inlay.errors import InlayError
 from inlay.tasks import metrics
-from inlay.tasks.tags import entities
+from inlay.tasks.prepare import entities
 
 NAMES = ["a", "b", "c"]
 pairs_of = st.integers(4, 40).flatmap(

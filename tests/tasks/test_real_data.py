@@ -53,7 +53,7 @@ def test_counts_are_those_of_the_card(shared: Path, spec: MakeSpec, name: str) -
 
 def test_relations_are_numbered_as_in_the_file(shared: Path, spec: MakeSpec) -> None:
     """The data names each relation beside its number: the catalogue's order must agree."""
-    from inlay.tasks.files import read_table
+    from inlay.tasks.tables import read_table
 
     table = read_table(shared / "data" / "text" / "semeval2010_task8" / "test.jsonl.gz")
     names = tasks.describe("semeval2010").schema.label_names or ()

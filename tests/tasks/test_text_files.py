@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import files
-from inlay.tasks.delimited import DELIMITERS, delimiter_of, read_delimited
+from inlay.tasks import folders, tables
+from inlay.tasks.tables import DELIMITERS, delimiter_of, read_delimited
 
 Write = Callable[[str, str], Path]
 MakeSpec = Callable[..., Spec]
@@ -47,17 +47,17 @@ ROWS = [{"text": "un café à Zürich: 5 €", "label": "gut"}, {"text": "мыш
 )
 def test_encodings(tmp_path: Path, raw: bytes, note: list[str]) -> None:
     (tmp_path / "a.csv").write_bytes(raw)
-    table = files.read_table(tmp_path / "a.csv")
+    table = tables.read_table(tmp_path / "a.csv")
     assert (table.rows, table.notes) == (ROWS, note)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(raw))
-    assert files.read_table(tmp_path / "a.csv.gz").rows == ROWS
+    assert tables.read_table(tmp_path / "a.csv.gz").rows == ROWS
 
 
 def test_every_text_file_may_be_utf_16(tmp_path: Path, spec: MakeSpec) -> None:
     (tmp_path / "a.jsonl").write_bytes("\n".join(json.dumps(r, ensure_ascii=False) for r in ROWS).encode("utf-16"))
-    assert files.read_table(tmp_path / "a.jsonl").rows == ROWS
+    assert tables.read_table(tmp_path / "a.jsonl").rows == ROWS
     (tmp_path / "a.json").write_bytes(json.dumps(ROWS, ensure_ascii=False).encode("utf-16"))
-    assert files.read_table(tmp_path / "a.json").rows == ROWS
+    assert tables.read_table(tmp_path / "a.json").rows == ROWS
     (tmp_path / "a.txt").write_bytes("\n".join(f"línea {i}" for i in range(50)).encode("utf-16"))
     task = tasks.load(spec(data=tmp_path / "a.txt", kind="causal-lm"))
     assert task.train["text"][0] == "línea 0"
@@ -65,18 +65,18 @@ def test_every_text_file_may_be_utf_16(tmp_path: Path, spec: MakeSpec) -> None:
     for name in ("one", "two"):
         (tmp_path / "d" / name).mkdir(parents=True)
         (tmp_path / "d" / name / "1.txt").write_bytes("größer".encode("utf-16"))
-    assert {row["text"] for row in files.read_folder(tmp_path / "d")["all"].rows} == {"größer"}
+    assert {row["text"] for row in folders.read_folder(tmp_path / "d")["all"].rows} == {"größer"}
 
 
 def test_a_file_that_is_cut_within_a_character(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(TEXT.encode("utf-16")[:-1])
     with pytest.raises(InlayError, match=r"begins as UTF-16 and is not: truncated data at byte \d+\. Save it as UTF-8"):
-        files.read_table(tmp_path / "a.csv")
+        tables.read_table(tmp_path / "a.csv")
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_utf8_is_never_taken_for_anything_else(text: str) -> None:
-    from inlay.tasks.text_files import _wide_encoding
+    from inlay.tasks.tables import _wide_encoding
 
     assert _wide_encoding(text.encode()) is None
 
@@ -90,7 +90,7 @@ def test_any_delimiter_in_any_file(write: Write, delimiter: str, ending: str) ->
     rows = [["text", "label"], ["hello; you, there | all", "x"], ["5 euros", "10"]]
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter).writerows(rows)
-    table = files.read_table(write(f"a.{ending}", text.getvalue()))
+    table = tables.read_table(write(f"a.{ending}", text.getvalue()))
     assert [list(row.values()) for row in table.rows] == rows[1:]
     usual = {"csv": ",", "tsv": "\t"}[ending]
     assert table.notes == ([] if delimiter == usual else [f"a.{ending}: columns are divided by {delimiter!r}"])
@@ -108,13 +108,13 @@ def test_any_delimiter_in_any_file(write: Write, delimiter: str, ending: str) ->
     ],
 )
 def test_what_divides_header_and_rows_alike(write: Write, text: str, rows: list[list[str]]) -> None:
-    assert [list(row.values()) for row in files.read_table(write("a.csv", text)).rows] == rows
+    assert [list(row.values()) for row in tables.read_table(write("a.csv", text)).rows] == rows
 
 
 @pytest.mark.parametrize("text", ["text|label\na|b|c\nd|e\n", "text;label\na;b;c\nd;e\n"])
 def test_a_ragged_row_is_an_error_whatever_divides(write: Write, text: str) -> None:
     with pytest.raises(InlayError, match=r"line 2: 3 values where the header names 2 columns \(text, label\)"):
-        files.read_table(write("a.csv", text))
+        tables.read_table(write("a.csv", text))
 
 
 cells = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=12)
@@ -137,7 +137,7 @@ def test_what_was_written_is_read(delimiter: str, rows: list[list[str]], usual: 
 
 def test_a_long_file_is_known_by_its_beginning(write: Write) -> None:
     rows = "".join(f'"a long, long text\nof lines {i}"|x{i}\n' for i in range(5000))
-    table = files.read_table(write("a.csv", "text|label\n" + rows))
+    table = tables.read_table(write("a.csv", "text|label\n" + rows))
     assert (len(table.rows), table.rows[-1]["label"]) == (5000, "x4999")
 
 
@@ -157,7 +157,7 @@ def test_a_long_file_is_known_by_its_beginning(write: Write) -> None:
 )
 def test_odd_files_are_one_error(write: Write, name: str, text: str, message: str) -> None:
     with pytest.raises(InlayError, match=message) as raised:
-        files.read_table(write(name, text))
+        tables.read_table(write(name, text))
     assert len(str(raised.value)) < 500
 
 
@@ -166,15 +166,15 @@ def test_odd_parquet_is_one_error(tmp_path: Path) -> None:
     broken = pa.StringArray.from_buffers(1, pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe"))
     pq.write_table(pa.table({"text": broken}), path)
     with pytest.raises(InlayError, match="not a Parquet file that can be read"):
-        files.read_table(path)
+        tables.read_table(path)
     good = pa.table({"label": [0, 1]})
     for metadata in ({"class_names": "{"}, {"class_names": "[1, 2]"}, {"huggingface": '{"info": {"features": [1]}}'}):
         pq.write_table(good.replace_schema_metadata(metadata), path)
         if "huggingface" in metadata:
-            assert files.read_table(path).class_names is None
+            assert tables.read_table(path).class_names is None
         else:
             with pytest.raises(InlayError, match="not a Parquet file that can be read"):
-                files.read_table(path)
+                tables.read_table(path)
     pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
     with pytest.raises(InlayError, match=r"that can be read \(Multiple matches"):
-        files.read_table(path)
+        tables.read_table(path)

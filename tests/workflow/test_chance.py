@@ -18,7 +18,7 @@ from inlay.cli.app import app
 from inlay.report import exports
 from inlay.report.collect import collect
 from inlay.report.html import findings, page_data
-from inlay.tasks.chance import majority
+from inlay.tasks.metrics import majority
 from inlay.workflow.chance import Standing, sentences, standing
 from inlay.workflow.comparison import Comparison, rows_of, words
 from recorded import finished, spec_of

@@ -21,10 +21,10 @@ __all__ = ["KINDS", "Task", "TaskCard", "TaskSchema", "canonical", "describe", "
 
 
 def load(spec: Spec, *, need_train: bool = True) -> Task:
-    """The task that `spec` names or whose data it points at; see `inlay.tasks.assemble.load`."""
-    from inlay.tasks import assemble
+    """The task that `spec` names or whose data it points at; see `inlay.tasks.loading.load`."""
+    from inlay.tasks import loading
 
-    return assemble.load(spec, need_train=need_train)
+    return loading.load(spec, need_train=need_train)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import cells, files, kinds, label_doubts, labels
-from inlay.tasks.files import Table
+from inlay.tasks import cells, kinds, labels, tables
+from inlay.tasks.tables import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
 _TEXTS = ("text", "sentence", "body", "review", "content", "message", "document", "comment", "title", "tokens", "words")
@@ -112,7 +112,7 @@ def _values(table: Table, column: str, most: int = 1000) -> list[Any]:
 def _looks_like_image(value: Any) -> bool:
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes) or _looks_like_image(value.get("path"))
-    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(files.IMAGES))
+    return isinstance(value, bytes) or (isinstance(value, str) and value.lower().endswith(tables.IMAGES))
 
 
 def _image_column(table: Table, spec: Spec) -> str | None:
@@ -241,7 +241,7 @@ def _doubts(table: Table, spec: Spec, kind: str, label: str) -> tuple[str, ...]:
     """What may be wrong with labels that are taken for classes, unless the user has said that they are."""
     if kind not in kinds.ONE_LABEL or spec.kind is not None or table.class_names is not None:
         return ()
-    return tuple(label_doubts.doubts(label, _named(table, label)))
+    return tuple(labels.doubts(label, _named(table, label)))
 
 
 def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:

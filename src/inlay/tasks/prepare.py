@@ -8,12 +8,11 @@ it. The label stays under the name it has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from inlay.errors import InlayError
 from inlay.tasks.cells import as_text, as_whole_number, as_words
-from inlay.tasks.tags import entities
 
 Row = dict[str, Any]
 Prepare = Callable[[Mapping[str, Any]], Iterable[Row]]
@@ -138,6 +137,26 @@ def _parts(triple: Any) -> list[str]:
     if not isinstance(triple, list | tuple):
         raise InlayError(f"'triples' is a list of lists [subject, predicate, object], and holds {str(triple)[:40]!r}.")
     return as_words(triple, "triples")
+
+
+Entity = tuple[str, int, int]
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities (type, first word, word after the last) that a sequence of BIO tags names.
+
+    As in the CoNLL scorer, an I- that continues nothing of its type begins an entity.
+    """
+    found: list[Entity] = []
+    open_type, start = None, 0
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        if open_type is not None and not (prefix == "I" and kind == open_type):
+            found.append((open_type, start, i))
+            open_type = None
+        if prefix in ("B", "I") and open_type is None:
+            open_type, start = kind, i
+    return found
 
 
 PREPARE: Mapping[str, Prepare] = {

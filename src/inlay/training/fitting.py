@@ -21,7 +21,7 @@ from inlay.portrait import count_bytes, summarise
 from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
-from inlay.tasks.augment import Augmentation
+from inlay.tasks.images import Augmentation
 from inlay.training import plan as plans
 from inlay.training.batches import Placement, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of

@@ -160,7 +160,7 @@ def pick_learning_rate(spec: Spec) -> float | None:
 
 def check_tasks(spec: Spec) -> None:
     """An error where a method cannot mix the several tasks of a spec, or they are data of the user's own."""
-    from inlay.tasks import files
+    from inlay.tasks import tables
 
     if not spec.tasks:
         return
@@ -171,7 +171,7 @@ def check_tasks(spec: Spec) -> None:
             f"{', '.join(able)}, or one run a task: --task."
         )
     for name in spec.tasks:
-        if files.suffix(Path(name)) in files.TABLES or Path(name).expanduser().exists():
+        if tables.suffix(Path(name)) in tables.TABLES or Path(name).expanduser().exists():
             raise InlayError(
                 f"--tasks takes names of tasks (`inlay tasks`), and {name!r} is data of your own. Train each of your "
                 f"tasks by itself, with --data {name} --method {spec.method}, and join the runs: {JOIN}. Joined, they "

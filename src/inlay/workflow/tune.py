@@ -183,7 +183,7 @@ def explain_pooling(spec: Spec, backbone: Backbone) -> list[str]:
 
 def measure_chance(task: Task, result: FitResult, name: str) -> dict[str, Any]:
     """What the majority class would score on a task, and how many classes the run gives its test examples."""
-    from inlay.tasks.chance import majority
+    from inlay.tasks.metrics import majority
 
     return {"chance": majority(task), "classes_predicted": result.classes_predicted.get(name)}
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
-from inlay.tasks import files, images, kinds, labels, templates
+from inlay.tasks import folders, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
 from inlay.tasks.columns import Choice, choose
-from inlay.tasks.files import Table
+from inlay.tasks.folders import split_of
 from inlay.tasks.rows import Row, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
-from inlay.tasks.split_names import split_of
+from inlay.tasks.tables import Table
 
 _BIO = re.compile(r"O|[BI]-.+")
 # What a normalised row or a template has under these names is not a column of the user's.
@@ -42,25 +42,23 @@ def load_hub_id(spec: Spec) -> UndividedTask:
     for each in whole:
         if (split := split_of(each)) is not None:
             names.setdefault(split, each)
-    tables = {
-        split: Table(Path(path), whole[each].column_names, whole[each].to_list()) for split, each in names.items()
-    }
-    if "train" not in tables:
+    parts = {split: Table(Path(path), whole[each].column_names, whole[each].to_list()) for split, each in names.items()}
+    if "train" not in parts:
         raise InlayError(f"The hub's {spec.task!r} has the splits {', '.join(whole)}, and none of them is train.")
     if others := [each for each in whole if each not in names.values()]:
-        tables["train"].notes.append(f"splits of the hub that are not used: {', '.join(others)}")
-    return from_tables(spec, tables, path.rpartition("/")[2], f"the hub: {spec.task}")
+        parts["train"].notes.append(f"splits of the hub that are not used: {', '.join(others)}")
+    return from_tables(spec, parts, path.rpartition("/")[2], f"the hub: {spec.task}")
 
 
-def from_tables(spec: Spec, tables: dict[str, Table], name: str, source: str) -> UndividedTask:
+def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> UndividedTask:
     """The task that tables by split make."""
-    for table in tables.values():
+    for table in parts.values():
         table.add_paths(named_columns(spec))
-    notes = [note for table in tables.values() for note in table.notes]
-    first = tables.get("train") or next(iter(tables.values()))
+    notes = [note for table in parts.values() for note in table.notes]
+    first = parts.get("train") or next(iter(parts.values()))
     choice = choose(first, spec, notes)
     schema = _described(name, choice, first)
-    splits = {split: _normalise(table, choice, schema, split, notes) for split, table in tables.items()}
+    splits = {split: _normalise(table, choice, schema, split, notes) for split, table in parts.items()}
     if spec.test_data is not None:
         splits["test"] = _test_data(spec, choice, schema, notes)
     if choice.image:
@@ -82,10 +80,10 @@ def read(path: Path, spec: Spec) -> dict[str, Table]:
     if not path.exists():
         raise InlayError(f"There is no file or folder {str(path)!r}.{misspelt(path)} Check the path.")
     if path.is_dir():
-        return files.read_folder(path)
-    if files.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:
-        return {"all": files.read_lines(path)}
-    return files.by_split(files.read_table(path), used=named_columns(spec))
+        return folders.read_folder(path)
+    if tables.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:
+        return {"all": tables.read_lines(path)}
+    return folders.by_split(tables.read_table(path), used=named_columns(spec))
 
 
 def named_columns(spec: Spec) -> list[str]:
@@ -95,8 +93,8 @@ def named_columns(spec: Spec) -> list[str]:
 
 def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> list[Row]:
     assert spec.test_data is not None
-    tables = read(Path(spec.test_data).expanduser(), spec)
-    table = tables.get("test") or next(iter(tables.values()))
+    parts = read(Path(spec.test_data).expanduser(), spec)
+    table = parts.get("test") or next(iter(parts.values()))
     table.add_paths(named_columns(spec))
     for name in (*choice.texts, choice.label, choice.image):
         if name is not None and name not in table.columns:
@@ -164,7 +162,7 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
     answers = kind.predicts == "text" and choice.label is not None
     lm = None
     if choice.kind == kinds.CAUSAL_LM and not answers:
-        lm = "lines" if files.suffix(table.path) == ".txt" else "documents"
+        lm = "lines" if tables.suffix(table.path) == ".txt" else "documents"
     return TaskSchema(
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "data",
         kind=choice.kind,

@@ -13,7 +13,7 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import catalogue, images, kinds, labels, own, sources, splits, templates
+from inlay.tasks import catalogue, images, kinds, labels, sources, splits, templates, user_data
 from inlay.tasks.rows import number_labels
 from inlay.tasks.schema import UndividedTask
 from inlay.tasks.task import EncodedFiles, Task, dataset
@@ -56,10 +56,10 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
 
 def _find(spec: Spec) -> UndividedTask:
     if spec.data is not None:
-        return own.load(spec)
+        return user_data.load(spec)
     assert spec.task is not None
     if not catalogue.is_named(spec.task) and "/" in spec.task:
-        return own.load_hub_id(spec)
+        return user_data.load_hub_id(spec)
     card = catalogue.describe(spec.task)
     if spec.kind not in (None, card.kind):
         raise InlayError(f"Task {card.name!r} is of kind {card.kind!r}; kind={spec.kind!r} is only for --data.")

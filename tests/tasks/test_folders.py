@@ -13,10 +13,10 @@ from PIL import Image
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import TaskSchema, files, kinds
-from inlay.tasks.files import Table
+from inlay.tasks import TaskSchema, folders, kinds
+from inlay.tasks.folders import SPLIT_NAMES, resembles_split, split_of
 from inlay.tasks.rows import read_labelled
-from inlay.tasks.split_names import SPLIT_NAMES, resembles_split, split_of
+from inlay.tasks.tables import Table
 
 Write = Callable[[str, str], Path]
 MakeSpec = Callable[..., Spec]
@@ -67,7 +67,7 @@ words = names.flatmap(lambda name: st.tuples(spelled(name), st.just(SPLIT_NAMES[
 @given(st.lists(words, min_size=1, max_size=20))
 def test_every_row_goes_where_its_word_says(values: list[tuple[str, str]]) -> None:
     rows = [{"text": str(i), "split": word} for i, (word, _) in enumerate(values)]
-    parts = files.by_split(Table(Path("a.csv"), ["text", "split"], rows))
+    parts = folders.by_split(Table(Path("a.csv"), ["text", "split"], rows))
     found = {int(row["text"]): split for split, part in parts.items() for row in part.rows}
     assert found == {i: split for i, (_, split) in enumerate(values)}
     numbers = {int(row["text"]): number for part in parts.values() for number, row in part.numbered}
@@ -90,7 +90,7 @@ def test_one_value_that_is_no_split_is_never_passed_over(
     with pytest.raises(
         InlayError, match=rf"^a\.csv, row {min(place, len(values)) + 1}: the column 'split' (is empty|says)"
     ):
-        files.by_split(Table(Path("a.csv"), ["text", "split"], rows))
+        folders.by_split(Table(Path("a.csv"), ["text", "split"], rows))
 
 
 def lines(odd: str = "train") -> str:
@@ -156,7 +156,7 @@ def test_a_division_by_another_name_is_said(write: Write, spec: MakeSpec) -> Non
 def test_tables_by_any_usual_name(write: Write, tmp_path: Path) -> None:
     for name in ("Training.csv", "eval.csv", "held-out.csv"):
         write(f"d/{name}", "text,label\na,x\n")
-    assert sorted(files.read_folder(tmp_path / "d")) == ["test", "train", "validation"]
+    assert sorted(folders.read_folder(tmp_path / "d")) == ["test", "train", "validation"]
 
 
 @pytest.mark.parametrize(
@@ -172,13 +172,13 @@ def test_tables_that_would_be_passed_over(write: Write, tmp_path: Path, names: l
     for name in names:
         write(f"d/{name}", '{"text": "a", "label": "x"}\n' if name.endswith("jsonl") else "text,label\na,x\n")
     with pytest.raises(InlayError, match=message):
-        files.read_folder(tmp_path / "d")
+        folders.read_folder(tmp_path / "d")
 
 
 def test_other_tables_beside_the_splits_are_said_to_be_left_out(write: Write, tmp_path: Path) -> None:
     for name in ("train.csv", "sample_submission.csv"):
         write(f"d/{name}", "text,label\na,x\n")
-    assert files.read_folder(tmp_path / "d")["train"].notes == [
+    assert folders.read_folder(tmp_path / "d")["train"].notes == [
         "left out, since no split is called so: sample_submission.csv"
     ]
 
@@ -186,46 +186,46 @@ def test_other_tables_beside_the_splits_are_said_to_be_left_out(write: Write, tm
 def test_a_split_that_is_divided_again(write: Write, tmp_path: Path) -> None:
     write("d/train.csv", "text,label,split\na,x,train\nb,y,test\n")
     with pytest.raises(InlayError, match="its column 'split' divides it again"):
-        files.read_folder(tmp_path / "d")
+        folders.read_folder(tmp_path / "d")
 
 
 @pytest.mark.parametrize(
-    ("folders", "splits"),
+    ("names", "splits"),
     [
         (["Train ", "Held-Out"], {"train": 2, "test": 2}),
         (["training", "eval", "testing"], {"train": 2, "validation": 2, "test": 2}),
     ],
 )
-def test_folders_by_any_usual_name(tmp_path: Path, folders: list[str], splits: dict[str, int]) -> None:
-    photos(tmp_path, folders)
-    assert {split: len(table.rows) for split, table in files.read_folder(tmp_path).items()} == splits
+def test_folders_by_any_usual_name(tmp_path: Path, names: list[str], splits: dict[str, int]) -> None:
+    photos(tmp_path, names)
+    assert {split: len(table.rows) for split, table in folders.read_folder(tmp_path).items()} == splits
 
 
-def photos(root: Path, folders: list[str]) -> None:
-    for folder in folders:
+def photos(root: Path, names: list[str]) -> None:
+    for folder in names:
         for name in ("cats", "dogs"):
             (root / folder / name).mkdir(parents=True)
             Image.new("RGB", (4, 4)).save(root / folder / name / "1.png")
 
 
 @pytest.mark.parametrize(
-    ("folders", "message"),
+    ("names", "message"),
     [
         (["train", "training"], "has both 'train' and 'training'"),
         (["train", "tset"], "'tset' beside 'train', and that is not the name of a split"),
         (["trian", "test"], "is divided into 'test', and nothing in it is called train .there is 'trian'"),
     ],
 )
-def test_folders_that_would_be_classes_or_lost(tmp_path: Path, folders: list[str], message: str) -> None:
-    photos(tmp_path, folders)
+def test_folders_that_would_be_classes_or_lost(tmp_path: Path, names: list[str], message: str) -> None:
+    photos(tmp_path, names)
     with pytest.raises(InlayError, match=message):
-        files.read_folder(tmp_path)
+        folders.read_folder(tmp_path)
 
 
 def test_classes_may_be_called_as_splits_are(write: Write, tmp_path: Path) -> None:
     for name in ("dev", "ops", "test"):
         write(f"tickets/{name}/1.txt", "text")
-    (table,) = files.read_folder(tmp_path / "tickets").values()
+    (table,) = folders.read_folder(tmp_path / "tickets").values()
     assert [row["label"] for row in table.rows] == ["dev", "ops", "test"]
 
 

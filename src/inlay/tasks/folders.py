@@ -1,187 +1,81 @@
-"""Reading tables and folders from disk: CSV, TSV, JSON lines, JSON, Parquet, class folders.
+"""Folders and divided tables: class folders, folders and files named after splits, a column of splits.
 
-Whatever is wrong with a file is said once, with its name and the line. Nothing is guessed at: a ragged row is an
-error, not a row with holes.
+What people call the parts of their data: blanks around a name, capital letters, `-`, `_` and blanks within it, and a
+final "set" do not matter.
 """
 
 from __future__ import annotations
 
-import json
+import difflib
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, first_line
+from inlay.errors import InlayError
 from inlay.tasks import labels
-from inlay.tasks.cells import as_text, is_missing, reach
-from inlay.tasks.delimited import read_delimited
-from inlay.tasks.split_names import known, one_of_each, resembles_split, split_of
-from inlay.tasks.text_files import check_regular, decode
+from inlay.tasks.cells import is_missing
+from inlay.tasks.tables import IMAGES, TABLES, TEXTS, Row, Table, decode, is_image, read_table, suffix
 
-Row = dict[str, Any]
-
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
-TEXTS = (".txt",)
-
-
-@dataclass
-class Table:
-    """Rows with named columns, and where they came from. `class_names` when the file brings them.
-
-    `numbers` are those of the rows in the file, where they are not simply counted from 1.
-    """
-
-    path: Path
-    columns: list[str]
-    rows: list[Row]
-    class_names: list[str] | None = None
-    notes: list[str] = field(default_factory=list)
-    numbers: Sequence[int] | None = None
-
-    @property
-    def numbered(self) -> Iterable[tuple[int, Row]]:
-        """The rows, each with its number in the file."""
-        return zip(self.numbers or range(1, len(self.rows) + 1), self.rows, strict=True)
-
-    def add_paths(self, names: Iterable[str]) -> None:
-        """Add a column for each dotted path among the names: `review.body` is `body` in the objects of `review`."""
-        for name in names:
-            if name not in self.columns and "." in name:
-                found = [reach(row, name) for row in self.rows]
-                if any(value is not None for value in found):
-                    self.columns.append(name)
-                    for row, value in zip(self.rows, found, strict=True):
-                        row[name] = value
-
-    @property
-    def untyped(self) -> bool:
-        """Whether every value is text, so that nothing can be told from the word for it."""
-        return suffix(self.path) in (".csv", ".tsv")
+SPLIT_NAMES: Mapping[str, str] = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "development": "validation",
+    "eval": "validation",
+    "evaluation": "validation",
+    "test": "test",
+    "testing": "test",
+    "holdout": "test",
+    "heldout": "test",
+}
+_NEAR = 0.78  # as alike as "tests" and "test"; "best" is not
+_SHARD = re.compile(r"[_-]\d+")
 
 
-def suffix(path: Path) -> str:
-    """The ending that says what a file is, `.gz` set aside."""
-    name = path.name.lower()
-    return Path(name.removesuffix(".gz")).suffix
+def split_of(name: str) -> str | None:
+    """The split that a name means, None if it is not the name of one."""
+    return SPLIT_NAMES.get(_bare(name).removesuffix("set"))
 
 
-def read_table(path: Path) -> Table:
-    """The table in a file, by the file's ending."""
-    if not path.exists():
-        raise InlayError(f"There is no file {str(path)!r}. Check the path.")
-    kind = suffix(path)
-    if kind not in TABLES:
-        hint = " Save the sheet as CSV." if kind in (".xls", ".xlsx", ".ods") else ""
-        if is_image(path):
-            hint = " Images to learn from come in a folder that has a folder for each class."
-        raise InlayError(
-            f"{str(path)!r} is not a table that can be read: the ending is none of {', '.join(TABLES)}.{hint}"
-        )
-    check_regular(path)
-    try:
-        table = _parquet(path) if kind == ".parquet" else _text_table(path, kind)
-    except OSError as error:
-        raise InlayError(f"Cannot read {str(path)!r}: {error.strerror or error}.") from error
-    if not table.rows:
-        raise InlayError(f"{str(path)!r} has no rows. Check that it is the right file.")
-    for name in table.columns:
-        as_text(name, "the name of a column", path.name)
-    return table
+def _bare(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name.casefold())
 
 
-def _text_table(path: Path, kind: str) -> Table:
-    text, notes = decode(path)
-    if not text.strip():
-        raise InlayError(f"{str(path)!r} is empty.")
-    if kind == ".json":
-        table = _json(path, text)
-    elif kind in (".jsonl", ".ndjson"):
-        table = _from_records(path, _json_lines(path, text))
-    else:
-        columns, rows, found = read_delimited(path, text, "\t" if kind == ".tsv" else ",")
-        table = Table(path, columns, rows, notes=found)
-    table.notes[:0] = notes
-    return table
+def known() -> str:
+    """All names, by split, for an error."""
+    listed = {split: [name for name, of in SPLIT_NAMES.items() if of == split] for split in SPLIT_NAMES.values()}
+    return "; ".join(f"{split}: {', '.join(names)}" for split, names in listed.items())
 
 
-# ---------------------------------------------------------------------------------------------------------- JSON
+def resembles_split(name: str, present: Collection[str | None] = ()) -> bool:
+    """Whether a name that is not one of a split may be meant for one: misspelt (`tset`), a part of one
+    (`train-00000-of-00002`), or with a word that names a split which is not `present` otherwise (`test_old`)."""
+    words, whole = re.split(r"[^a-z]+", name.casefold()), _bare(name)
+    misspelt = any(sorted(whole) == sorted(known) for known in SPLIT_NAMES)
+    misspelt = misspelt or bool(difflib.get_close_matches(whole, SPLIT_NAMES, 1, _NEAR))
+    part = words[0] in SPLIT_NAMES and _SHARD.match(name.casefold(), len(words[0])) is not None
+    return misspelt or part or any(SPLIT_NAMES[word] not in present for word in words if word in SPLIT_NAMES)
 
 
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InlayError(f"{str(path)!r}, line {number}: not JSON ({_reason(error)}).") from None
-        if not isinstance(record, dict):
-            raise InlayError(f"{str(path)!r}, line {number}: an object {{...}} is expected, one a line.")
-        yield record
-
-
-def _reason(error: Exception) -> str:
-    """Why a text is not JSON, or not JSON that can be read: too deep, or a number of thousands of digits."""
-    if isinstance(error, RecursionError):
-        return "lists or objects within one another too many times over"
-    return error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
-
-
-def _json(path: Path, text: str) -> Table:
-    """A file of one JSON list of objects; one that holds an object a line is read as JSON lines."""
-    try:
-        records = json.loads(text)
-    except (ValueError, RecursionError):
-        return _from_records(path, _json_lines(path, text))
-    if isinstance(records, dict):
-        records = [records]
-    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise InlayError(f"{str(path)!r} should hold a list of objects.")
-    return _from_records(path, records)
-
-
-def _from_records(path: Path, records: Iterator[Row] | Sequence[Row]) -> Table:
-    """Objects as a table: the columns are all keys that occur, and what an object lacks is missing."""
-    rows = list(records)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return Table(path, columns, [{name: row.get(name) for name in columns} for row in rows])
-
-
-# ------------------------------------------------------------------------------------------------------- Parquet
-
-
-def _parquet(path: Path) -> Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-        rows = table.to_pylist()
-        class_names = parquet_class_names(table.schema)
-    except (pa.ArrowException, ValueError, OverflowError, RecursionError) as error:
-        raise InlayError(f"{str(path)!r} is not a Parquet file that can be read ({first_line(error)}).") from None
-    return Table(path, table.column_names, rows, class_names=class_names)
-
-
-def parquet_class_names(schema: Any) -> list[str] | None:
-    """The class names in the metadata of a Parquet file: the key `class_names`, or the hub's own features."""
-    metadata = schema.metadata or {}
-    names: Any = None
-    if b"class_names" in metadata:
-        names = json.loads(metadata[b"class_names"])
-    elif b"huggingface" in metadata:
-        found: Any = json.loads(metadata[b"huggingface"])
-        for key in ("info", "features"):
-            found = found.get(key, {}) if isinstance(found, dict) else {}
-        features = found.values() if isinstance(found, dict) else ()
-        names = next((entry["names"] for entry in features if isinstance(entry, dict) and "names" in entry), None)
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise ValueError("its metadata should list the names of the classes, and does not")
-    return names
+def one_of_each(names: Iterable[str], where: str) -> dict[str, str]:
+    """The name of each split among the names of files or folders; two names of one split are an error."""
+    found: dict[str, str] = {}
+    for name in names:
+        split = split_of(name.split(".")[0])
+        if split in found:
+            raise InlayError(
+                f"{where} has both {found[split]!r} and {name!r}, which are one split ({split}). Keep one of them, or "
+                "join them."
+            )
+        if split is not None:
+            found[split] = name
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -221,11 +115,6 @@ def files_below(folder: Path) -> list[Path]:
 
 def _unreadable(folder: Path, error: OSError) -> InlayError:
     return InlayError(f"Cannot read the folder {str(folder)!r}: {error.strerror or error}.")
-
-
-def is_image(path: Path) -> bool:
-    """Whether the file's ending is that of an image."""
-    return path.suffix.lower() in IMAGES
 
 
 def read_folder(folder: Path) -> dict[str, Table]:
@@ -447,14 +336,3 @@ def _divides(values: Iterable[Any]) -> bool:
             return False
         found.add(split)
     return len(found) > 1
-
-
-def read_lines(path: Path, column: str = "text") -> Table:
-    """A plain text file as a table of its lines, blank ones too but for those at the end, in one column."""
-    if not path.exists():
-        raise InlayError(f"There is no file {str(path)!r}. Check the path.")
-    text, notes = decode(path)
-    if not text.strip():
-        raise InlayError(f"{str(path)!r} is empty.")
-    lines = text.rstrip().split("\n")
-    return Table(path, [column], [{column: line.rstrip("\r")} for line in lines], notes=notes)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from inlay.errors import InlayError
-from inlay.tasks import files
+from inlay.tasks import folders, tables
 
 Write = Callable[[str, str], Path]
 ROWS = [{"text": 'a "quoted", text', "label": "x"}, {"text": "two\nlines", "label": "y"}]
@@ -21,28 +21,28 @@ ROWS = [{"text": 'a "quoted", text', "label": "x"}, {"text": "two\nlines", "labe
 
 def test_csv_with_quotes_line_breaks_and_a_byte_order_mark(write: Write) -> None:
     path = write("a.csv", '\ufefftext,label\r\n"a ""quoted"", text",x\r\n"two\nlines",y\r\n\r\n')
-    table = files.read_table(path)
+    table = tables.read_table(path)
     assert (table.columns, table.rows) == (["text", "label"], ROWS)
 
 
 def test_semicolons_are_noticed(write: Write) -> None:
-    table = files.read_table(write("a.csv", "text;label\nhello, you;x\n"))
+    table = tables.read_table(write("a.csv", "text;label\nhello, you;x\n"))
     assert table.rows == [{"text": "hello, you", "label": "x"}]
     assert "';'" in table.notes[0]
 
 
 def test_a_nameless_first_column_is_row_numbers(write: Write) -> None:
-    table = files.read_table(write("a.csv", ",text,label\n0,hello,x\n"))
+    table = tables.read_table(write("a.csv", ",text,label\n0,hello,x\n"))
     assert table.rows == [{"text": "hello", "label": "x"}]
     assert "row numbers" in table.notes[0]
 
 
 def test_tsv_with_bare_quotes_and_with_real_ones(write: Write) -> None:
-    bare = files.read_table(write("a.tsv", 'text\tlabel\n"hello he said\tx\n5" disk\ty\n'))
+    bare = tables.read_table(write("a.tsv", 'text\tlabel\n"hello he said\tx\n5" disk\ty\n'))
     assert [row["text"] for row in bare.rows] == ['"hello he said', '5" disk']
-    real = files.read_table(write("b.tsv", 'text\tlabel\n"a ""b"""\tx\n"two\nlines"\ty\n'))
+    real = tables.read_table(write("b.tsv", 'text\tlabel\n"a ""b"""\tx\n"two\nlines"\ty\n'))
     assert [row["text"] for row in real.rows] == ['a "b"', "two\nlines"]
-    spreadsheet = files.read_table(write("c.tsv", 'text\tlabel\n"a ""b"""\tx\n'))
+    spreadsheet = tables.read_table(write("c.tsv", 'text\tlabel\n"a ""b"""\tx\n'))
     assert spreadsheet.rows == [{"text": 'a "b"', "label": "x"}]
 
 
@@ -54,11 +54,14 @@ def test_json_lines_zipped_json_and_parquet(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(lines)
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.jsonl.gz", "a.json", "b.json", "a.parquet"):
-        assert files.read_table(tmp_path / name).rows == ROWS, name
+        assert tables.read_table(tmp_path / name).rows == ROWS, name
 
 
 def test_what_an_object_lacks_is_missing(write: Write) -> None:
-    assert files.read_table(write("a.jsonl", '{"a": 1}\n{"b": 2}\n')).rows == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+    assert tables.read_table(write("a.jsonl", '{"a": 1}\n{"b": 2}\n')).rows == [
+        {"a": 1, "b": None},
+        {"a": None, "b": 2},
+    ]
 
 
 def test_class_names_in_parquet(tmp_path: Path) -> None:
@@ -66,8 +69,8 @@ def test_class_names_in_parquet(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({"class_names": '["ants", "bees"]'}), tmp_path / "a.parquet")
     hub = {"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(hub)}), tmp_path / "b.parquet")
-    assert files.read_table(tmp_path / "a.parquet").class_names == ["ants", "bees"]
-    assert files.read_table(tmp_path / "b.parquet").class_names == ["cat", "dog"]
+    assert tables.read_table(tmp_path / "a.parquet").class_names == ["ants", "bees"]
+    assert tables.read_table(tmp_path / "b.parquet").class_names == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -91,18 +94,18 @@ def test_class_names_in_parquet(tmp_path: Path) -> None:
 )
 def test_broken_tables(write: Write, name: str, text: str, message: str) -> None:
     with pytest.raises(InlayError, match=message):
-        files.read_table(write(name, text))
+        tables.read_table(write(name, text))
 
 
 def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("text,label\nx,1\ncaf\xe9,2\n".encode("latin1"))
     with pytest.raises(InlayError, match=r"not UTF-8: byte 0xe9 in line 3.*iconv"):
-        files.read_table(tmp_path / "a.csv")
+        tables.read_table(tmp_path / "a.csv")
 
 
 def test_an_absent_file(tmp_path: Path) -> None:
     with pytest.raises(InlayError, match="There is no file"):
-        files.read_table(tmp_path / "none.csv")
+        tables.read_table(tmp_path / "none.csv")
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -119,7 +122,7 @@ def test_class_folders_at_any_depth_without_strangers(tmp_path: Path) -> None:
     (tmp_path / "cats" / "notes.md").write_text("")
     (tmp_path / "cats" / ".DS_Store").write_text("")
     (tmp_path / ".git").mkdir()
-    (table,) = files.read_folder(tmp_path).values()
+    (table,) = folders.read_folder(tmp_path).values()
     assert [(Path(row["image"]).name, row["label"]) for row in table.rows] == [
         ("1.png", "cats"),
         ("2.PNG", "cats"),
@@ -132,7 +135,7 @@ def test_folders_named_after_splits(tmp_path: Path) -> None:
     for split in ("train", "val", "test"):
         for name in ("cats", "dogs"):
             picture(tmp_path / split / name / "1.png")
-    assert {split: len(table.rows) for split, table in files.read_folder(tmp_path).items()} == {
+    assert {split: len(table.rows) for split, table in folders.read_folder(tmp_path).items()} == {
         "train": 2,
         "validation": 2,
         "test": 2,
@@ -142,13 +145,13 @@ def test_folders_named_after_splits(tmp_path: Path) -> None:
 def test_tables_named_after_splits(write: Write, tmp_path: Path) -> None:
     write("train.csv", "text,label\na,x\n")
     write("dev.jsonl", '{"text": "b", "label": "y"}\n')
-    assert list(files.read_folder(tmp_path)) == ["validation", "train"]
+    assert list(folders.read_folder(tmp_path)) == ["validation", "train"]
 
 
 def test_folders_of_texts(write: Write, tmp_path: Path) -> None:
     write("sport/1.txt", "goal")
     write("news/1.txt", "vote")
-    (table,) = files.read_folder(tmp_path).values()
+    (table,) = folders.read_folder(tmp_path).values()
     assert table.rows == [{"text": "vote", "label": "news"}, {"text": "goal", "label": "sport"}]
 
 
@@ -169,16 +172,16 @@ def test_folders_that_are_not_understood(tmp_path: Path, made: list[str], messag
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     with pytest.raises(InlayError, match=message):
-        files.read_folder(tmp_path)
+        folders.read_folder(tmp_path)
 
 
 def test_a_column_named_split_divides_a_table(write: Write) -> None:
-    parts = files.by_split(files.read_table(write("a.csv", "text,label,Split\na,x,train\nb,y,TEST\nc,x,train\n")))
+    parts = folders.by_split(tables.read_table(write("a.csv", "text,label,Split\na,x,train\nb,y,TEST\nc,x,train\n")))
     assert {split: [row["text"] for row in table.rows] for split, table in parts.items()} == {
         "train": ["a", "c"],
         "test": ["b"],
     }
-    other = files.read_table(write("b.csv", "text,split\na,left\nb,right\n"))
+    other = tables.read_table(write("b.csv", "text,split\na,left\nb,right\n"))
     with pytest.raises(InlayError, match=r"b\.csv, row 1: the column 'split' says 'left'.*or rename the column"):
-        files.by_split(other)
-    assert list(files.by_split(other, used=["split"])) == ["all"]
+        folders.by_split(other)
+    assert list(folders.by_split(other, used=["split"])) == ["all"]
