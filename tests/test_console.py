@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inlay.console import Pace, duration
+from inlay.console import WrittenProgress, duration
 
 
 class Clock:
@@ -16,7 +16,7 @@ class Clock:
 
 def test_a_line_now_and_then_with_share_count_and_time_left() -> None:
     clock, said = Clock(), {}
-    pace = Pace(1000, "steps", clock=clock)
+    pace = WrittenProgress(1000, "steps", clock=clock)
     for step in range(1, 1001):
         clock.now += 1
         if line := pace.line(step):
@@ -33,7 +33,7 @@ def test_a_line_now_and_then_with_share_count_and_time_left() -> None:
 
 def test_what_was_done_before_took_no_time() -> None:
     clock = Clock()
-    pace = Pace(100, "steps", done=90, clock=clock)
+    pace = WrittenProgress(100, "steps", done=90, clock=clock)
     clock.now += 30
     assert pace.line(95) == "95%: 95 of 100 steps, about 30 s left"
     assert pace.left(90) == ""
@@ -42,7 +42,7 @@ def test_what_was_done_before_took_no_time() -> None:
 
 def test_parts_of_a_run_count() -> None:
     clock = Clock()
-    pace = Pace(4, "runs", clock=clock)
+    pace = WrittenProgress(4, "runs", clock=clock)
     clock.now += 60
     assert pace.line(0.5) == "12%: 0.5 of 4 runs, about 7 min left"
     assert pace.line(0.6) is None

@@ -6,7 +6,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 # Of lines that say how far work has come: the seconds between two of them, at least; more, the longer it takes.
@@ -47,7 +49,7 @@ def has_colour(stream: TextIO) -> bool:
     return can_redraw(stream) and not os.environ.get("NO_COLOR")
 
 
-class Pace:
+class WrittenProgress:
     """How far work has come, in words: for where no bar can be drawn (a pipe, a log, a dumb terminal).
 
     `done` is what was done before it began, and costs no time now.
@@ -82,3 +84,28 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let Transformers print nothing; its settings are as before when the block ends. Downloads keep their bars."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    level, bars, downloads = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    if downloads:  # the line above silences the hub's as well
+        enable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

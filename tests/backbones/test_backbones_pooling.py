@@ -20,7 +20,7 @@ import inlay
 import zoo
 from checkpoints import Write, write_tokenizer
 from inlay import InlayError, Spec, backbones
-from inlay.backbones.locate import CACHED, Place
+from inlay.backbones.locate import CACHED, Location
 from inlay.backbones.pooled import installed
 from inlay.backbones.pooling import doubts, settle
 from inlay.methods import attach
@@ -159,7 +159,7 @@ def test_an_old_copy_of_a_sentence_encoder_that_cannot_say_what_it_was_made_for_
     """An earlier inlay, offline now, left the files that it read in the hub's cache, and not this one."""
     folder = write("bert")
     name, source = "sentence-transformers/some-encoder", f"{CACHED} some-encoder at 0123456789ab"
-    place = Place(name, str(folder), {"model_type": "bert"}, source, frozenset(), folder=folder)
+    place = Location(name, str(folder), {"model_type": "bert"}, source, frozenset(), folder=folder)
     with pytest.raises(InlayError, match=r"lacks modules\.json.*--pooling mean"):
         settle(place, "classification", "auto")
     assert settle(place, "classification", "mean") == "mean"
@@ -171,7 +171,7 @@ def test_an_old_copy_of_another_publishers_model_is_read_with_a_word(write: Writ
 
     def said(made: str, source: str = f"{CACHED} me/encoder at 0123456789ab", wanted: str = "auto") -> list[str]:
         config = {"model_type": "bert", "architectures": [made]}
-        place = Place("me/encoder", str(folder), config, source, frozenset(), folder=folder)
+        place = Location("me/encoder", str(folder), config, source, frozenset(), folder=folder)
         return doubts(place, "classification", wanted)
 
     (line,) = said("BertModel")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from inlay.backbones.identity import fingerprint
+from inlay.backbones.new_parts import fingerprint
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.folder import CONFIG, NOTE, WEIGHTS

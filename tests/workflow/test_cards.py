@@ -266,7 +266,7 @@ def test_an_embedded_model_of_images(tmp_path: Path, photos: Path, monkeypatch: 
 )
 def test_what_transformers_finds_a_base_by(name: str, address: str) -> None:
     """The weights of an embedded model may lie in a cache, converted: their folder is nobody's business."""
-    found = locate.Place(name, "/cache/models/it", {}, "package index it==1, converted from GGUF", frozenset())
+    found = locate.Location(name, "/cache/models/it", {}, "package index it==1, converted from GGUF", frozenset())
     assert loading._address(found) == address
 
 

@@ -117,7 +117,7 @@ def test_what_may_be_lost_is_said(decoder: Path, tmp_path: Path) -> None:
 def test_without_a_terminal_it_says_how_far_it_is(
     decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each stage at its start and its end, and on the way as often as `inlay.console.Pace` finds right."""
+    """Each stage at its start and its end, and on the way as often as `inlay.console.WrittenProgress` finds right."""
     options = Options(steps=25, texts=10, length=6, batch_size=4, learning_rate=1e-2)
     said: list[str] = []
     compress(str(decoder), PROMPT, tmp_path / "a", options=options, say=said.append)

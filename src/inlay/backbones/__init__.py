@@ -10,18 +10,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from inlay.backbones.cards import EMBEDDED
+from inlay.backbones.embedded import EMBEDDED
 
 if TYPE_CHECKING:
-    from inlay.backbones.identity import fingerprint
     from inlay.backbones.loading import Backbone, load, load_for
     from inlay.backbones.locate import kind, modality, version
+    from inlay.backbones.new_parts import fingerprint
     from inlay.backbones.pooling import settle_pooling
     from inlay.backbones.processors import image_side
 
 _LAZY = {
     "Backbone": "loading",
-    "fingerprint": "identity",
+    "fingerprint": "new_parts",
     "image_side": "processors",
     "kind": "locate",
     "load": "loading",

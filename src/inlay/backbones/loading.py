@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import cards, locate, newborn, pooled, processors
+from inlay.backbones import embedded, locate, new_parts, pooled, processors
 from inlay.backbones import pooling as poolings
-from inlay.backbones.identity import fingerprint
-from inlay.backbones.locate import Place, heads
+from inlay.backbones.locate import Location, heads
+from inlay.backbones.new_parts import fingerprint
 from inlay.backbones.pooling import AUTO
-from inlay.backbones.quiet import quiet
+from inlay.console import quiet
 from inlay.errors import InlayError, first_line
 from inlay.tasks import kinds
 
@@ -78,14 +78,14 @@ def load(
     place = locate.find(name, revision)
     chosen = poolings.settle(place, kind, pooling)
     notes = [*place.notes, *poolings.doubts(place, kind, pooling)]
-    with quiet(), newborn.seeded(seed):
+    with quiet(), new_parts.seeded(seed):
         config = _config(place, trust_remote_code)
         auto_class = _auto_class(kinds.get(kind), place, config, trust_remote_code)
         own_labels = dict(config.id2label or {})
         _set_labels(config, labels, kinds.get(kind).loss)
         model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code)
         pooled.install(model, chosen)
-        new = newborn.new_modules(model, report, name, language=not labels)
+        new = new_parts.new_modules(model, report, name, language=not labels)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
@@ -154,7 +154,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
     )
 
 
-def _labels(kind: kinds.Kind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
+def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
     """The names of the outputs of the new head; none for language models."""
     if kind.predicts == "text":
         return []
@@ -182,7 +182,7 @@ def _set_labels(config: Any, labels: list[str], problem: str | None) -> None:
         config.problem_type = problem
 
 
-def _config(place: Place, trust_remote_code: bool) -> Any:
+def _config(place: Location, trust_remote_code: bool) -> Any:
     """The typed config; a model that brings its own code is refused unless that was asked for."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -202,7 +202,7 @@ def _config(place: Place, trust_remote_code: bool) -> Any:
     return config
 
 
-def _auto_class(kind: kinds.Kind, place: Place, config: Any, trust_remote_code: bool) -> str:
+def _auto_class(kind: kinds.TaskKind, place: Location, config: Any, trust_remote_code: bool) -> str:
     """What loads this architecture for this kind of task, or an error that names what it can do."""
     model_type, language = place.model_type, kind.head is kinds.LANGUAGE
     two_parts = model_type in heads("sequence-to-sequence") and (
@@ -229,7 +229,7 @@ def _auto_class(kind: kinds.Kind, place: Place, config: Any, trust_remote_code: 
 
 
 def _from_pretrained(
-    place: Place, auto_class: str, config: Any, dtype: torch.dtype, trust_remote_code: bool
+    place: Location, auto_class: str, config: Any, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[Any, dict[str, Any]]:
     import transformers
 
@@ -249,9 +249,9 @@ def _from_pretrained(
         raise InlayError(f"{place.name!r} could not be loaded: {first_line(error)}") from error
 
 
-def _address(place: Place) -> str:
+def _address(place: Location) -> str:
     """The hub id of an embedded model, whose name means nothing outside inlay; of any other, its name."""
-    hub = cards.card(place.name).hub if place.name.startswith(cards.PREFIX) else None
+    hub = embedded.card(place.name).hub if place.name.startswith(embedded.PREFIX) else None
     return hub or locate.portable(place.name)
 
 
@@ -284,7 +284,7 @@ def _keep_or_renew(
     too: the shape of another task's answer is no reason to start from it.
     """
     kept: list[str] = []
-    output = newborn.output_layer(model, len(labels)) if labels else None
+    output = new_parts.output_layer(model, len(labels)) if labels else None
     if output is not None and not any(f"{output}.".startswith(f"{name}.") for name in new):
         if [str(own_labels.get(index)) for index in range(len(labels))] == labels:
             notes.append("the checkpoint's own head has these labels: training goes on from it")
@@ -292,7 +292,7 @@ def _keep_or_renew(
         else:
             notes.append("the checkpoint's own head has other labels: its output layer is drawn anew")
             new.append(output)
-    newborn.draw(model, new, seed)
+    new_parts.draw(model, new, seed)
     return kept
 
 
@@ -316,7 +316,7 @@ def _agree_on_size(model: Any, processor: Any, name: str) -> None:
             ) from error
 
 
-def _remarks(place: Place, model: Any, dtype: torch.dtype) -> list[str]:
+def _remarks(place: Location, model: Any, dtype: torch.dtype) -> list[str]:
     """What is odd about these weights."""
     remarks = []
     stored = _stored_dtypes(place)
@@ -331,7 +331,7 @@ def _remarks(place: Place, model: Any, dtype: torch.dtype) -> list[str]:
     return remarks
 
 
-def _stored_dtypes(place: Place) -> set[torch.dtype]:
+def _stored_dtypes(place: Location) -> set[torch.dtype]:
     """The floating-point types that the weights have on disk."""
     if place.folder is None:
         named = place.config.get("dtype") or place.config.get("torch_dtype")
@@ -347,7 +347,7 @@ def _stored_dtypes(place: Place) -> set[torch.dtype]:
 
 def _dead_dimensions(model: Any) -> list[int]:
     """Dimensions that the last layer norm multiplies by nothing to speak of."""
-    backbone = getattr(model, newborn.trunk(model))
+    backbone = getattr(model, new_parts.trunk(model))
     norms = [module for module in backbone.modules() if isinstance(module, nn.LayerNorm) and module.weight is not None]
     if not norms:
         return []

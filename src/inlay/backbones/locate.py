@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from inlay.backbones import cards, embedded
+from inlay import fetch
+from inlay.backbones import embedded
 from inlay.errors import InlayError, asked, first_line, misspelt, nearest, unknown
-from inlay.records.atomic import file_digest
+from inlay.records.atomic import file_digest, write_text
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
@@ -33,7 +35,7 @@ _ALTERNATIVES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A backbone that was found: what to hand to Transformers, its raw config, and where it came from, for people."""
 
     name: str
@@ -78,13 +80,13 @@ class Place:
         return "image" if own_code or self.model_type in heads("image-classification") else "text"
 
 
-def find(name: str, revision: str | None = None) -> Place:
+def find(name: str, revision: str | None = None) -> Location:
     """The place of the backbone called `name`, with every check that needs no weights."""
     path = Path(name).expanduser()
-    if name.startswith(cards.PREFIX) or path.exists() or _looks_like_path(name):
+    if name.startswith(embedded.PREFIX) or path.exists() or _looks_like_path(name):
         if revision is not None:
             raise InlayError(f"revision={revision!r} is for hub ids; {name!r} is not one. Leave the revision out.")
-        if name.startswith(cards.PREFIX):
+        if name.startswith(embedded.PREFIX):
             return _embedded(name)
         return _folder(name, path)
     return _hub(name, revision)
@@ -97,17 +99,17 @@ def portable(name: str) -> str:
     plain name would be taken for one of the hub's.
     """
     path = Path(name).expanduser()
-    if name.startswith(cards.PREFIX) or not (path.exists() or _looks_like_path(name)):
+    if name.startswith(embedded.PREFIX) or not (path.exists() or _looks_like_path(name)):
         return name
     if path.is_absolute():
         return f"./{path.resolve().name}"
     return name if name.startswith(".") else f"./{name}"
 
 
-def licence(place: Place) -> str | None:
+def licence(place: Location) -> str | None:
     """The licence of a checkpoint: an embedded one's, or what the card beside a local one says."""
-    if place.name.startswith(cards.PREFIX):
-        return cards.card(place.name).licence
+    if place.name.startswith(embedded.PREFIX):
+        return embedded.card(place.name).licence
     card = None if place.folder is None else place.folder / "README.md"
     if card is None or not card.is_file():
         return None
@@ -124,8 +126,8 @@ def licence(place: Place) -> str | None:
 
 def modality(name: str, revision: str | None = None) -> Literal["text", "image"]:
     """Whether the backbone reads text or images, from its config alone."""
-    if name.startswith(cards.PREFIX):
-        return cards.card(name).modality
+    if name.startswith(embedded.PREFIX):
+        return embedded.card(name).modality
     return find(name, revision).modality
 
 
@@ -140,7 +142,7 @@ def version(name: str, revision: str | None = None) -> str:
     """What tells this backbone from an earlier one of the same name: the commit of a hub model, the source of an
     embedded one, the contents of a folder (but for what only people read)."""
     place = find(name, revision)
-    if name.startswith(cards.PREFIX):
+    if name.startswith(embedded.PREFIX):
         return place.source
     if place.folder is None or place.source.startswith(CACHED):
         return f"commit {place.revision or Path(place.path).name}"
@@ -172,34 +174,34 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1
 
 
-def _embedded(name: str) -> Place:
+def _embedded(name: str) -> Location:
     where = embedded.folder(name)
     return _in_folder(name, where.path, where.source, where.notes)
 
 
-def _in_folder(name: str, folder: Path, source: str, notes: tuple[str, ...] = ()) -> Place:
+def _in_folder(name: str, folder: Path, source: str, notes: tuple[str, ...] = ()) -> Location:
     check_folder(folder, name)
     files = frozenset(entry.name for entry in folder.iterdir())
-    return Place(name, str(folder), read_config(folder, name), source, files, folder=folder, notes=notes)
+    return Location(name, str(folder), read_config(folder, name), source, files, folder=folder, notes=notes)
 
 
-def _folder(name: str, path: Path) -> Place:
+def _folder(name: str, path: Path) -> Location:
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
         raise InlayError(
             f"Model folder {name!r} {problem}.{misspelt(path)} Give a folder with config.json and {WEIGHTS}, a hub id "
-            f"such as google/vit-base-patch16-224, or {cards.PREFIX}<name> ({', '.join(cards.CARDS)})."
+            f"such as google/vit-base-patch16-224, or {embedded.PREFIX}<name> ({', '.join(embedded.CARDS)})."
         )
     return _in_folder(name, path, f"local folder {path.resolve()}")
 
 
 def _meant(name: str) -> str:
     """Of a name that is nothing here and nothing on the hub: an embedded backbone or a folder it may stand for."""
-    whole = nearest(name, [f"{cards.PREFIX}{each}" for each in cards.CARDS], most=1)
-    return asked(whole or [f"{cards.PREFIX}{each}" for each in nearest(name, cards.CARDS)]) or misspelt(name)
+    whole = nearest(name, [f"{embedded.PREFIX}{each}" for each in embedded.CARDS], most=1)
+    return asked(whole or [f"{embedded.PREFIX}{each}" for each in nearest(name, embedded.CARDS)]) or misspelt(name)
 
 
-def _hub(name: str, revision: str | None) -> Place:
+def _hub(name: str, revision: str | None) -> Location:
     """A model of the hub at one commit; out of the cache where the hub cannot be reached."""
     from huggingface_hub import HfApi, hf_hub_download, is_offline_mode
     from huggingface_hub.errors import (
@@ -219,7 +221,7 @@ def _hub(name: str, revision: str | None) -> Place:
             file = Path(hf_hub_download(name, "config.json", revision=revision))
             config, commit = json.loads(file.read_text("utf-8")), file.parent.name
             check_config(config, name)
-            return Place(name, name, config, f"hub {name} at {commit[:12]}", files, revision=commit)
+            return Location(name, name, config, f"hub {name} at {commit[:12]}", files, revision=commit)
         except InlayError:
             raise
         except HFValidationError as error:
@@ -243,7 +245,7 @@ def _hub(name: str, revision: str | None) -> Place:
     return _cached(name, revision, reason)
 
 
-def _cached(name: str, revision: str | None, reason: str) -> Place:
+def _cached(name: str, revision: str | None, reason: str) -> Location:
     """What an earlier run left in the hub's cache, or the one error that says what could not be reached."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -345,3 +347,31 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise InlayError(f"{INDEX} of {name!r} cannot be read: {error}.") from error
     return [folder / shard for shard in sorted(set(shards))]
+
+
+# ----------------------------------------------------------------------------------------- folders of base models
+
+
+def remember_folder(fingerprint: str, folder: Path) -> None:
+    """Keep in mind where a base model lies. A cache that cannot be written to keeps nothing, and nothing is lost."""
+    file = _memory(fingerprint)
+    if file is not None:
+        with suppress(OSError, InlayError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, f"{folder.resolve()}\n")
+
+
+def recall_folder(fingerprint: str) -> Path | None:
+    """The folder of a base model, if it is known and still there."""
+    file = _memory(fingerprint)
+    try:
+        folder = Path(file.read_text(encoding="utf-8").strip()) if file is not None else None
+    except (OSError, UnicodeDecodeError):
+        return None
+    return folder if folder is not None and folder.is_absolute() and folder.is_dir() else None
+
+
+def _memory(fingerprint: str) -> Path | None:
+    """A file for each model; None for what is no fingerprint, as a stranger's folder may have it."""
+    known = re.fullmatch(r"[0-9a-f]{16,128}", fingerprint)
+    return fetch.cache_root() / "bases" / fingerprint if known else None

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from inlay.backbones import cards
-from inlay.backbones.locate import CACHED, Place, find
+from inlay.backbones import embedded
+from inlay.backbones.locate import CACHED, Location, find
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import POOLINGS
 from inlay.tasks import kinds
@@ -49,7 +49,7 @@ def settle_pooling(name: str, kind: str, wanted: str, revision: str | None = Non
     return replaced or (AUTO if wanted == AUTO else OWN)
 
 
-def settle(place: Place, kind: str, wanted: str) -> str | None:
+def settle(place: Location, kind: str, wanted: str) -> str | None:
     """What the head is to read in place of what its architecture has it read; None: nothing is replaced.
 
     `wanted` is one of `inlay.records.spec.POOLINGS`.
@@ -80,7 +80,7 @@ def settle(place: Place, kind: str, wanted: str) -> str | None:
     return None if wanted == own else wanted
 
 
-def reads(place: Place) -> str | None:
+def reads(place: Location) -> str | None:
     """What the head of this architecture reads by itself; None where that is not known."""
     from inlay.anatomy import pooling_of
 
@@ -89,13 +89,13 @@ def reads(place: Place) -> str | None:
     return own if own is None or stated != "mean" else "mean"
 
 
-def declared(place: Place) -> str | None:
+def declared(place: Location) -> str | None:
     """The pooling that the checkpoint was made for, by its card or by sentence-transformers' files; None: none is said.
 
     One that there is not here is an error: to read another feature without a word would be worse.
     """
-    if place.name.startswith(cards.PREFIX):
-        return cards.card(place.name).pooling
+    if place.name.startswith(embedded.PREFIX):
+        return embedded.card(place.name).pooling
     folder = _folder(place)
     found = None if folder is None else place.read_json(f"{folder}/config.json")
     if found is None:
@@ -114,7 +114,7 @@ def declared(place: Place) -> str | None:
 _CHOOSE = f"Choose what the head reads: --pooling {' | '.join(POOLINGS[2:])}."
 
 
-def _folder(place: Place) -> str | None:
+def _folder(place: Location) -> str | None:
     """The folder of the pooling's settings."""
     modules = place.read_json(MODULES)
     if modules is None:
@@ -132,7 +132,7 @@ def _folder(place: Place) -> str | None:
     return path
 
 
-def doubts(place: Place, kind: str, wanted: str) -> list[str]:
+def doubts(place: Location, kind: str, wanted: str) -> list[str]:
     """A line for people where a copy in the hub's cache may be a sentence encoder's and cannot say so.
 
     Such a checkpoint is a body without any head.

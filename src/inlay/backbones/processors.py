@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from inlay.backbones.locate import IMAGE_PROCESSOR, Place, heads
+from inlay.backbones.locate import IMAGE_PROCESSOR, Location, heads
 from inlay.errors import InlayError, first_line
 
 UNLIMITED = 10**9
@@ -20,7 +20,7 @@ _DEFAULT_SIDE = 224
 _TOKENIZER = re.compile(r"(tokenizer|tekken|vocab|spiece|sentencepiece|merges|bpe)", re.IGNORECASE)
 
 
-def text_processor(place: Place, model: Any, trust_remote_code: bool, notes: list[str]) -> Any:
+def text_processor(place: Location, model: Any, trust_remote_code: bool, notes: list[str]) -> Any:
     """The tokenizer, made to agree with the model."""
     from transformers import AutoTokenizer
 
@@ -116,7 +116,7 @@ def _positions(model: Any) -> int | None:
 
 
 def image_processor(
-    place: Place, config: Any, trust_remote_code: bool, image_size: int | None, notes: list[str]
+    place: Location, config: Any, trust_remote_code: bool, image_size: int | None, notes: list[str]
 ) -> Any:
     """The image processor, or one built from the config, at another size where one is asked for."""
     from transformers import AutoImageProcessor
@@ -145,7 +145,7 @@ def image_processor(
     return processor
 
 
-def _built(place: Place, config: Any, notes: list[str]) -> Any:
+def _built(place: Location, config: Any, notes: list[str]) -> Any:
     """A processor from config.json's own words (input_size, image_mean, ...), else from the architecture's defaults."""
     from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
     from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling

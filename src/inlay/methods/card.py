@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.backbones.cards import PREFIX as EMBEDDED
+from inlay.backbones.embedded import PREFIX as EMBEDDED
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
 from inlay.methods.folder import CARD, DEFAULT

@@ -25,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from inlay.backbones import whereabouts
-from inlay.backbones.identity import fingerprint as fingerprint_of
+from inlay.backbones.locate import remember_folder
+from inlay.backbones.new_parts import fingerprint as fingerprint_of
 from inlay.backbones.pooled import installed, undone_on_error
 from inlay.backbones.pooling import written
 from inlay.errors import InlayError
@@ -83,7 +83,7 @@ def save(
     }
     saved.write_note(facts, installed(model))
     if about is not None and about.folder is not None and fingerprint is not None:
-        whereabouts.remember(fingerprint, about.folder)
+        remember_folder(fingerprint, about.folder)
     if about is not None and not (card_of_user and saved.place == folder):
         write_card(saved.place, method, {DEFAULT: about})
 

@@ -34,7 +34,7 @@ IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", N
 
 
 @dataclass(frozen=True)
-class Kind:
+class TaskKind:
     """The facts of a kind of task.
 
     `predicts` is what an example is given: one class, one value, a tag for each word, or a text. `loss` is
@@ -68,17 +68,17 @@ IMAGES: Final = "image-classification"
 _CLASS_METRICS = ("accuracy", "macro-f1")
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
 _ONE_OF = "single_label_classification"
-TABLE: Final[dict[str, Kind]] = {
+TABLE: Final[dict[str, TaskKind]] = {
     kind.name: kind
     for kind in (
-        Kind(CLASSIFICATION, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
-        Kind(PAIR, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
-        Kind(REGRESSION, SEQUENCE, "value", ("pearson", "spearman", "mse"), "regression"),
-        Kind(TOKENS, TOKEN, "tags", _ENTITY_METRICS, fields=("tokens",)),
-        Kind(SPANS, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF, ("text", "span"), around=("left", "right")),
-        Kind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
-        Kind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
-        Kind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
+        TaskKind(CLASSIFICATION, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
+        TaskKind(PAIR, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF),
+        TaskKind(REGRESSION, SEQUENCE, "value", ("pearson", "spearman", "mse"), "regression"),
+        TaskKind(TOKENS, TOKEN, "tags", _ENTITY_METRICS, fields=("tokens",)),
+        TaskKind(SPANS, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF, ("text", "span"), around=("left", "right")),
+        TaskKind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
+        TaskKind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
+        TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
     )
 }
 KINDS: Final = tuple(TABLE)
@@ -88,7 +88,7 @@ ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predic
 LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "text")
 
 
-def get(name: str) -> Kind:
+def get(name: str) -> TaskKind:
     """The kind of this name, or a clear error."""
     if name not in TABLE:
         raise unknown("kind of task", name, KINDS)

@@ -175,7 +175,7 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
     )
 
 
-def _input_columns(choice: Choice, kind: kinds.Kind) -> dict[str, str]:
+def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
     """Which column of the user's files each normalised field was read from, where the two differ."""
     if kind.fields:
         return {kind.fields[0]: choice.image or choice.texts[0]}

@@ -52,7 +52,7 @@ class Tasks:
         trust_remote_code: bool = False,
     ) -> None:
         from inlay import backbones
-        from inlay.backbones.quiet import quiet
+        from inlay.console import quiet
         from inlay.methods import attach
         from inlay.tasks import TaskSchema
 

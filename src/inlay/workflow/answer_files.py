@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inlay.backbones import whereabouts
+from inlay.backbones.locate import recall_folder
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.folder import CONFIG, TASKS, base_fingerprint, read_tasks
@@ -105,7 +105,7 @@ def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
     name = str(facts["model"])
     if not name.startswith("."):
         return name
-    known = whereabouts.recall(str(base_fingerprint(folder, next(iter(facts["tasks"])))))
+    known = recall_folder(str(base_fingerprint(folder, next(iter(facts["tasks"])))))
     if known is not None:
         return str(known)
     if (run := run_of(folder)) is not None:

@@ -10,7 +10,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from inlay.console import Pace, can_redraw, tell, visible
+from inlay.console import WrittenProgress, can_redraw, tell, visible
 from inlay.engines.job import JobOutcome, Listener
 from inlay.workflow.notes import Say
 
@@ -30,7 +30,7 @@ class Bar(AbstractContextManager["Bar"]):
         self.total, self.what, self.units, self.lines, self.done = total, what, units, lines, 0
         drawn = show and can_redraw(sys.stderr)
         self._bar = tqdm(total=total, desc=what, unit=f" {units}", leave=False) if drawn else None
-        self._pace = Pace(total, units) if show and not drawn else None
+        self._pace = WrittenProgress(total, units) if show and not drawn else None
 
     def begin(self, step: str) -> None:
         """Say which step comes next."""
@@ -88,7 +88,7 @@ class RunsProgress(Listener, AbstractContextManager["RunsProgress"]):
         self.ended = 0
         self._part: dict[int, float] = {}
         self._told: set[str] = set()
-        self._pace = Pace(len(names), "runs")
+        self._pace = WrittenProgress(len(names), "runs")
         self._bar = tqdm(total=len(names), desc="runs", leave=False, bar_format=RUNS_FORMAT) if bar else None
 
     def begin(self, number: int) -> None:

@@ -134,7 +134,7 @@ def model(name: str, folder: Path) -> None:
     """A tiny random model of the family that the name tells, as a checkpoint in `folder`."""
     import torch
 
-    from inlay.backbones.quiet import quiet
+    from inlay.console import quiet
 
     family = next((word for word in FAMILIES if word in name.lower()), None)
     if family is None:

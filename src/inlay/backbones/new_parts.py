@@ -1,18 +1,22 @@
-"""What loading did not find in the checkpoint: the new head, which is wanted, and holes in the backbone, which are not.
+"""What loading did not find in the checkpoint, and the fingerprint of what it did.
 
-Transformers initialises every missing weight and goes on. Here a weight that the frozen part needs and the checkpoint
-lacks is an error, and the new part is drawn from the run's own seed, whatever the state of the global generator.
+The new head is wanted, holes in the backbone are not. Transformers initialises every missing weight and goes on. Here a
+weight that the frozen part needs and the checkpoint lacks is an error, and the new part is drawn from the run's own
+seed, whatever the state of the global generator. By its fingerprint an adapter is never set into a base that it was not
+made for.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from inlay.errors import InlayError
 
@@ -121,3 +125,30 @@ def draw(model: Any, names: Sequence[str], seed: int) -> None:
             # Transformers has no rule for a few layers; torch's own is the one they were built with.
             if any(parameter.isnan().any() for parameter in module.parameters(recurse=False)):
                 module.reset_parameters()
+
+
+def fingerprint(model: nn.Module, new: Collection[str] = ()) -> str:
+    """SHA-256 over name, shape, dtype and bytes of every weight and saved buffer outside the modules called `new`.
+
+    The same on every device and however the checkpoint was cut into files; a weight that is tied to another counts
+    once. It is a property of the weights in memory: the same checkpoint in another dtype has another fingerprint.
+    """
+    outside = tuple(f"{name}." for name in new)
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, weight in sorted(model.state_dict(keep_vars=True).items()):
+        if isinstance(weight, Tensor) and not name.startswith(outside) and id(weight) not in seen:
+            seen.add(id(weight))
+            weights[name] = weight
+    total = hashlib.sha256()
+    # hashlib lets go of the interpreter lock, so the tensors are hashed side by side.
+    with ThreadPoolExecutor() as pool:
+        for (name, weight), digest in zip(weights.items(), pool.map(_digest, weights.values()), strict=True):
+            total.update(f"{name} {tuple(weight.shape)} {weight.dtype} ".encode() + digest)
+    return total.hexdigest()
+
+
+def _digest(weight: Tensor) -> bytes:
+    """SHA-256 of a tensor's bytes, read in place where it lies in memory in order."""
+    flat = weight.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
