@@ -314,4 +314,4 @@ def test_a_card_survives_odd_names() -> None:
 )
 def test_a_licence_is_read_off_the_head_of_a_card(text: str, expected: str | None, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(text)
-    assert locate.licence(locate.Place("m", str(tmp_path), {}, "", frozenset(), folder=tmp_path)) == expected
+    assert locate.licence(locate.Location("m", str(tmp_path), {}, "", frozenset(), folder=tmp_path)) == expected
