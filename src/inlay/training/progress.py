@@ -20,7 +20,7 @@ from typing import Any, Self
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from inlay.console import Pace, can_redraw, visible
+from inlay.console import WrittenProgress, can_redraw, visible
 from inlay.records.atomic import append_line, write_text
 from inlay.records.store import now
 
@@ -81,7 +81,7 @@ class Display(TrainerCallback):
         self.show = show
         self.log = log
         self._bar: Any = None
-        self._pace: Pace | None = None
+        self._pace: WrittenProgress | None = None
         self._loss: float | None = None
 
     def on_train_begin(
@@ -90,7 +90,7 @@ class Display(TrainerCallback):
         """Open the bar, where there is a terminal to show it."""
         done = state.global_step
         if self.show and not can_redraw(sys.stderr):
-            self._pace = Pace(state.max_steps, "steps", done=done)
+            self._pace = WrittenProgress(state.max_steps, "steps", done=done)
         elif self.show:
             self._bar = tqdm(total=state.max_steps, initial=done, desc=self.name, unit="step", leave=False)
 
