@@ -77,7 +77,7 @@ def section() -> str:
 
 SUMMARY = (
     *("paper", "recipes", "claims", "hold in print", "do not in print", "hold here", "do not here"),
-    *("not told apart here", "not tested here", "not run yet"),
+    *("not significant here", "not tested here", "not run yet"),
 )
 CLAIMS = ("claim", "holds in the paper's numbers?", "holds here?", "measured here")
 

@@ -54,12 +54,12 @@ SAID = (
     ("Figure 4: with H < N the loss stops far from its minimum", "icl-figure-4", "H < N", ""),
     ("with H >= N it keeps descending", "icl-figure-4", "H >= N", ""),
     ("H = 400 is unstable and diverges", "icl-figure-4", "H = 400", ""),
-    ("a large H is the least stable, at 100 times the rate", "icl-figure-4", "the largest H", ""),
+    ("a large H is the least stable, at 100 times the learning rate", "icl-figure-4", "the largest H", ""),
     ("the loss falls to 0.001", "icl-figure-4", "the population loss", "its infimum is above that"),
     ("Figure 5: four layers need no large H", "icl-figure-5", "four layers", ""),
     ("in a fixed time a small H ends lowest", "icl-figure-5", "in ", ""),
     ("a larger H completes fewer steps", "icl-figure-5", "a larger H", ""),
-    ("a large H is slower by the step too", "icl-figure-5", "a large H", ""),
+    ("a large H is slower per step too", "icl-figure-5", "a large H", ""),
 )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from inlay.papers.findings import Finding, Tick
     from inlay.workflow.progress import Bar
 
-Out = Annotated[Path, typer.Option(help="Where the pictures go, a folder each.", rich_help_panel=o.OUTPUT)]
+Out = Annotated[Path, typer.Option(help="Folder for the figures, one subfolder each.", rich_help_panel=o.OUTPUT)]
 LAB = Path("lab")
 
 

@@ -103,8 +103,8 @@ def test_a_verdict_is_clear_only_where_every_interval_leaves_the_limit_out() -> 
     )
     verdict = above("a", "b")(table)
     assert (verdict.judgement, verdict.clear, verdict.kind) == (HOLDS, False, OPEN)
-    assert verdict.measured.endswith("; 1 of 2 not told apart")
-    assert str(verdict) == "not told apart (by the means it holds)"
+    assert verdict.measured.endswith("; 1 of 2 not significant")
+    assert str(verdict) == "not significant (by the means it holds)"
     assert above("a", "b", columns=["x"])(table).clear is True
     assert above("a", "b", by=2.0)(table).kind == FAILS  # x is surely below 2, whatever y is
     assert within("a", "b", 5.0)(table).kind == OPEN

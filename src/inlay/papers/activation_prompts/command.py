@@ -21,7 +21,7 @@ def command(
     seeds: Annotated[
         int, typer.Option(min=1, max=o.MOST_SEEDS, help="Trainings of each setting, with the seeds 0, 1, ...")
     ] = 5,
-    tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, parted by commas.")] = "8,12,16,24",
+    tokens: Annotated[str, typer.Option(help="Theorem 1: numbers of tokens P, separated by commas.")] = "8,12,16,24",
     step: Annotated[float, typer.Option(help="Theorem 1: step size of SGD, the same for every P.")] = 4.0,
     batch: Annotated[int, typer.Option(min=1, help="Theorem 1: images a step, the same for every P.")] = 16,
     beta_squared: Annotated[

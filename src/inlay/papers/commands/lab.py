@@ -11,7 +11,7 @@ from inlay.papers.multi_lora import command as multi_lora
 from inlay.papers.ntk_attention import command as ntk_attention
 
 app = typer.Typer(
-    help="Compute what a paper proves, and say beside each claim what was measured. Each experiment draws a picture "
+    help="Compute what a paper proves, and say beside each claim what was measured. Each experiment draws a figure "
     "(PNG and SVG) and keeps its numbers (CSV) and circumstances (JSON) beside it.",
     no_args_is_help=True,
 )

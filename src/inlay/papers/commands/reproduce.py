@@ -120,7 +120,7 @@ def print_list() -> None:
         verdicts = latest.last_verdicts(each)
         counts = ["-"] * 4 if verdicts is None else [str(number) for number in latest.count_verdicts(verdicts).values()]
         rows.append((each.name, *counts, each.title, each.scales["here"].time))
-    head = ("recipe", "holds", "fails", "not told apart", "not tested", "what it is", "time here")
+    head = ("recipe", "holds", "fails", "not significant", "not tested", "what it is", "time here")
     show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))
 
 

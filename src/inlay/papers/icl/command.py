@@ -55,9 +55,7 @@ Unit = Annotated[
 ]
 Features = Annotated[
     str | None,
-    typer.Option(
-        help="A model whose features of real pictures or texts are f, e.g. embedded:vit.", rich_help_panel=THIS
-    ),
+    typer.Option(help="A model whose features of real images or texts are f, e.g. embedded:vit.", rich_help_panel=THIS),
 ]
 Task = Annotated[
     str, typer.Option(help="Whose training examples are the tokens (with --features).", rich_help_panel=THIS)
@@ -70,7 +68,7 @@ Model = Annotated[
 ]
 Tasks = Annotated[int, typer.Option(min=2, help="Figure language: tasks of each kind.", rich_help_panel=THIS)]
 Heads = Annotated[
-    str | None, typer.Option(help="Heads H, or several parted by commas in figures 4 and 5.", rich_help_panel=HOW)
+    str | None, typer.Option(help="Heads H, or several separated by commas in figures 4 and 5.", rich_help_panel=HOW)
 ]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps; the figure's own, or 2000.", rich_help_panel=HOW)]
 Seconds = Annotated[
@@ -90,7 +88,7 @@ Redraw = Annotated[
     bool,
     typer.Option(
         "--redraw",
-        help="Train nothing: draw what --out has, and read its claims, again from the numbers kept.",
+        help="Train nothing: draw what --out has, and read its claims, again from the kept numbers.",
         rich_help_panel=o.OUTPUT,
     ),
 ]

@@ -15,7 +15,7 @@ FIGURES = ("lemmas-c15-c16", "theorem-d1", "newton-time")
 def command(
     figure: Annotated[str, typer.Option(help=f"{', '.join(FIGURES)} or all.")] = "all",
     rows: Annotated[
-        str, typer.Option(help="newton-time: numbers n of rows, parted by commas.")
+        str, typer.Option(help="newton-time: numbers n of rows, separated by commas.")
     ] = "16384,32768,65536,131072,262144",
     size: Annotated[int, typer.Option(min=2, help="newton-time: number d of columns.")] = 256,
     epsilon: Annotated[float, typer.Option(help="newton-time: the error to reach, below 0.1.")] = 1e-3,

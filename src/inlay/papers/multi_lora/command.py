@@ -14,7 +14,7 @@ FIGURES = ("lemmas-4", "counterexample-a1", "table-3")
 
 def command(
     figure: Annotated[str, typer.Option(help=f"{', '.join(FIGURES)} or all.")] = "all",
-    tasks: Annotated[str, typer.Option(help="lemmas-4: numbers k of tasks, parted by commas.")] = "1,2,4,8,16,32",
+    tasks: Annotated[str, typer.Option(help="lemmas-4: numbers k of tasks, separated by commas.")] = "1,2,4,8,16,32",
     seeds: Annotated[
         int, typer.Option(min=1, max=o.MOST_SEEDS, help="lemmas-4: losses of each kind, with the seeds 0, 1, ...")
     ] = 5,

@@ -15,7 +15,7 @@ FIGURES = ("kernel", "lemma-m6", "lemma-b1", "theorem-b2", "proposition-b3", "th
 def command(
     figure: Annotated[str, typer.Option(help=f"{', '.join(FIGURES)} or all.")] = "all",
     widths: Annotated[
-        str, typer.Option(help="Lengths m of the prefix in the stylised network, parted by commas.")
+        str, typer.Option(help="Lengths m of the prefix in the stylised network, separated by commas.")
     ] = "16,64,256,1024,4096",
     seeds: Annotated[
         int, typer.Option(min=1, max=o.MOST_SEEDS, help="Draws of each setting, with the seeds 0, 1, ...")

@@ -183,7 +183,7 @@ def write(report: dict[str, Any]) -> None:
     lines = [
         about,
         "",
-        f"| prompt | texts | features | rank | rate | numbers | {' | '.join(who)} |",
+        f"| prompt | texts | features | rank | learning rate | parameters | {' | '.join(who)} |",
         f"| --- | --- | --- | ---: | ---: | ---: |{' ---: |' * len(who)}",
     ]
     for result in report["results"]:

@@ -65,5 +65,5 @@ def every(told: str, parts: Sequence[Evidence], interval: tuple[float, float] | 
     if sure and interval not in [number.interval for number in sure]:
         told, interval = f"{told}; decided by {sure[0]}", sure[0].interval
     loose = sum(not part.settled for part in parts)
-    more = f"; {loose} of {len(parts)} not told apart" if len(parts) > 1 and loose else ""
+    more = f"; {loose} of {len(parts)} not significant" if len(parts) > 1 and loose else ""
     return Verdict(HOLDS if all(part.passes for part in parts) else FAILS, told + more, interval, clear(parts))

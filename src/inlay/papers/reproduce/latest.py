@@ -35,6 +35,6 @@ def last_verdicts(recipe: Recipe) -> list[Verdict] | None:
 
 
 def count_verdicts(verdicts: Iterable[Verdict]) -> dict[Kind, int]:
-    """How many claims hold, do not, are not told apart, were not tested."""
+    """How many claims hold, do not, are not significant, were not tested."""
     count = Counter(verdict.kind for verdict in verdicts)
     return {kind: count[kind] for kind in KINDS}

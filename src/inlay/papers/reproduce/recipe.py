@@ -44,8 +44,8 @@ Judgement = Literal["holds", "does not hold", "not tested"]
 HOLDS: Judgement = "holds"
 FAILS: Judgement = "does not hold"
 UNTESTED: Judgement = "not tested"
-Kind = Literal["holds", "does not hold", "not told apart", "not tested"]
-OPEN: Kind = "not told apart"
+Kind = Literal["holds", "does not hold", "not significant", "not tested"]
+OPEN: Kind = "not significant"
 KINDS: tuple[Kind, ...] = (HOLDS, FAILS, OPEN, UNTESTED)
 SCALES = ("paper", "here", "smoke")
 # `where` of a sentence of the paper that had to be made exact: the limit, or the measure, is ours.
@@ -85,7 +85,7 @@ class Verdict:
 
     @property
     def kind(self) -> Kind:
-        """What it is counted as: "not told apart" where the interval, or one seed, leaves it open."""
+        """What it is counted as: "not significant" where the interval, or one seed, leaves it open."""
         return OPEN if self.clear is False and self.judgement != UNTESTED else self.judgement
 
     def __str__(self) -> str:

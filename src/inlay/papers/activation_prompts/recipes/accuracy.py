@@ -105,7 +105,7 @@ TABLE_1 = Recipe(
             {"models": HUB, "rows": p.MAIN, "sets": p.FULL_DATA, "training": p.PAPER, "seeds": p.TRIALS},
         ),
         "here": RecipeScale(
-            "The small embedded ResNet and ViT on 200 digits, 5 epochs, each method's own rate, 3 seeds.",
+            "The small embedded ResNet and ViT on 200 digits, 5 epochs, each method's own learning rate, 3 seeds.",
             "8 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),
@@ -166,7 +166,7 @@ TABLE_1 = Recipe(
 
 TABLE_3 = Recipe(
     name="activation-prompts/table-3",
-    title="Accuracy on VTAB-1k: 1,000 training pictures a set",
+    title="Accuracy on VTAB-1k: 1,000 training images per data set",
     printed=p.printed("table-3"),
     scales={
         "paper": RecipeScale(
@@ -183,9 +183,9 @@ TABLE_3 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "A ViT-tiny/16 and a ResNet-50 of ImageNet from --models-dir, 1,000 pictures of four sets, 20 epochs. The "
-            "kept runs behind docs/visual-methods.md are read, whose rates were chosen as well; with --fresh 3 seeds, "
-            "each method's own rate.",
+            "A ViT-tiny/16 and a ResNet-50 of ImageNet from --models-dir, 1,000 images of four sets, 20 epochs. The "
+            "kept runs behind docs/visual-methods.md are read, whose learning rates were selected too; with --fresh 3 "
+            "seeds, each method's own learning rate.",
             "20 min on one GPU, half a day on two cores; a second where they are read",
             tuple(p.SMALL.values()),
             tuple(p.SMALL_SETS.values()),
@@ -333,7 +333,7 @@ TABLE_A2 = Recipe(
     printed=p.printed("table-a2"),
     scales={
         "paper": RecipeScale(
-            "ViT-B/16 of ImageNet-21k; FGVC with all its data, VTAB-1k with 1,000 pictures; 100 epochs, 5 trials. "
+            "ViT-B/16 of ImageNet-21k; FGVC with all its data, VTAB-1k with 1,000 images; 100 epochs, 5 trials. "
             f"{p.OURS}{p.ONLY_800}",
             "a week on one GPU",
             (p.VIT_BASE,),

@@ -72,14 +72,14 @@ FIGURE_5 = Recipe(
     title="CKA between a ResNet and a ViT; attention distance of the ViT",
     scales={
         "paper": RecipeScale(
-            "ResNet-101 and ViT-L/16 on OxfordPets. Not in the paper, ours: 500 pictures.",
+            "ResNet-101 and ViT-L/16 on OxfordPets. Not in the paper, ours: 500 images.",
             "5 min on one GPU",
             (p.RESNET_101, p.VIT_LARGE),
             ("oxford-pets",),
             {"resnet": p.RESNET_101, "vit": p.VIT_LARGE, "task": "oxford-pets", "examples": 500, "batch": 100},
         ),
         "here": RecipeScale(
-            "A ResNet-50 and a ViT-tiny/16 of ImageNet from --models-dir, 64 pictures of OxfordPets.",
+            "A ResNet-50 and a ViT-tiny/16 of ImageNet from --models-dir, 64 images of OxfordPets.",
             "1 min on two cores",
             ("resnet50_v1", "vit_tiny_patch16_224"),
             ("oxford-pets",),
@@ -92,7 +92,7 @@ FIGURE_5 = Recipe(
             },
         ),
         "smoke": RecipeScale(
-            "Eight pictures.",
+            "Eight images.",
             "1 s",
             (p.RESNET_101, p.VIT_LARGE),
             ("oxford-pets",),
@@ -233,7 +233,7 @@ FIGURE_A3 = Recipe(
     title="Accuracy against the size of the training set",
     scales={
         "paper": RecipeScale(
-            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 pictures, 10 % to "
+            "ResNet-101 on CIFAR-10, Food101 and Camelyon, 100 epochs, 5 trials; 5,000 to 50,000 images, 10 % to "
             f"100 % of CIFAR-10 alone. {p.OURS}.",
             "weeks on one GPU",
             (p.RESNET_101,),
@@ -247,7 +247,7 @@ FIGURE_A3 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "The small embedded ResNet on 50, 200 and 400 digits, 5 epochs, each method's own rate, 3 seeds.",
+            "The small embedded ResNet on 50, 200 and 400 digits, 5 epochs, each method's own learning rate, 3 seeds.",
             "8 min on two cores",
             ("embedded:resnet",),
             ("digits",),

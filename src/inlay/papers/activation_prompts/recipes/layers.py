@@ -65,7 +65,7 @@ def by_layer(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
 
 def kept_curves(models: Mapping[str, str]) -> Results | None:
-    """The curves of docs/visual-methods.md: a ViT-tiny and a ResNet-50 on 1,000 pictures of OxfordPets."""
+    """The curves of docs/visual-methods.md: a ViT-tiny and a ResNet-50 on 1,000 images of OxfordPets."""
     from inlay.papers.reproduce import kept
 
     cells: dict[Key, ResultCell] = {}
@@ -81,9 +81,9 @@ def kept_curves(models: Mapping[str, str]) -> Results | None:
         rates, seeds = {float(line["learning_rate"]) for line in layers}, {int(line["seeds"]) for line in layers}
         notes.append(found[1])
         notes.append(
-            f"{panel}: {kept.span(seeds)} seeds a layer, all layers at the rate "
-            f"{', '.join(f'{rate:g}' for rate in sorted(rates))}; VP and NORM-TUNE have rates of their own, so that VP "
-            "is not layer 0."
+            f"{panel}: {kept.span(seeds)} seeds a layer, all layers at the learning rate "
+            f"{', '.join(f'{rate:g}' for rate in sorted(rates))}; VP and NORM-TUNE have their own learning rates, so "
+            "that VP is not layer 0."
         )
     others = p.kept_accuracies(models, ("VP", "NORM-TUNE"))
     if others is None:
@@ -211,8 +211,8 @@ FIGURE_2 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "The kept curve of docs/visual-methods.md is read: a ResNet-50, 1,000 pictures of OxfordPets, 20 epochs. "
-            "With --fresh the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One rate for all "
+            "The kept curve of docs/visual-methods.md is read: a ResNet-50, 1,000 images of OxfordPets, 20 epochs. "
+            "With --fresh the small embedded ResNet on 200 digits, 5 epochs, 3 seeds. One learning rate for all "
             "layers. Parameters of ResNet-101, exactly.",
             "seconds; with --fresh 9 min on two cores",
             ("embedded:resnet",),
@@ -240,7 +240,7 @@ FIGURE_2 = Recipe(
         Claim("At its best layer AP is above VP", best_above("AP", "VP", panel="ResNet"), "section 3"),
         Claim("and by about 5 points", best_above("AP", "VP", panel="ResNet", by=4.5), READING),
         Claim(
-            "It is above layer 0 of its own curve, which is VP at the curve's rate",
+            "It is above layer 0 of its own curve, which is VP at the curve's learning rate",
             best_above_layer_0("ResNet"),
             READING,
         ),
@@ -285,9 +285,9 @@ FIGURE_4 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "The kept curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 pictures of "
+            "The kept curves of docs/visual-methods.md are read: a ResNet-50 and a ViT-tiny, 1,000 images of "
             "OxfordPets, 20 epochs. With --fresh the small embedded ResNet and ViT on 200 digits, 5 epochs, 3 "
-            "seeds. One rate for all layers.",
+            "seeds. One learning rate for all layers.",
             "seconds; with --fresh 15 min on two cores",
             tuple(p.HOUSE.values()),
             ("digits",),
@@ -333,9 +333,9 @@ FIGURE_A1 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "The small embedded ResNet and ViT on 200 pictures of CIFAR-10 and of Fashion-MNIST, 5 epochs, two early "
+            "The small embedded ResNet and ViT on 200 images of CIFAR-10 and of Fashion-MNIST, 5 epochs, two early "
             "and two late layers, 2 seeds.",
-            "15 min on two cores with 1,000 and 2,000 test pictures in --data-dir; more with the hub's 10,000",
+            "15 min on two cores with 1,000 and 2,000 test images in --data-dir; more with the hub's 10,000",
             tuple(p.HOUSE.values()),
             tuple(MORE_SETS.values()),
             {
@@ -405,7 +405,7 @@ FIGURE_A2 = Recipe(
             },
         ),
         "here": RecipeScale(
-            "The small embedded ViT on 200 digits, 5 epochs, each method's own rate, 3 seeds.",
+            "The small embedded ViT on 200 digits, 5 epochs, each method's own learning rate, 3 seeds.",
             "12 min on two cores, half where figure 4 has made the runs",
             ("embedded:vit",),
             ("digits",),

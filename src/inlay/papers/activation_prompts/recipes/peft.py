@@ -81,7 +81,7 @@ def recipe(
     """
     runs = (
         "Parameters of ViT-L/16, exactly; the rest by runs of the small embedded ViT on 200 digits, 5 epochs, each "
-        "method's own rate, 3 seeds."
+        "method's own learning rate, 3 seeds."
     )
     read = (
         "Parameters of ViT-L/16, exactly. Accuracy is that of the ViT-tiny of docs/visual-methods.md and "

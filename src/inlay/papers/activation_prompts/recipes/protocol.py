@@ -80,11 +80,11 @@ TRIALS = 5
 PRINTED_RATES = {"ResNet": 0.001, "ViT": 0.01}  # appendix A
 PLAINLY = {"schedule": "constant", "warmup": 0.0, "clip": 1e9}
 OURS = (
-    "Not in the paper, ours: a constant rate without warm-up or clipping for AP, the baselines' rates and schedules, "
-    "LoRA's alpha (its rank), up to 10 % of the training data held out where a "
+    "Not in the paper, ours: a constant learning rate without warm-up or clipping for AP, the baselines' learning "
+    "rates and schedules, LoRA's alpha (its rank), up to 10 % of the training data held out where a "
     "set has no validation part"
 )
-ONLY_800 = "; of VTAB-1k's 1,000 pictures 200 are held out, drawn by the seed."
+ONLY_800 = "; of VTAB-1k's 1,000 images 200 are held out, drawn by the seed."
 MAIN = ("FULL-FINETUNE", "LINEAR-PROBE", "NORM-TUNE", "VP", "AP")
 
 
@@ -197,7 +197,7 @@ def specs(
 
 
 def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results | None:
-    """The runs behind docs/visual-methods.md: ViT-tiny, ResNet-50, 1,000 pictures of four sets; None without them."""
+    """The runs behind docs/visual-methods.md: ViT-tiny, ResNet-50, 1,000 images of four sets; None without them."""
     from inlay.papers.activation_prompts.table import chosen
     from inlay.papers.reproduce import kept
 

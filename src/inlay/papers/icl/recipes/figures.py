@@ -169,7 +169,7 @@ RECIPES = (
                 )
             ),
             Claim(
-                "The largest H is the least stable, at 100 times the rate",
+                "The largest H is the least stable, at 100 times the learning rate",
                 stated("the largest H is the least stable"),
                 "section 4",
             ),

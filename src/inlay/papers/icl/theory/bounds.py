@@ -178,7 +178,7 @@ def assumptions(model: OneLayer, B: float | None = None) -> list[MeasuredClaim]:
             verdict(zeta > ROUNDING * largest),
         ),
         MeasuredClaim(
-            "Assumption 3: one entry tells all tokens of the prompt apart",
+            "Assumption 3: one entry distinguishes all tokens of the prompt",
             "none" if entry is None else f"entry {entry}",
             verdict(entry is not None),
         ),

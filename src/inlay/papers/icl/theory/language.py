@@ -213,8 +213,8 @@ def _claims(
             _less(apart[most], apart[few]),
         ),
         MeasuredClaim(
-            f"{tasks.kind}: at N = {most} ridge regression tells the answers better than a kernel average of labels, "
-            "each with its own number matched",
+            f"{tasks.kind}: at N = {most} ridge regression explains the answers better than a kernel average of "
+            "labels, each with its one parameter fitted",
             f"off by {_root(apart[most])}; the kernel average of width {widths[most]:.3g}: {_root(smooth)}",
             _less(apart[most], smooth),
         ),

@@ -65,7 +65,8 @@ SPANS_HERE = {"NER": "wnut17-spans", "SemEval": "semeval2010"}
 PAPER = {"epochs": 30, "batch_size": 8, "evaluations": 1, "rates": "printed"}
 PRINTED = {"learning_rate": 1e-3, "schedule": "constant", "warmup": 0.0, "clip": 1e9}  # no schedule, no clipping
 OURS = (
-    "Not in the paper, ours: a constant rate without warm-up or clipping; rate, schedule and clipping of Finetuning, "
+    "Not in the paper, ours: a constant learning rate without warm-up or clipping; learning rate, schedule and "
+    "clipping of Finetuning, "
     "Adapter and LoRA; up to 10 % of the training data held out where a set has no validation part."
 )
 TRIALS = 5

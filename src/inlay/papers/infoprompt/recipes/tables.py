@@ -119,7 +119,7 @@ def scales(
     first = dict(list(tasks.items())[-1:])
     return {
         "paper": RecipeScale(
-            f"RoBERTa-large, 30 epochs of batches of 8, prompts at rate 0.001, {words[0]}, 5 seeds. {p.OURS}",
+            f"RoBERTa-large, 30 epochs of batches of 8, prompts at learning rate 0.001, {words[0]}, 5 seeds. {p.OURS}",
             minutes[0],
             (p.ROBERTA,),
             tuple(tasks.values()),
@@ -159,10 +159,13 @@ def scales(
 
 
 MODEL_HERE = "MiniLM (minilm_l6_mlm of --models-dir, a masked language model, where it is there)"
-OWN_FULL = f"{MODEL_HERE} on 500 examples of each, 2 epochs of batches of 16, each method's own rate, n_p = 4, 2 seeds."
+OWN_FULL = (
+    f"{MODEL_HERE} on 500 examples of each, 2 epochs of batches of 16, each method's own learning rate, n_p = 4, "
+    "2 seeds."
+)
 KEPT = (
-    "The kept runs are read where they are whole: a masked MiniLM, 30 epochs, "
-    f"rates chosen on held-out data. Else {MODEL_HERE}, N = 64, 8 epochs, each method's own rate, 2 seeds."
+    "The kept runs are read where they are whole: a masked MiniLM, 30 epochs, learning rates selected on the "
+    f"validation set. Else {MODEL_HERE}, N = 64, 8 epochs, each method's own learning rate, 2 seeds."
 )
 
 
@@ -228,7 +231,7 @@ TABLE_5 = Recipe(
         {"sizes": {"full": None, "N = 64": 6}, "rows": ("LoRA", "InfoPrompt")},
         (
             "all training data, 64 and 256 examples, n_p = 4",
-            f"{KEPT} For `full` 500 examples and 2 epochs, at each method's own rate.",
+            f"{KEPT} For `full` 500 examples and 2 epochs, at each method's own learning rate.",
             "One step of LoRA and InfoPrompt, on all and on 6 examples.",
         ),
         ("days on one GPU", "10 min on two cores; 20 without the kept runs"),

@@ -224,8 +224,8 @@ TABLE_1 = Recipe(
     scales={
         "paper": RecipeScale(
             "RoBERTa-base, r = 8, alpha = 16, length 512, warm-up 0.06, seeds 0 to 4, each B trained on its own task. "
-            "Not in the paper, ours: 30 epochs, batches of 32, each method's own rate, a linear schedule, clipping to "
-            "norm 1, one A for all seeds, LoRA and full fine-tuning run as well (the paper cites them).",
+            "Not in the paper, ours: 30 epochs, batches of 32, each method's own learning rate, a linear schedule, "
+            "clipping to norm 1, one A for all seeds, LoRA and full fine-tuning run as well (the paper cites them).",
             "weeks on one GPU",
             (ROBERTA,),
             tuple(GLUE.values()),
@@ -333,8 +333,8 @@ TABLE_2 = Recipe(
     scales={
         "paper": RecipeScale(
             "GPT-2 medium, r = 4, alpha = 32, dropout 0.1, length 512, each B trained on its own task. Not in the "
-            "paper, ours: 5 epochs, batches of 8, each method's own rate, a linear schedule with warm-up, clipping to "
-            "norm 1, one A for all seeds, 3 seeds, LoRA and full fine-tuning run as well.",
+            "paper, ours: 5 epochs, batches of 8, each method's own learning rate, a linear schedule with warm-up, "
+            "clipping to norm 1, one A for all seeds, 3 seeds, LoRA and full fine-tuning run as well.",
             "days on one GPU",
             (GPT2,),
             tuple(TEXTS.values()),

@@ -211,11 +211,11 @@ RECIPES = (
                 READING,
             ),
             Claim(
-                "A prefix of 1,024 has more numbers than NTK-Attention",
+                "A prefix of 1,024 has more parameters than NTK-Attention",
                 above(EXACT, p.NTK, columns=["1024"], panels=[COUNTS]),
                 "appendix E.2",
             ),
-            Claim("A prefix of 1,024 has 35,840 numbers", count(EXACT, 1024, 35840), PRINTED),
+            Claim("A prefix of 1,024 has 35,840 parameters", count(EXACT, 1024, 35840), PRINTED),
             Claim("NTK-Attention has 4,128", count(p.NTK, 1024, 4128), PRINTED),
         ),
         draw=drawn,

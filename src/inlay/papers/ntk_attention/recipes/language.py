@@ -51,8 +51,8 @@ TABLE_3 = Recipe(
     printed=p.printed("table-3"),
     scales={
         "paper": RecipeScale(
-            "OPT from 125M to 6.7B, 30 epochs of batches of 32, rate 0.001, 128 tokens, phi as printed, a start from "
-            f"Eq. (4). {p.OURS}, one seed.",
+            "OPT from 125M to 6.7B, 30 epochs of batches of 32, learning rate 0.001, 128 tokens, phi as printed, a "
+            f"start from Eq. (4). {p.OURS}, one seed.",
             "weeks on eight GPUs",
             tuple(OPTS.values()),
             tuple(TEXTS.values()),
@@ -159,8 +159,8 @@ TABLE_4 = Recipe(
     printed=p.printed("table-4"),
     scales={
         "paper": RecipeScale(
-            "Llama-3.1-8B-Instruct on WikiText-103, 2 epochs, rate 0.001, phi as printed, a start from Eq. (4); r = "
-            f"512 did not fit the paper's GPUs. {p.OURS}, batches of 32 of 128 tokens, one seed.",
+            "Llama-3.1-8B-Instruct on WikiText-103, 2 epochs, learning rate 0.001, phi as printed, a start from Eq. "
+            f"(4); r = 512 did not fit the paper's GPUs. {p.OURS}, batches of 32 of 128 tokens, one seed.",
             "days on four GPUs",
             (LLAMA_3,),
             ("wikitext103",),

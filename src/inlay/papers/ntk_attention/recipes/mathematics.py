@@ -70,8 +70,8 @@ FIGURE_2 = Recipe(
     title="Mathematics: trained on MetaMathQA, asked GSM8K and MATH",
     scales={
         "paper": RecipeScale(
-            "Llama-3.2 of 1B and 3B on MetaMathQA, rate 0.001, LoRA of rank 16 and 32, phi as printed, a start from "
-            f"Eq. (4). {p.OURS}, one epoch, 512 tokens, one seed.",
+            "Llama-3.2 of 1B and 3B on MetaMathQA, learning rate 0.001, LoRA of rank 16 and 32, phi as printed, a "
+            f"start from Eq. (4). {p.OURS}, one epoch, 512 tokens, one seed.",
             "days on one GPU",
             tuple(LLAMAS.values()),
             ("metamathqa", *MATHS.values()),

@@ -34,12 +34,12 @@ def table_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
 
 TABLE_2 = Recipe(
     name="ntk-attention/table-2",
-    title="Three sets of pictures on ViT-B",
+    title="Three image data sets on ViT-B",
     printed=p.printed("table-2"),
     scales={
         "paper": RecipeScale(
-            "ViT-B/16 (ImageNet-21k), 30 epochs of batches of 256, rate 0.001, phi as printed, a start from Eq. (4). "
-            f"{p.OURS}, 3 seeds.",
+            "ViT-B/16 (ImageNet-21k), 30 epochs of batches of 256, learning rate 0.001, phi as printed, a start from "
+            f"Eq. (4). {p.OURS}, 3 seeds.",
             "days on one GPU",
             (VIT_BASE,),
             tuple(PICTURES.values()),
@@ -54,7 +54,7 @@ TABLE_2 = Recipe(
         ),
         "here": RecipeScale(
             "Counts on ViT-B/16, exactly. The kept runs, and those of activation prompts, are read "
-            "where they are whole: a ViT-tiny on 1,000 pictures of three other sets, LoRA of rank 8. Else the small "
+            "where they are whole: a ViT-tiny on 1,000 images of three other sets, LoRA of rank 8. Else the small "
             "embedded ViT on 200 digits, 5 epochs, 3 seeds.",
             "seconds; with --fresh 4 min on two cores",
             ("embedded:vit",),

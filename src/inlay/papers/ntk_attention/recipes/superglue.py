@@ -88,7 +88,7 @@ TABLE_1 = Recipe(
     printed=p.printed("table-1"),
     scales={
         "paper": RecipeScale(
-            "30 epochs of batches of 32, rate 0.001, phi as printed, a start from Eq. (4). "
+            "30 epochs of batches of 32, learning rate 0.001, phi as printed, a start from Eq. (4). "
             f"{p.OURS}, a Llama of its size in place of ChatGLM3-6B, whose code is not Transformers', 256 tokens in "
             "all (there 128 of each field), 3 seeds.",
             "days on one GPU",
@@ -106,7 +106,8 @@ TABLE_1 = Recipe(
         ),
         "here": RecipeScale(
             "Counts at ChatGLM3-6B's size, exactly. The kept runs are read where they "
-            "are whole: MiniLM, rates chosen on held-out data. Else MiniLM, 40 steps of 16, own rates, 2 seeds.",
+            "are whole: MiniLM, learning rates selected on the validation set. Else MiniLM, 40 steps of 16, own "
+            "learning rates, 2 seeds.",
             "seconds; with --fresh 10 min on two cores",
             ("embedded:minilm",),
             tuple(GLUE.values()),

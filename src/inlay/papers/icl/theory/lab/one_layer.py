@@ -142,7 +142,7 @@ def figure_4(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
     for tokens, times in (*((tokens, 1) for tokens in TOKENS), ("Gaussian", FASTER)):
         problem, rate = setting.problem(TOKENS[tokens]), times * setting.rate
         for heads in every_heads:
-            name = f"figure 4: {tokens} tokens, rate {rate:g}, H = {heads}"
+            name = f"figure 4: {tokens} tokens, learning rate {rate:g}, H = {heads}"
             tick(name)
             model = OneLayer(problem, heads, seed=setting.seed, dtype=torch.float32)
             if times == 1:
@@ -222,7 +222,7 @@ def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[Mea
     safe = {int(heads): eta for heads, eta in safe.items()}
     return [
         MeasuredClaim(
-            f"the largest H is the least stable: Gaussian tokens at {FASTER} times the rate",
+            f"the largest H is the least stable: Gaussian tokens at {FASTER} times the learning rate",
             "largest rise of the gap from one kept step to the next, by H: "
             + ", ".join(f"{heads}: x {factor:.2f}" for heads, factor in by_heads.items())
             + f"; gradient descent's largest safe eta_w at the start: {safe[min(safe)]:.2g} at H = {min(safe)}, "
