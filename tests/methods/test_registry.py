@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from inlay.errors import InlayError
-from inlay.methods.registry import all_methods, get
+from inlay.methods import protocol
+from inlay.methods.registry import Method, all_methods, get
 
 
 @pytest.mark.parametrize("method", all_methods().values(), ids=lambda method: method.name)
@@ -67,3 +70,15 @@ def test_two_methods_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InlayError, match="Two methods are called 'bias'; rename the one in of_others"):
         all_methods()
+
+
+def test_the_page_describes_every_fact_and_hook() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/add-a-method.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page[page.index("## What a method may declare") :]))
+    hooks = {
+        name
+        for kind in (protocol.ConfigHooks, protocol.LayerHooks, protocol.TunerHooks)
+        for name in (*vars(kind), *kind.__annotations__)
+        if not name.startswith("_") and name != "model"
+    }
+    assert hooks | {entry.name for entry in fields(Method)} <= named

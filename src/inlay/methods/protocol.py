@@ -48,7 +48,6 @@ class Method:
 
     - `learning_rate`: the default; `rates` has others for the kinds of model (`inlay.anatomy.Kind`) that want them, and
       `grid` those that `--learning-rates auto` tries.
-    - `gradient_checkpointing`: whether it can be trained with activations recomputed.
 
     What it can do:
 
@@ -79,7 +78,6 @@ class Method:
     learning_rate: float = 1e-3
     rates: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
-    gradient_checkpointing: bool = True
     identity_at_start: bool = True
     mergeable: bool = False
     mixes_tasks: bool = False
@@ -168,6 +166,11 @@ class ConfigHooks:
         return False
 
     @property
+    def recomputable(self) -> bool:
+        """Whether activations may be recomputed in the backward pass (gradient checkpointing)."""
+        return True
+
+    @property
     def appends_tokens(self) -> bool:
         """Whether the method's tokens follow the model's own, where they cannot be told from them."""
         return False
@@ -187,6 +190,10 @@ class PeftHooks(ConfigHooks):
     def prepends_tokens(self) -> bool:
         config = self._config
         return config is not None and config.is_prompt_learning and config.peft_type != "PREFIX_TUNING"
+
+    @property
+    def recomputable(self) -> bool:
+        return self._config is None or self._config.peft_type != "PREFIX_TUNING"
 
 
 def hooks_of(config: PeftConfig | None) -> ConfigHooks:

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from inlay.errors import InlayError
 from inlay.frozen import compute_in_eval_mode
+from inlay.methods.protocol import hooks_of
 
 
 class Modes:
@@ -77,8 +78,7 @@ class Modes:
                 f"{type(self._base).__name__} does not support gradient checkpointing. Leave it out, and use a smaller "
                 "batch or more gradient accumulation to save memory."
             )
-        kinds = {str(config.peft_type.value) for config in getattr(self.model, "peft_config", {}).values()}
-        if "PREFIX_TUNING" in kinds:
+        if not all(hooks_of(config).recomputable for config in getattr(self.model, "peft_config", {}).values()):
             raise InlayError(
                 "Gradient checkpointing drops the keys and values that prefix tuning passes to the layers. Leave it "
                 "out, or choose another method."

@@ -57,7 +57,6 @@ METHODS = (
         defaults=f"{_DEFAULTS}:prefix",
         learning_rate=1e-2,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),
-        gradient_checkpointing=False,
         identity_at_start=False,
     ),
     Method(
