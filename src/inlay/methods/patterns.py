@@ -8,9 +8,9 @@ and for every position in a module's name, the number of ways to get there. Thei
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from re import _parser  # type: ignore[attr-defined]
+from re import _compiler, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 from inlay.errors import InlayError
@@ -31,14 +31,7 @@ MATCH, COMPILE = 100, 1000  # what one match costs at least, in steps
 RUN = 40  # a pattern must also end on this many of one of its own characters, whatever the model's names
 _ONE_CHARACTER = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
 _NO_CHARACTER = {"AT", "FAILURE"}
-_CATEGORIES = {
-    "CATEGORY_DIGIT": re.compile(r"\d"),
-    "CATEGORY_NOT_DIGIT": re.compile(r"\D"),
-    "CATEGORY_SPACE": re.compile(r"\s"),
-    "CATEGORY_NOT_SPACE": re.compile(r"\S"),
-    "CATEGORY_WORD": re.compile(r"\w"),
-    "CATEGORY_NOT_WORD": re.compile(r"\W"),
-}
+_ASCII = [chr(code) for code in range(128)]
 
 
 class TooMany(Exception):
@@ -119,13 +112,14 @@ class Count:
         for kind, value in parsed:
             if not begun:
                 break
-            begun = self._element(str(kind), value, name, begun)
+            begun = self._element(kind, value, name, begun)
             self.add(sum(begun.values()), 1 + len(begun))
         return begun
 
-    def _element(self, kind: str, value: Any, name: str, begun: dict[int, float]) -> dict[int, float]:
+    def _element(self, operation: Any, value: Any, name: str, begun: dict[int, float]) -> dict[int, float]:
+        kind = str(operation)
         if kind in _ONE_CHARACTER:
-            takes = _matcher(kind, value)
+            takes = _matcher(operation, value)
             return {at + 1: ways for at, ways in begun.items() if at < len(name) and takes(name[at])}
         if kind in _NO_CHARACTER:
             return begun
@@ -151,7 +145,7 @@ class Count:
         # Python repeats what took no character only as often as it must.
         most = min(int(most), max(int(least), len(name) + 1))
         if len(inner) == 1 and str(inner[0][0]) in _ONE_CHARACTER and least <= 1 and most > len(name):
-            takes = _matcher(str(inner[0][0]), inner[0][1])
+            takes = _matcher(*inner[0])
             ends = _onwards(begun, len(name), lambda at: takes(name[at]))
             if not least:
                 return ends
@@ -187,29 +181,16 @@ def _onwards(begun: dict[int, float], end: int, takes: Any) -> dict[int, float]:
     return reached
 
 
-def _matcher(kind: str, value: Any) -> Any:
-    if kind == "ANY":
-        return lambda _: True
-    items = tuple((str(each), inner) for each, inner in value) if kind == "IN" else ((kind, value),)
-    return lambda character: _takes(items, character)
+@lru_cache(maxsize=10_000)
+def _taken(kind: Any, value: Any) -> frozenset[str]:
+    """The ASCII characters that an element of one character may take, with regard to case or without: flags may say
+    either."""
+    element = (kind, list(value) if isinstance(value, tuple) else value)
+    parsed = _parser.SubPattern(_parser.State(), [element])
+    takes = [_compiler.compile(parsed, re.DOTALL | re.UNICODE | flag) for flag in (0, re.IGNORECASE)]
+    return frozenset(character for character in _ASCII if any(each.match(character) for each in takes))
 
 
-@lru_cache(maxsize=100_000)
-def _takes(items: tuple[tuple[str, Any], ...], character: str) -> bool:
-    """Whether a class of characters may take one: with or without regard to case, as flags may say either."""
-    if not character.isascii():
-        return True
-    excludes = items[0][0] in ("NEGATE", "NOT_LITERAL")
-    spelt = {character} if excludes else {character, character.lower(), character.upper()}
-    found = any(_is_in(kind, value, each, not excludes) for kind, value in items for each in spelt)
-    return not found if excludes else found
-
-
-def _is_in(kind: str, value: Any, character: str, widely: bool) -> bool:
-    if kind in ("LITERAL", "NOT_LITERAL"):
-        return ord(character) == value or (widely and value > 127)
-    if kind == "RANGE":
-        return value[0] <= ord(character) <= value[1] or (widely and value[1] > 127)
-    if kind == "CATEGORY":
-        return _CATEGORIES[str(value)].match(character) is not None
-    return False  # NEGATE itself
+def _matcher(kind: Any, value: Any) -> Callable[[str], bool]:
+    taken = _taken(kind, tuple(value) if isinstance(value, list) else value)
+    return lambda character: character in taken or not character.isascii()
