@@ -24,13 +24,13 @@ from inlay.methods.capabilities import alternatives, refuse_unfit
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised as find_new
 from inlay.methods.patterns import check_patterns
-from inlay.methods.peft_native.defaults import narrowed
 from inlay.methods.plain import base_of, plain_modules, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
 from inlay.methods.settings import check as check_settings
 from inlay.methods.settings import make as make_config
+from inlay.methods.targets import narrow_targets
 from inlay.methods.tuner import InlayTuner, check_free
 from inlay.tasks import kinds
 
@@ -189,7 +189,7 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
     check_settings(method, settings)
     given = dict(method.settings)
     if method.defaults is not None and "target_modules" not in settings:
-        given |= narrowed(model, method, registry.load(method.defaults)(model), settings)
+        given |= narrow_targets(model, method, registry.load(method.defaults)(model), settings)
     given |= settings
     takes_layers = "layers" in {field.name for field in dataclasses.fields(config_class)}
     if not takes_layers and given.pop("layers", None) is not None and "target_modules" in settings:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy import anatomy, in_backbone
+from inlay.anatomy import in_backbone
 from inlay.backbones.pooled import installed
 from inlay.errors import InlayError
 from inlay.methods.channels import widths
@@ -33,6 +33,7 @@ from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, o
 from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of, plain_modules, plain_name
 from inlay.methods.protocol import LayerHooks, TunerHooks
+from inlay.methods.targets import in_layers
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 # What PEFT trains whole for a task, wherever it finds it, after an adapter was put in.
@@ -443,15 +444,6 @@ def _selected(config: InlayConfig, name: str) -> bool:
         modules_to_save=config.modules_to_save,
     )
     return bool(check_target_module_exists(wanted, name))
-
-
-def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
-    """Whether the module of this name is one of these blocks, counted from 1, or in one of them."""
-    blocks = {block.index: plain_name(block.name) for block in anatomy(model).blocks}
-    for layer in layers:
-        if layer not in blocks:
-            raise InlayError(f"layers={layers!r}: there is no layer {layer}; the model has 1 to {len(blocks)}.")
-    return any(name == blocks[layer] or name.startswith(f"{blocks[layer]}.") for layer in layers)
 
 
 def _some(names: list[str], most: int = 8) -> str:

@@ -1,15 +1,15 @@
 """What PEFT's methods target where the user does not say: read from the anatomy, so the same on every architecture.
 
 Each function takes the model and gives settings of the method's config, or says why the method does not fit. Targets
-are whole names, which PEFT takes without a look at `layers_to_transform`: `narrowed` looks.
+are whole names, which PEFT takes without a look at `layers_to_transform`: `inlay.methods.targets` looks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -17,8 +17,6 @@ from inlay.anatomy import Block, Part, anatomy
 from inlay.errors import InlayError
 from inlay.methods.capabilities import alternatives
 from inlay.methods.plain import base_of, plain_name
-from inlay.methods.registry import Method
-from inlay.methods.tuner import in_layers
 
 LINEAR = (nn.Linear, Conv1D)
 
@@ -62,41 +60,6 @@ def prompt(model: nn.Module) -> dict[str, Any]:
 def prefix(model: nn.Module) -> dict[str, Any]:
     """Keys and values as long as the hidden states; PEFT itself halves them where heads share keys."""
     return _sizes(model) | {"token_dim": anatomy(model).hidden_size}
-
-
-def narrowed(
-    model: nn.Module, method: Method, chosen: Mapping[str, Any], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What was chosen by one of the functions above, less the modules outside the layers that the user asks for.
-
-    `layers` counts blocks from 1, as all of inlay does; `layers_to_transform` and `layers_pattern` are PEFT's, which
-    read the first number in a module's name, and count from 0.
-    """
-    layers, wanted = settings.get("layers"), settings.get("layers_to_transform")
-    if "target_modules" not in chosen or (layers is None and wanted in (None, [])):
-        return dict(chosen)
-    for name, value in (("layers", layers), ("layers_to_transform", [wanted] if type(wanted) is int else wanted)):
-        if value is not None and not (isinstance(value, list) and all(type(layer) is int for layer in value)):
-            raise InlayError(f"{name}={value!r} will not do: give a list of numbers, as in [4, 5].")
-    indices = {} if wanted in (None, []) else {"layers_to_transform": wanted}
-    if indices and settings.get("layers_pattern"):
-        indices["layers_pattern"] = settings["layers_pattern"]
-
-    def stays(name: str) -> bool:
-        if layers is not None and not in_layers(model, layers, name):
-            return False
-        # Told of the end of the name alone, PEFT does look at the layer.
-        ending = method.config_class()(target_modules=[name.rpartition(".")[2]], **indices)
-        return bool(check_target_module_exists(ending, name))
-
-    kept = {key: [name for name in names if stays(name)] for key, names in chosen.items()}
-    if not kept["target_modules"]:
-        asked = ", ".join(f"{name}={value!r}" for name, value in {"layers": layers, **indices}.items() if value)
-        raise InlayError(
-            f"{asked} leave {method.name} nothing to adapt in {_name(model)}, which has layers 1 to "
-            f"{len(anatomy(model).blocks)} (PEFT's layers_to_transform counts from 0)."
-        )
-    return kept
 
 
 def _sizes(model: nn.Module) -> dict[str, Any]:
