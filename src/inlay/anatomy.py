@@ -390,7 +390,8 @@ def _block(part: Part, index: int, description: Description) -> Block:
         query, key, value = projections * 3 if fused else projections
         attention = Attention(place.name, place.module, query, key, value, output, fused)
         inside = {*place.module.modules(), output.module}
-    feed_forward = tuple(found for found in _of_type(part, _is_projection) if found.module not in inside)
+    linear = _of_type(part, lambda module: isinstance(module, PROJECTIONS))
+    feed_forward = tuple(found for found in linear if found.module not in inside)
     return Block(part.name, part.module, index, attention, feed_forward, tuple(_of_type(part, is_norm)))
 
 
@@ -511,10 +512,6 @@ def is_norm(module: nn.Module) -> bool:
     return isinstance(module, NORMS) or named.endswith("norm") or "rmsnorm" in named
 
 
-def _is_projection(module: nn.Module) -> bool:
-    return isinstance(module, PROJECTIONS)
-
-
 def _is_pretrained(module: nn.Module) -> bool:
     """By the type proper: a compiled model answers `isinstance` for the model that it wraps."""
     return issubclass(type(module), PreTrainedModel)
@@ -545,7 +542,11 @@ def _example(
         blank = torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.long, device=parameter.device)
     else:
         channels = getattr(getattr(backbone, "config", None), "num_channels", 3)
-        size = _image_size(backbone, image_size)
+        size = _pair(image_size) if image_size else stated_image_size(backbone)
+        if size is None:
+            raise InlayError(
+                f"{type(backbone).__name__} does not say what size of image it takes. Pass image_size=, such as 224."
+            )
         blank = torch.zeros(1, channels, *size, dtype=parameter.dtype, device=parameter.device)
     whole = _find_whole(model).module
     return {whole.main_input_name: blank} if _is_pretrained(whole) else blank
@@ -559,18 +560,11 @@ def stated_image_size(backbone: nn.Module) -> tuple[int, int] | None:
         or getattr(getattr(backbone, "patch_embed", None), "img_size", None)
         or card.get("input_size", ())[-2:]
     )
-    if not size:
-        return None
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return _pair(size) if size else None
 
 
-def _image_size(backbone: nn.Module, image_size: int | tuple[int, int] | None) -> tuple[int, int]:
-    """The size asked for, or the model's own."""
-    size = image_size or stated_image_size(backbone)
-    if not size:
-        raise InlayError(
-            f"{type(backbone).__name__} does not say what size of image it takes. Pass image_size=, such as 224."
-        )
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Height and width."""
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
