@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from inspect import signature
+from inspect import getattr_static, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,25 @@ from inlay.methods.registry import Method, all_methods
 
 PREFIX = "INLAY_"
 CARD_HEADING = "## How to load this adapter"
+CARD_SECTION = """The method is one of inlay's (`pip install inlay`). Import it before PEFT reads the adapter:
+
+```python
+import inlay  # registers the method with PEFT
+from peft import PeftModel
+
+model = PeftModel.from_pretrained(base_model, "this/folder")
+```
+"""
 POOLING_HEADING = "## What the head reads"
+POOLING_SECTION = """The head was trained on the feature that inlay calls pooling={pooling!r}, not on the one that
+Transformers' class reads. Load the base model with it (`pip install inlay`):
+
+```python
+import inlay
+
+base_model = inlay.load_backbone("the/base-model", num_labels=..., pooling={pooling!r}).model
+```
+"""
 
 
 def register() -> None:
@@ -38,8 +56,7 @@ def register() -> None:
         with _without_half_imported():
             for method in waiting.values():
                 _register(method)
-    _extend_model_card()
-    _extend_loading()
+    _extend_peft()
 
 
 def _register(method: Method) -> None:
@@ -88,95 +105,73 @@ def _without_half_imported() -> Iterator[None]:
         sys.modules.setdefault(name, module)
 
 
-def _extend_model_card() -> None:
-    """Let the card that PEFT writes say that `inlay` must be imported: without it a loader meets a bare KeyError. And
-    what the head reads, where Transformers would have it read something else."""
-    from peft import PeftModel
-
-    original = PeftModel.create_or_update_model_card
+def wrap_once(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `around(original)` in the place of a method of another library's class; a second time does nothing."""
+    found = getattr_static(owner, name)
+    original = found.__func__ if isinstance(found, classmethod) else found
     if getattr(original, "_inlay", False):
         return
+    changed: Any = wraps(original)(around(original))
+    changed._inlay = True
+    setattr(owner, name, classmethod(changed) if isinstance(found, classmethod) else changed)
 
-    @wraps(original)
+
+def _extend_model_card(original: Callable[..., None]) -> Callable[..., None]:
+    """Let the card that PEFT writes say that `inlay` must be imported: without it a loader meets a bare KeyError. And
+    what the head reads, where Transformers would have it read something else."""
+
     def create_or_update_model_card(self: Any, output_dir: str) -> None:
         from inlay.backbones.pooled import installed
 
         original(self, output_dir)
         wanted = {}
         if (pooling := installed(self)) is not None:
-            wanted[POOLING_HEADING] = _pooling_section(pooling)
+            wanted[POOLING_HEADING] = POOLING_SECTION.format(pooling=pooling)
         if any(config.peft_type.value.startswith(PREFIX) for config in self.peft_config.values()):
-            wanted[CARD_HEADING] = _card_section()
+            wanted[CARD_HEADING] = CARD_SECTION
         card = Path(output_dir) / CARD
         for heading, section in wanted.items():
             text = card.read_text(encoding="utf-8")
             if heading not in text:
-                card.write_text(f"{text.rstrip()}\n\n{section}", encoding="utf-8")
+                card.write_text(f"{text.rstrip()}\n\n{heading}\n\n{section}", encoding="utf-8")
 
-    create_or_update_model_card._inlay = True  # type: ignore[attr-defined]
-    PeftModel.create_or_update_model_card = create_or_update_model_card
+    return create_or_update_model_card
 
 
-def _extend_loading() -> None:
+def _extend_peft() -> None:
     """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one."""
     from peft import PeftModel
 
     from inlay.methods.noted import heeding, note_down
 
-    load, make, save = PeftModel.load_adapter, PeftModel.from_pretrained.__func__, PeftModel.save_pretrained
-    if getattr(load, "_inlay", False):
-        return
+    def loading(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
+            with heeding(self, model_id, kwargs):
+                return original(self, model_id, *args, **kwargs)
 
-    @wraps(load)
-    def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-        with heeding(self, model_id, kwargs):
-            return load(self, model_id, *args, **kwargs)
+        return load_adapter
 
-    @wraps(make)
-    def from_pretrained(cls: Any, model: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-        with heeding(model, model_id, kwargs):  # before the adapter is in the model
-            return make(cls, model, model_id, *args, **kwargs)
+    def making(original: Callable[..., Any]) -> Callable[..., Any]:
+        def from_pretrained(cls: Any, model: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
+            with heeding(model, model_id, kwargs):  # before the adapter is in the model
+                return original(cls, model, model_id, *args, **kwargs)
 
-    @wraps(save)
-    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature(save).bind(self, save_directory, *args, **kwargs).arguments
-        result = save(self, save_directory, *args, **kwargs)
-        if given.get("is_main_process", True):
-            note_down(self, Path(save_directory), given.get("selected_adapters") or list(self.peft_config))
-        return result
+        return from_pretrained
 
-    load_adapter._inlay = True  # type: ignore[attr-defined]
-    PeftModel.load_adapter = load_adapter
-    PeftModel.from_pretrained = classmethod(from_pretrained)
-    PeftModel.save_pretrained = save_pretrained
+    def saving(original: Callable[..., Any]) -> Callable[..., Any]:
+        def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature(original).bind(self, save_directory, *args, **kwargs).arguments
+            result = original(self, save_directory, *args, **kwargs)
+            if given.get("is_main_process", True):
+                note_down(self, Path(save_directory), given.get("selected_adapters") or list(self.peft_config))
+            return result
 
+        return save_pretrained
 
-def _pooling_section(pooling: str) -> str:
-    return f"""{POOLING_HEADING}
-
-The head was trained on the feature that inlay calls pooling={pooling!r}, not on the one that Transformers' class reads.
-Load the base model with it (`pip install inlay`):
-
-```python
-import inlay
-
-base_model = inlay.load_backbone("the/base-model", num_labels=..., pooling={pooling!r}).model
-```
-"""
-
-
-def _card_section() -> str:
-    return f"""{CARD_HEADING}
-
-The method is one of inlay's (`pip install inlay`). Import it before PEFT reads the adapter:
-
-```python
-import inlay  # registers the method with PEFT
-from peft import PeftModel
-
-model = PeftModel.from_pretrained(base_model, "this/folder")
-```
-"""
+    wrap_once(PeftModel, "create_or_update_model_card", _extend_model_card)
+    wrap_once(PeftModel, "load_adapter", loading)
+    wrap_once(PeftModel, "from_pretrained", making)
+    wrap_once(PeftModel, "save_pretrained", saving)
 
 
 def extend_transformers() -> None:

@@ -9,16 +9,15 @@ of another shape is an error, and the adapter is taken out again.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from functools import wraps
+from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.methods.folder import WEIGHTS, read_json
 from inlay.methods.noted import HUB, agree_in, heeding
 from inlay.methods.protocol import hooks_of
-from inlay.methods.register import PREFIX
+from inlay.methods.register import PREFIX, wrap_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,20 +25,17 @@ if TYPE_CHECKING:
 
 def extend(mixin: Any) -> None:
     """Let `load_adapter` of Transformers' models know our methods; everything else goes its way."""
-    original = mixin.load_adapter
-    if getattr(original, "_inlay", False):
-        return
-    signature = inspect.signature(original)
 
-    @wraps(original)
-    def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(self, *args, **kwargs).arguments
-        ours = _is_ours(given)
-        with heeding(self, None if ours else _source(given), _hub(given)):  # a config of ours says it itself
-            return _load(self, given) if ours else original(self, *args, **kwargs)
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature(original).bind(self, *args, **kwargs).arguments
+            ours = _is_ours(given)
+            with heeding(self, None if ours else _source(given), _hub(given)):  # a config of ours says it itself
+                return _load(self, given) if ours else original(self, *args, **kwargs)
 
-    load_adapter._inlay = True  # type: ignore[attr-defined]
-    mixin.load_adapter = load_adapter
+        return load_adapter
+
+    wrap_once(mixin, "load_adapter", around)
 
 
 def _is_ours(given: Mapping[str, Any]) -> bool:
