@@ -64,7 +64,7 @@ def attach(
     already gets another one beside it, under another `adapter_name`; the head in use is then the last one's.
     `force` tries also what the probes found not to work.
     """
-    method = registry.get(method) if isinstance(method, str) else method
+    method = registry.get(method)
     settings = dict(settings or {})
     if newly_initialised is None:
         newly_initialised = () if method.form == "full" else find_new(model)

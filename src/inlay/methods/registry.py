@@ -52,8 +52,10 @@ def all_methods() -> Mapping[str, Method]:
     )
 
 
-def get(name: str) -> Method:
-    """The method called `name`, or a clear error with the nearest names."""
+def get(name: str | Method) -> Method:
+    """The method called `name`, or a clear error with the nearest names; a method itself is given back."""
+    if isinstance(name, Method):
+        return name
     methods = all_methods()
     if name not in methods:
         raise unknown("method", name, methods, "`inlay methods` describes them.")

@@ -57,7 +57,7 @@ def save(
 
     `about` is what the adapter's card says; where it is not given, an adapter has the card that PEFT makes.
     """
-    method = registry.get(method) if isinstance(method, str) else method
+    method = registry.get(method)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     facts: dict[str, Any] = {} if about is None else {"about": about.to_json()}
@@ -101,7 +101,7 @@ def restore(
     Where the folder holds several adapters, the one called `adapter_name` is taken; a single one goes by any name.
     `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here.
     """
-    method = registry.get(method) if isinstance(method, str) else method
+    method = registry.get(method)
     saved = AdapterFolder.find(Path(folder), method, adapter_name)
     note, place = saved.read_note(), saved.place
     if not note:
@@ -125,7 +125,7 @@ def restore(
 
 def about(method: Method | str, folder: str | Path, adapter_name: str) -> About | None:
     """What the card of a saved adapter says of it; None where nobody has written that down."""
-    method = registry.get(method) if isinstance(method, str) else method
+    method = registry.get(method)
     found = AdapterFolder.find(Path(folder), method, adapter_name).read_note().get("about")
     return None if found is None else About.from_json(found)
 
@@ -133,7 +133,7 @@ def about(method: Method | str, folder: str | Path, adapter_name: str) -> About 
 def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[PeftConfig, dict[str, Tensor]]:
     """The settings and the tensors of an adapter that `save` wrote, checked, without a model."""
     register()
-    method = registry.get(method) if isinstance(method, str) else method
+    method = registry.get(method)
     saved = AdapterFolder.find(Path(folder), method, adapter_name)
     note, path = saved.read_note(), saved.place / CONFIG["peft"]
     settings = read_json(path)
