@@ -22,7 +22,7 @@ PUBLIC = {
     "anatomy": "inlay.anatomy",
     "compare": "inlay.workflow.compare",
     "compress": "inlay.workflow.compress",
-    "evaluate": "inlay.workflow.evaluate",
+    "evaluate": "inlay.workflow.loaded",
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
     "predict": "inlay.workflow.predict",

@@ -20,7 +20,7 @@ from checkpoints import write_tokenizer
 from inlay import InlayError, Spec
 from inlay.records.store import Run
 from inlay.workflow.notes import silent
-from inlay.workflow.predict import lines
+from inlay.workflow.predict import format_lines
 
 Typed = Callable[..., tuple[int, str, str]]
 SPLITS = ["train"] * 8 + ["validation"] * 2 + ["test"] * 2
@@ -114,7 +114,7 @@ def test_rows_of_python_in_every_form_have_one_answer(loaded: Any, rows: Any) ->
     assert [(row["label"], row["score"]) for row in found] == [
         (row["label"], row["score"]) for row in loaded.predict(TEXTS)
     ]
-    assert [json.loads(line)["id"] for line in lines(found)] == [0, 1, 2], "and it can be written down"
+    assert [json.loads(line)["id"] for line in format_lines(found)] == [0, 1, 2], "and it can be written down"
 
 
 def test_pandas_itself(loaded: Any) -> None:
@@ -161,7 +161,7 @@ def test_what_is_no_row_is_said(loaded: Any, rows: Any, message: str) -> None:
 def test_what_json_has_no_form_for_is_written_all_the_same(loaded: Any) -> None:
     odd = {"when": datetime.date(2024, 5, 1), "part": float("nan"), "many": {1, 2}, "half": "\ud800", "raw": b"abc"}
     (answer,) = loaded.predict([{"body": "w1", **odd}])
-    (line,) = lines([answer])
+    (line,) = format_lines([answer])
     line.encode()
     said = json.loads(line)
     assert (said["when"], said["part"], sorted(said["many"]), said["half"]) == ("2024-05-01", None, [1, 2], "\ud800")

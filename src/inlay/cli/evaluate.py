@@ -36,7 +36,7 @@ def command(
     \b
     inlay evaluate --run runs/<id> --data labelled.csv --label stars --output scores.json
     """
-    from inlay.workflow.evaluate import evaluate
+    from inlay.workflow.loaded import evaluate
 
     how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "out": out}
     found = evaluate(run, data, output, task=task, label=label, say=show.say, **how)

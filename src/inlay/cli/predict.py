@@ -50,7 +50,7 @@ def command(
     inlay predict --adapter runs/<id>/adapter requests.jsonl
     """
     from inlay.errors import InlayError
-    from inlay.workflow.predict import lines, predict
+    from inlay.workflow.predict import format_lines, predict
 
     data = requests or input
     if (run is None) == (adapter is None) or data is None or (requests is not None and input is not None):
@@ -68,7 +68,7 @@ def command(
     else:
         answers = predict(str(run), data, output, task=task, out=out, **how)
     if output is None:
-        for line in lines(answers):
+        for line in format_lines(answers):
             show.answer(line.rstrip("\n"))
     else:
         show.say(f"{len(answers):,} predictions in {output}")

@@ -16,7 +16,7 @@ from inlay.methods.folder import TASKS, base_fingerprint
 from inlay.records.store import Run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
-from inlay.workflow.answer_files import JOIN, facts_of, holds_one_task, run_of
+from inlay.workflow.answer_files import JOIN, find_run_of, holds_one_task, read_facts
 from inlay.workflow.predict import join, restore
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def host(
     how: dict[str, Any] = {"model": model, "only": only, "batch": batch, "trust_remote_code": trust_remote_code}
     if any((place / TASKS).is_file() for place in (folder, folder / "adapter")):
         return ManyTasks(folder, **how)
-    run = run_of(folder)
+    run = find_run_of(folder)
     if run is None:
         raise InlayError(
             f"{folder} holds nothing to serve: give a run's folder (`inlay runs list` shows them), or a folder of "
@@ -112,7 +112,7 @@ class ManyTasks:
         from inlay.methods.saving import read
         from inlay.workflow.settle import check_together
 
-        facts = facts_of(folder)
+        facts = read_facts(folder)
         if task not in facts["tasks"]:
             raise unknown(f"task of {folder}", task, facts["tasks"])
         for key in ("method", "max_length", "precision", "pooling"):
@@ -133,7 +133,7 @@ class ManyTasks:
 
         if task in self.schemas:
             raise Refusal(409, f"There is a task called {task!r} already: remove it first.")
-        facts = facts_of(folder)
+        facts = read_facts(folder)
         schema = _schema(facts["tasks"][task])
         before = self.tasks.model
         attach.check_adapter_name(before, task)

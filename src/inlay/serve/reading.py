@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.errors import InlayError
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.tasks import kinds
-from inlay.workflow.answer import TASK, Request, unsayable
+from inlay.workflow.answer import TASK, Request, find_unsayable
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -113,7 +113,7 @@ def _pixels(data: bytes, most: int) -> int:
 
 
 def _check_echo(given: Mapping[str, Any]) -> None:
-    if (wrong := unsayable(given)) is not None:
+    if (wrong := find_unsayable(given)) is not None:
         raise Refusal(400, f"The request holds {wrong}.")
 
 

@@ -102,7 +102,7 @@ def address(bound: socket.socket) -> str:
 
 def started(batcher: Batcher, settings: ServiceSettings, bound: socket.socket) -> str:
     """The line that says what is served, where and how; then one for each task that failed in training."""
-    from inlay.workflow.answer import told_of
+    from inlay.workflow.answer import describe_failed
 
     names = list(batcher.hosted.schemas)
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
@@ -114,7 +114,7 @@ def started(batcher: Batcher, settings: ServiceSettings, bound: socket.socket) -
         f"batches of at most {settings.max_batch} rows, waiting at most {1e3 * settings.max_wait:g} ms, "
         f"at most {settings.max_queue} rows in the queue"
     )
-    return "\n".join([line, *told_of(batcher.hosted.failed, names)])
+    return "\n".join([line, *describe_failed(batcher.hosted.failed, names)])
 
 
 def _batcher(hosted: Hosted, settings: ServiceSettings) -> Batcher:

@@ -26,7 +26,7 @@ from inlay.serve.reading import Limits, Read, read
 from inlay.serve.refusals import Refusal, unknown_task, without_paths
 from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import FAILED
-from inlay.workflow.answer_files import located
+from inlay.workflow.answer_files import locate_tasks
 
 GONE = 499  # nobody reads it: the client has closed the connection
 
@@ -188,7 +188,7 @@ def _below(root: Path, adapter: str) -> Path:
         place = (root.resolve() / adapter).resolve()
         if not place.is_relative_to(root.resolve()):
             raise Refusal(403, f"{adapter!r} does not lie below the folder that tasks are added from (--add-from).")
-        return located(place)
+        return locate_tasks(place)
     except Refusal:
         raise
     except (InlayError, OSError, ValueError) as error:

@@ -17,9 +17,9 @@ from inlay.errors import InlayError, misspelt, unknown
 from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.tasks import kinds
-from inlay.workflow.answer_files import base_of, facts_of, located
+from inlay.workflow.answer_files import locate_base, locate_tasks, read_facts
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.predict import check_trust, check_writable, join, lines
+from inlay.workflow.predict import check_trust, check_writable, format_lines, join
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -56,8 +56,8 @@ class Tasks:
         from inlay.methods import attach
         from inlay.tasks import TaskSchema
 
-        self.folder = located(Path(folder))
-        facts = facts_of(self.folder)
+        self.folder = locate_tasks(Path(folder))
+        facts = read_facts(self.folder)
         check_trust(facts["trust_remote_code"], trust_remote_code, str(self.folder))
         found = {name: TaskSchema.from_json(schema) for name, schema in facts["tasks"].items()}
         for name in only or ():
@@ -66,7 +66,7 @@ class Tasks:
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
         self.failed = {name: why for name, why in facts["failed"].items() if name in self.schemas}
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
-        base = model or base_of(self.folder, facts)
+        base = model or locate_base(self.folder, facts)
         backbone = backbones.load_for(self.spec.with_(model=base), next(iter(found.values())))
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
         adapted: Any = backbone.model
@@ -88,7 +88,7 @@ class Tasks:
 
     def request(self, given: Any, number: int = 1, source: str = "requests") -> Request:
         """A request as its task reads it; an error that names the request where it cannot be read."""
-        task = task_of(given, self.schemas, number, source)
+        task = pick_task(given, self.schemas, number, source)
         return Request(task, dict(given), self.schemas[task].row(given, source, number))
 
     def answer(self, requests: Sequence[Request], *, probabilities: bool = False) -> list[dict[str, Any]]:
@@ -199,26 +199,26 @@ def answer(
     given = list(_read(Path(requests)))
     if not given:
         raise InlayError(f"There is nothing to predict in {str(requests)!r}: it has no lines.")
-    facts = facts_of(located(Path(adapter)))
+    facts = read_facts(locate_tasks(Path(adapter)))
     source, known = Path(requests).name, facts["tasks"]
-    asked = {task_of(each, known, number, source) for number, each in given}
+    asked = {pick_task(each, known, number, source) for number, each in given}
     wanted = [name for name in known if name in asked]
-    for line in told_of(facts["failed"], wanted):
+    for line in describe_failed(facts["failed"], wanted):
         or_log(say)(line)
     tasks = Tasks(adapter, model=model, only=wanted, trust_remote_code=trust_remote_code)
     requested = [tasks.request(each, number, source) for number, each in given]
     answers = tasks.answer(requested, probabilities=probabilities)
     if output is not None:
-        write_text(Path(output), "".join(lines(answers)))
+        write_text(Path(output), "".join(format_lines(answers)))
     return answers
 
 
-def told_of(failed: Mapping[str, str], names: Iterable[str]) -> list[str]:
+def describe_failed(failed: Mapping[str, str], names: Iterable[str]) -> list[str]:
     """A line for each of these tasks that could not be trained to the end."""
     return [f"{name} failed in training: {failed[name]}" for name in names if name in failed]
 
 
-def task_of(given: Any, known: Collection[str], number: int, source: str) -> str:
+def pick_task(given: Any, known: Collection[str], number: int, source: str) -> str:
     """The task that a request names (it need not where there is one); an error where it is none of the known ones, or
     the request could not be sent back."""
     if not isinstance(given, Mapping):
@@ -226,12 +226,12 @@ def task_of(given: Any, known: Collection[str], number: int, source: str) -> str
     task = given.get(TASK, next(iter(known)) if len(known) == 1 else None)
     if not isinstance(task, str) or task not in known:
         raise unknown(f"task in {source}, line {number}", str(task), known)
-    if (wrong := unsayable(given)) is not None:
+    if (wrong := find_unsayable(given)) is not None:
         raise InlayError(f"{source}, line {number} holds {wrong}.")
     return task
 
 
-def unsayable(given: Mapping[str, Any]) -> str | None:
+def find_unsayable(given: Mapping[str, Any]) -> str | None:
     """What JSON in UTF-8 cannot say: a request's own fields come back with its answer. None where all is well."""
     try:
         json.dumps(given, ensure_ascii=False, allow_nan=False).encode()

@@ -18,15 +18,15 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.folder import CONFIG, TASKS, base_fingerprint, read_tasks
 from inlay.records.store import Run, load, read_json
-from inlay.workflow.settle import JOIN
+from inlay.workflow.settle import JOIN, name_mixing
 
 
-def located(folder: Path) -> Path:
+def locate_tasks(folder: Path) -> Path:
     """The folder with the adapters: itself, or that of a run of several tasks or of one that can be mixed."""
     found = next((place for place in (folder, folder / "adapter") if (place / TASKS).is_file()), None)
     if found is not None:
         return found
-    run = run_of(folder)
+    run = find_run_of(folder)
     if run is not None and holds_one_task(run):
         return run.adapter
     if run is not None and not run.spec.tasks:
@@ -42,7 +42,7 @@ def located(folder: Path) -> Path:
     )
 
 
-def run_of(folder: Path) -> Run | None:
+def find_run_of(folder: Path) -> Run | None:
     """The run that a folder is, or is the adapter of; None where there is none."""
     place = next((each for each in (folder, folder.resolve().parent) if (each / "spec.json").is_file()), None)
     return None if place is None else load(place)
@@ -53,12 +53,7 @@ def holds_one_task(run: Run) -> bool:
     return registry.get(run.spec.method).mixes_tasks and not run.spec.tasks
 
 
-def name_mixing() -> str:
-    """The methods whose tasks share a model and a batch, for people."""
-    return " or ".join(name for name, method in registry.all_methods().items() if method.mixes_tasks)
-
-
-def facts_of_run(run: Run) -> dict[str, Any]:
+def read_run_facts(run: Run) -> dict[str, Any]:
     """What `tasks.json` would say of a run of one task."""
     run.verify()
     spec, schema = run.spec, run.record["task"]["schema"]
@@ -72,12 +67,12 @@ def facts_of_run(run: Run) -> dict[str, Any]:
         "precision": spec.precision,
         "pooling": "own" if spec.pooling == "auto" else spec.pooling,
         "batch_size": max(1, batch_size // spec.gradient_accumulation),
-        "tasks": {task_name(str(schema["name"]), run.adapter): schema},
+        "tasks": {name_task(str(schema["name"]), run.adapter): schema},
         "failed": {},
     }
 
 
-def task_name(name: str, folder: Path) -> str:
+def name_task(name: str, folder: Path) -> str:
     """The name of a task as an adapter can have it: a word of letters, digits and underscores that names no part of
     the model."""
     word = re.sub(r"\W", "_", name.rpartition("/")[2])
@@ -87,19 +82,19 @@ def task_name(name: str, folder: Path) -> str:
     return f"task_{word}" if word in taken or not word.isidentifier() else word
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
+def read_facts(folder: Path) -> dict[str, Any]:
     """What `tasks.json` says; an error where it, or a file of the run that the folder belongs to, is not as written.
 
     A folder from before there was a checksum is believed only as part of its run. Of a run of one task, its record says
     the same.
     """
     path = folder / TASKS
-    if not path.is_file() and (run := run_of(folder)) is not None and holds_one_task(run):
-        return facts_of_run(run)
+    if not path.is_file() and (run := find_run_of(folder)) is not None and holds_one_task(run):
+        return read_run_facts(run)
     return read_tasks(folder, verify_run(folder))
 
 
-def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
+def locate_base(folder: Path, facts: Mapping[str, Any]) -> str:
     """The base model of the tasks, by the name that is written beside them. Of a folder that name has no path: it is
     where the fingerprint says that it lies on this machine, or where their run found it, or in the working folder."""
     name = str(facts["model"])
@@ -108,7 +103,7 @@ def base_of(folder: Path, facts: Mapping[str, Any]) -> str:
     known = recall_folder(str(base_fingerprint(folder, next(iter(facts["tasks"])))))
     if known is not None:
         return str(known)
-    if (run := run_of(folder)) is not None:
+    if (run := find_run_of(folder)) is not None:
         return run.spec.model
     if not Path(name).exists():
         raise InlayError(

@@ -17,8 +17,8 @@ from inlay.methods.card import write_card
 from inlay.methods.folder import ADAPTER_FILES, CONFIG, TASKS, base_fingerprint, task_place, tasks_in, write_tasks
 from inlay.records.atomic import write_folder
 from inlay.records.store import read_json
-from inlay.workflow.answer import told_of
-from inlay.workflow.answer_files import facts_of, located, verify_run
+from inlay.workflow.answer import describe_failed
+from inlay.workflow.answer_files import locate_tasks, read_facts, verify_run
 from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
@@ -92,7 +92,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
     known = about(method, folder, task)
     config.base_model_name_or_path = portable(config.base_model_name_or_path or "") or None  # an earlier inlay's
     if (folder / TASKS).is_file():  # one that `save` wrote has none
-        for line in told_of(read_json(folder / TASKS).get("failed") or {}, [task]):
+        for line in describe_failed(read_json(folder / TASKS).get("failed") or {}, [task]):
             say(line)
 
     def fill(place: Path) -> None:
@@ -116,7 +116,7 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
     from inlay.backbones.locate import portable
     from inlay.methods.saving import about
 
-    held = [(folder, facts_of(folder)) for folder in map(located, folders)]
+    held = [(folder, read_facts(folder)) for folder in map(locate_tasks, folders)]
     if len(names) > 1:
         chosen = [each for pair, own in zip(held, names, strict=True) for each in _choose([pair], own)]
     else:
@@ -125,7 +125,7 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
     _check_joinable(chosen)
     failed = {each.new: each.facts["failed"][each.old] for each in chosen if each.old in each.facts["failed"]}
     for each in chosen:
-        for line in told_of(each.facts["failed"], [each.old]):
+        for line in describe_failed(each.facts["failed"], [each.old]):
             say(line)
 
     abouts = {each.new: about(each.facts["method"], each.folder, each.old) for each in chosen}

@@ -1,4 +1,4 @@
-"""A finished run, loaded once and asked many times."""
+"""A finished run, loaded once and asked many times; and scored on labelled rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from inlay.errors import InlayError, unknown
+from inlay.records.atomic import write_json
 from inlay.records.store import Run, Store
 from inlay.tasks import TaskSchema, kinds
 from inlay.tasks.rows import is_path, read, read_labelled
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.predict import LoadOptions, join, restore
-from inlay.workflow.tune import DEFAULT_OUT, own_metrics
+from inlay.workflow.predict import LoadOptions, check_writable, join, restore
+from inlay.workflow.tune import DEFAULT_OUT, select_metrics
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class LoadedRun:
             examples=len(task.test),
             metric=known.get("metric", record["metric"]),
             metrics=metrics,
-            test=own_metrics(self.spec, record["metrics"].get("test", {}), self.task),
+            test=select_metrics(self.spec, record["metrics"].get("test", {}), self.task),
             test_examples=known.get("examples", {} if self.spec.tasks else record.get("examples", {})).get("test", 0),
             notes=notes,
         )
@@ -175,3 +176,26 @@ def open_run(run: Run | Path | str, *, task: str | None = None, **how: Unpack[Lo
 def find_run(run: Run | Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     """A run, by itself, by its folder, or by its name (or an unambiguous part of it) under `out`."""
     return run if isinstance(run, Run) else Store(out).get(str(run))
+
+
+def evaluate(
+    run: Run | Path | str,
+    data: Any,
+    output: Path | str | None = None,
+    *,
+    task: str | None = None,
+    label: str | None = None,
+    **how: Unpack[LoadOptions],
+) -> Evaluation:
+    """The run's own metrics on labelled rows: a file like the one it was trained on, or rows of Python.
+
+    `label` names the column of the labels where it is not the one of training; of a run of several tasks, `task` the
+    one to score. With `output` the result is also written there, as JSON. For `run` and the rest (`model`, `out`,
+    `trust_remote_code`, `say`) see `inlay.load`.
+    """
+    if output is not None:
+        check_writable(Path(output))
+    found = open_run(run, task=task, **how).evaluate(data, label=label)
+    if output is not None:
+        write_json(Path(output), found.to_json())
+    return found

@@ -58,7 +58,7 @@ def predict(
         return answer(found.folder, input, output, probabilities=probabilities, **how)  # type: ignore[misc]
     answers = open_run(found, task=task, **how).predict(input, probabilities=probabilities)
     if output is not None:
-        write_text(Path(output), "".join(lines(answers)))
+        write_text(Path(output), "".join(format_lines(answers)))
     return answers
 
 
@@ -117,7 +117,7 @@ def check_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def lines(answers: list[dict[str, Any]]) -> Iterator[str]:
+def format_lines(answers: list[dict[str, Any]]) -> Iterator[str]:
     """The answers as JSON lines. What JSON has no form for is written as text: a date as ISO 8601 has it."""
     for answer in answers:
         line = json.dumps(_sayable(answer), ensure_ascii=False)

@@ -165,10 +165,9 @@ def check_tasks(spec: Spec) -> None:
     if not spec.tasks:
         return
     if not registry.get(spec.method).mixes_tasks:
-        able = [name for name, method in registry.all_methods().items() if method.mixes_tasks]
         raise InlayError(
             f"--tasks trains several tasks in mixed batches, which the method {spec.method!r} cannot. Use "
-            f"{', '.join(able)}, or one run a task: --task."
+            f"{name_mixing()}, or one run a task: --task."
         )
     for name in spec.tasks:
         if tables.suffix(Path(name)) in tables.TABLES or Path(name).expanduser().exists():
@@ -177,6 +176,11 @@ def check_tasks(spec: Spec) -> None:
                 f"tasks by itself, with --data {name} --method {spec.method}, and join the runs: {JOIN}. Joined, they "
                 "are predicted and served together."
             )
+
+
+def name_mixing() -> str:
+    """The methods that can mix tasks in one batch, for people."""
+    return " or ".join(name for name, method in registry.all_methods().items() if method.mixes_tasks)
 
 
 def check_together(tasks: Mapping[str, Task] | Mapping[str, TaskSchema]) -> None:

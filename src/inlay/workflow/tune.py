@@ -73,7 +73,7 @@ def tune(
         from inlay.training import FitOptions, fit
 
         options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
-        result = fit(backbone, objective_of(settled), registry.get(spec.method), spec, run.folder, options)
+        result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
         standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
         for line in conclude(settled, result, standings):
             say(line)
@@ -99,7 +99,7 @@ def identify(spec: Spec) -> tuple[Spec, str]:
     return settled.spec, settled.digest
 
 
-def objective_of(settled: Settled) -> Any:
+def make_objective(settled: Settled) -> Any:
     """What the run is trained for: its one task, or all of them together."""
     if not settled.spec.tasks:
         return settled.first
@@ -124,7 +124,7 @@ def conclude(settled: Settled, result: FitResult, standings: Mapping[str, Mappin
         yield from _of_task(spec, name, task.notes[len(settled.tasks[name].notes) :])
     yield from result.notes
     for name, task in result.tasks.items():
-        metrics = {split: own_metrics(spec, found, name) for split, found in result.metrics.items()}
+        metrics = {split: select_metrics(spec, found, name) for split, found in result.metrics.items()}
         yield from _of_task(spec, name, chance.of_one(spec, task.metrics[0], metrics, standings[name]))
 
 
@@ -132,7 +132,7 @@ def _of_task(spec: Spec, name: str, lines: Sequence[str]) -> list[str]:
     return [f"{name}: {line}" for line in lines] if spec.tasks else list(lines)
 
 
-def own_metrics(spec: Spec, found: Mapping[str, float], name: str) -> dict[str, float]:
+def select_metrics(spec: Spec, found: Mapping[str, float], name: str) -> dict[str, float]:
     """A task's metrics among those of a run, which has one task or several."""
     if not spec.tasks:
         return dict(found)
