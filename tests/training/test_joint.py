@@ -337,3 +337,8 @@ def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
     wanted = trained_parameters(whole.model)
     for name, parameter in trained_parameters(resumed.model).items():
         assert torch.equal(parameter, wanted[name]), name
+
+
+def test_the_trunk_of_several_tasks_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="trunk_cache='on' cannot be: several tasks are trained"):
+        run(tmp_path, trunk_cache="on")

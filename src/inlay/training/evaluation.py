@@ -25,7 +25,6 @@ from inlay.methods.protocol import hooks_of, layers_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.batches import Placement, Stop, batches, gather, order_by_length, settle_length
-from inlay.training.generation import generate
 from inlay.training.seeds import undisturbed
 
 if TYPE_CHECKING:
@@ -123,6 +122,8 @@ def write(
     model: nn.Module, task: Any, split: str, processor: Any, spec: Spec, place: Placement, stop: Stop | None = None
 ) -> Scored:
     """Let the model write an answer to every prompt of a split, and score the texts."""
+    from inlay.training.generation import generate
+
     begin = time.perf_counter()
     rows = task.split(split)
     texts = generate(model, task, rows, processor, spec.max_length, place, stop)
@@ -202,6 +203,8 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
     with undisturbed():
         encoded = task.encode_inputs(rows, processor, settle_length(model, task, processor, spec.max_length))
         if task.kind in kinds.LANGUAGE_MODELS:
+            from inlay.training.generation import generate
+
             return generate(model, task, rows, processor, spec.max_length, place), encoded
         found = []
         order = order_by_length(encoded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -374,8 +375,9 @@ def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:
 
 
 def tensorboard_callback(folder: Path) -> TrainerCallback:
-    """What writes the metrics for TensorBoard."""
-    plans.check_tensorboard()
+    """What writes the metrics for TensorBoard, which is an option."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise InlayError("TensorBoard is not installed. `pip install tensorboard`, or leave it out.")
     from torch.utils.tensorboard import SummaryWriter
     from transformers.integrations import TensorBoardCallback
 

@@ -9,7 +9,6 @@ schedules begin at 0, which wastes the first update; ours takes the first of `wa
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from dataclasses import dataclass
@@ -174,9 +173,3 @@ def make_arguments(plan: Plan, spec: Spec, folder: Path, workers: int = 0) -> Tr
         made.n_gpu, 1
     )  # several GPUs are for `accelerate launch`; one process would slice batches instead
     return made
-
-
-def check_tensorboard() -> None:
-    """TensorBoard is an option: say how to get it where it is asked for and absent."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise InlayError("TensorBoard is not installed. `pip install tensorboard`, or leave it out.")

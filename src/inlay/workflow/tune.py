@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from inlay.errors import InlayError
 from inlay.methods import registry
@@ -32,6 +32,15 @@ DEFAULT_OUT = "runs"
 SPLITS = ("train", "validation", "test")
 
 
+class Watch(TypedDict, total=False):
+    """How a run is followed while it is made: `opened` is told its name as soon as it has one; of `watchers` and `stop`
+    see `inlay.training.FitOptions`."""
+
+    opened: Callable[[str], None]
+    watchers: Sequence[TrainerCallback]
+    stop: Callable[[], bool]
+
+
 def tune(
     spec: Spec,
     out: Path | str = DEFAULT_OUT,
@@ -40,17 +49,13 @@ def tune(
     tensorboard: bool = False,
     say: Say | None = None,
     retry_failed: bool = True,
-    opened: Callable[[str], None] | None = None,
-    watchers: Sequence[TrainerCallback] = (),
-    stop: Callable[[], bool] | None = None,
+    **watch: Unpack[Watch],
 ) -> Run:
     """Adapt the model to the task, or to all of the tasks at once, and record it under `out`; the run is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
     dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
-    failed is tried again unless `retry_failed` is False.
-    The rest is for callers that manage several runs: `opened` is told the run's name as soon as it has one; of
-    `watchers` and `stop` see `inlay.training.FitOptions`.
+    failed is tried again unless `retry_failed` is False. `watch` is for callers that manage several runs.
     """
     from inlay import backbones
 
@@ -59,8 +64,8 @@ def tune(
     spec = settled.spec
     began = time.monotonic()
     with Store(out).open(spec, settled.digest, retry_failed=retry_failed) as run:
-        if opened is not None:
-            opened(run.id)
+        if "opened" in watch:
+            watch["opened"](run.id)
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
@@ -72,6 +77,7 @@ def tune(
             say(line)
         from inlay.training import FitOptions, fit
 
+        watchers, stop = watch.get("watchers", ()), watch.get("stop")
         options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
         result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
         standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
