@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from generated import ROOT
+from page_tables import fill
 
 from inlay.papers.experiment_files import read
 from inlay.papers.findings import Finding
 from inlay.papers.reproduce import kept
-from inlay.papers.tables import fill
 
 PAGE, LAB = ROOT / "docs" / "icl.md", kept.path("icl", "lab")
 FOUND = (

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-BENCHMARKS = Path("benchmarks") / "results"  # of a checkout, in whose root a page is written
 NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]
@@ -145,47 +143,6 @@ def with_commits(found: Mapping[str, Any]) -> list[Entry]:
     return [{"commit": found["versions"]["commit"]} | entry for entry in found["runs"]]
 
 
-def row(*cells: str) -> str:
-    """A row of a table in Markdown."""
-    return "| " + " | ".join(cells) + " |"
-
-
-def head(*cells: str) -> list[str]:
-    """The first two rows of a table in Markdown: names to the left, numbers to the right."""
-    return [row(*cells), "| --- |" + " ---: |" * (len(cells) - 1)]
-
-
-def shown(values: Sequence[float], wanted: int, size: float = 100, digits: int = 1) -> str:
-    """Mean and half of the 95 % interval, times `size`; how many seeds there are where more are wanted."""
-    from inlay.workflow.statistics import half_width
-
-    width = half_width(values)
-    fewer = "" if len(values) >= wanted else f" ({len(values)} seed{'s' * (len(values) > 1)})"
-    return f"{size * fmean(values):.{digits}f}" + ("" if width is None else f" ± {size * width:.{digits}f}") + fewer
-
-
-def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100, digits: int = 1) -> str:
-    """The mean of paired differences, times `size`; bold where the 95 % interval excludes 0."""
-    from inlay.workflow.statistics import half_width
-
-    values = [size * (a - b) for a, b in zip(mine, theirs, strict=True)]
-    width = half_width(values)
-    text = f"{fmean(values):+.{digits}f}" + ("" if width is None else f" ± {width:.{digits}f}")
-    return f"**{text}**" if width is not None and abs(fmean(values)) > width else text
-
-
-def fill(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
-    """Put tables into a page, each between its marks; the words around them are people's."""
-    text = page.read_text()
-    for name, lines in parts.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        if begin not in text or end not in text:
-            raise SystemExit(f"{page} has no marks for {name!r}")
-        before, _, rest = text.partition(begin)
-        text = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text)
-
-
 def run_options(parser: argparse.ArgumentParser, results: Path) -> None:
     """The options that every `run` has."""
     parser.add_argument("--models-dir", required=True)
@@ -194,9 +151,3 @@ def run_options(parser: argparse.ArgumentParser, results: Path) -> None:
     parser.add_argument("--seconds", type=float, default=NO_LIMIT, help="stop waiting for more after this long")
     parser.add_argument("--known", help="results of an earlier call: what they have is not run again")
     parser.add_argument("--results", default=str(results), help="where they are kept: with the paper by default")
-
-
-def write_options(parser: argparse.ArgumentParser, results: Path, page: str) -> None:
-    """The options that a `write` has: the runs, and the page of a checkout that their tables go into."""
-    parser.add_argument("--results", default=str(results))
-    parser.add_argument("--page", default=str(Path("docs") / page))

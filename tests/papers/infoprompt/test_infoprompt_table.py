@@ -8,10 +8,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inlay.papers.infoprompt import table
 from inlay.papers.tables import NAMES
 
 PAGE = Path(__file__).parents[3] / "docs" / "infoprompt-measured.md"
+
+
+@pytest.fixture
+def page(script: Any) -> Any:
+    """What writes the tables into their page."""
+    return script("document_infoprompt")
 
 
 def chosen_from(line: str = "infoprompt") -> list[dict[str, Any]]:
@@ -29,17 +37,17 @@ def chosen_from(line: str = "infoprompt") -> list[dict[str, Any]]:
     ]
 
 
-def test_a_rate_that_lacks_a_run_is_not_chosen_and_shows_no_mean() -> None:
+def test_a_rate_that_lacks_a_run_is_not_chosen_and_shows_no_mean(page: Any) -> None:
     runs, line = chosen_from(), table.LINES[0]
     assert table.choice(runs, "mlm-64", line) == (0.1, 2)
     missing = [r for r in runs if (r["rate"], r["task"]) != (1.0, "semeval2010")]
     assert table.choice(missing, "mlm-64", line) is None
-    told = table.rates_table(missing)[-1]
+    told = page.rates_table(missing)[-1]
     assert "**" not in told
     assert "1: -" in told
     one = [r for r in runs if (r["rate"], r["task"], r["seed"]) != (1.0, "semeval2010", 101)]
     assert table.choice(one, "mlm-64", line) == (0.1, 1), "by the first seed, which all rates have"
-    shown = table.rates_table(one)[-1]
+    shown = page.rates_table(one)[-1]
     assert "| 1: 42.5 |" in shown, "the mean of both tasks, not of what there is"
     assert "**0.1: 44.5**" in shown
 
@@ -53,7 +61,7 @@ def test_seeds_that_the_clock_cut_off_for_some_lines_are_in_no_table() -> None:
     assert table.whole([*choosing, *both, cut_off, elsewhere]) == [*choosing, *both, elsewhere]
 
 
-def test_the_tables_choose_the_rate_that_was_run(tmp_path: Path) -> None:
+def test_the_tables_choose_the_rate_that_was_run(page: Any, tmp_path: Path) -> None:
     """A run that failed counts as none right, in the tables as in `run`; its line does not vanish."""
     runs = chosen_from()
     for run in runs:
@@ -74,14 +82,14 @@ def test_the_tables_choose_the_rate_that_was_run(tmp_path: Path) -> None:
     (rate,) = {w.rate for w in table.wanted(known, args) if w.line == "infoprompt" and not w.chooses}
     assert rate == 0.01
     runs += [named | {"task": task, "rate": rate, "seed": 0} | tested for task in table.TASKS]
-    results, page = tmp_path / "runs.json", tmp_path / "page.md"
+    results, copy = tmp_path / "runs.json", tmp_path / "page.md"
     results.write_text(json.dumps({"runs": runs}))
-    page.write_text(PAGE.read_text())
-    table.write(argparse.Namespace(results=str(results), page=str(page)))
-    assert "| infoprompt | 10 | 0.01 | 80.0" in page.read_text()
+    copy.write_text(PAGE.read_text())
+    page.write(argparse.Namespace(results=str(results), page=str(copy)))
+    assert "| infoprompt | 10 | 0.01 | 80.0" in copy.read_text()
 
 
-def test_the_tables_of_all_models_pair_what_they_compare() -> None:
+def test_the_tables_of_all_models_pair_what_they_compare(page: Any) -> None:
     """Three seeds of WARP, two of InfoPrompt: what is compared are the two that both have."""
     scores = {"infoprompt": (0.6, 0.8), "warp": (0.5, 0.6, 0.1), "without both": (0.6, 0.7)}
     runs = []
@@ -91,8 +99,8 @@ def test_the_tables_of_all_models_pair_what_they_compare() -> None:
             named = {"group": "mlm-64", "line": line, "task": task, "rate": 0.1, "seed": seed, "metric": "accuracy"}
             curve = [[8 * epoch, score / 2] for epoch in table.EPOCHS]
             runs.append(named | {"test": {"accuracy": score}, "curve": curve})
-    told = table.summary_table(runs, ["mlm-64", "minilm-64"])
+    told = page.summary_table(runs, ["mlm-64", "minilm-64"])
     assert told[2].startswith("| infoprompt minus warp | +15.0 ± 63.5 | - |")
-    (early,) = table.early_table(runs, ["mlm-64"])[2:]
+    (early,) = page.early_table(runs, ["mlm-64"])[2:]
     assert early.startswith("| minilm_l6_mlm, N = 64 | +7.5 ± 31.8 |")
     assert early.endswith("| 7.1 | 13.2 | - |"), "deviations of 30 and 40; of 25, 30 and 5; IDPG has none"

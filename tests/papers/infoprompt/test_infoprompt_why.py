@@ -57,12 +57,12 @@ def test_it_can_wait_without_a_limit_of_time() -> None:
     assert ours.poll(args.seconds), "a limit that is too large for the system call is an OverflowError"
 
 
-def test_what_was_fitted_is_told_by_the_last_stretch() -> None:
+def test_what_was_fitted_is_told_by_the_last_stretch(script: Any) -> None:
     group, task = why.COLUMNS[0]
     runs = [
         {"group": group, "task": task, "prompts": why.OF_THE_TEXT, "seed": seed}
         | {"losses": [{"task_loss": 9.0}, {"task_loss": last}], "test": {"loss": test}}
         for seed, (last, test) in enumerate([(0.1, 2.0), (0.3, 3.0)])
     ]
-    *_, told = why.fit_table(runs)
+    *_, told = script("document_infoprompt").fit_table(runs)
     assert told == "| made of the text | 0.2000 | 2.50 | - | - | - | - |"

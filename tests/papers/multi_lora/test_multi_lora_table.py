@@ -16,6 +16,12 @@ from inlay.papers.multi_lora import table
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
+@pytest.fixture
+def page(script: Any) -> Any:
+    """What writes the tables into their page."""
+    return script("document_multi_lora")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny decoder where the table looks for SmolLM2, and a few rows of its three tasks as they come."""
@@ -44,7 +50,7 @@ def test_numbers_are_those_of_the_formula_where_texts_are_written(place: Path, l
     assert found["numbers"] == config.num_hidden_layers * (a + tasks * b)
 
 
-def test_a_rate_above_the_others_counts_when_it_is_tried_and_is_told_until_then() -> None:
+def test_a_rate_above_the_others_counts_when_it_is_tried_and_is_told_until_then(page: Any) -> None:
     line = table.DECODER.line("multi-lora")
     assert line.rates == (1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -58,24 +64,24 @@ def test_a_rate_above_the_others_counts_when_it_is_tried_and_is_told_until_then(
     runs.append(entry(1e-2, 7.0))
     assert table.best_rate(runs, "decoder", line) == 1e-2
     assert table.best_rate(runs, "decoder", line, settled=True) is None  # no seeds before all has been tried
-    (row,) = table.results_table(runs, "decoder")[2:]
+    (row,) = page.results_table(runs, "decoder")[2:]
     assert row.startswith("| multi-lora | 415k | 0.01 (0.03 not tried yet) | 40.0")
     for perplexity, best in ((7.5, 1e-2), (6.5, 3e-2)):
         tried = [*runs, entry(3e-2, perplexity)]
         assert table.best_rate(tried, "decoder", line) == table.best_rate(tried, "decoder", line, settled=True) == best
-        assert "not tried" not in table.results_table(tried, "decoder")[2]
+        assert "not tried" not in page.results_table(tried, "decoder")[2]
     alike = table.QUESTIONS.line("A of seed 1")
     assert table.rate_of([], "questions", alike) is None
 
 
-def test_a_later_measurement_replaces_an_earlier_one_and_a_miss_is_told(tmp_path: Path) -> None:
+def test_a_later_measurement_replaces_an_earlier_one_and_a_miss_is_told(page: Any, tmp_path: Path) -> None:
     def goal(name: str, value: float, bound: float | None) -> dict[str, Any]:
         return {"name": name, "value": value, "bound": bound}
 
     files = [tmp_path / "whole.json", tmp_path / "again.json", tmp_path / "absent.json"]
     files[0].write_text(json.dumps({"goals": [goal("one", 0.5, 1.0), goal("two", 0.7, 1.0)]}))
     files[1].write_text(json.dumps({"goals": [goal("two", 1.25, 1.0), goal("three", 3.0, None)]}))
-    assert table.cost_table({"H200": files})[2:] == [
+    assert page.cost_table({"H200": files})[2:] == [
         "| H200 | one | 1 | 0.50 |",
         "| H200 | two | 1 | 1.25 (missed) |",
         "| H200 | three | - | 3.00 |",

@@ -21,16 +21,11 @@ from inlay.papers.reproduce.results import Results
 from inlay.records.spec import Spec
 from inlay.workflow.tune import tune
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
-
 
 @pytest.fixture
-def document(monkeypatch: pytest.MonkeyPatch) -> Any:
+def document(script: Any) -> Any:
     """The generator of docs/fidelity.md."""
-    monkeypatch.syspath_prepend(SCRIPTS)
-    import document_fidelity
-
-    return document_fidelity
+    return script("document_fidelity")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ order. The test pictures choose nothing.
 
     python -m inlay.papers.activation_prompts.table run --models-dir <folder> --data-dir <folder>
     python -m inlay.papers.activation_prompts.table layers --models-dir <folder> --data-dir <folder>
-    python -m inlay.papers.activation_prompts.table write     # docs/visual-methods.md from kept/table.json
 
 `run` finds finished runs again and goes on where it stopped; `--workers` processes share the machine, so the times in
 these runs' portraits are not to be compared: benchmarks/vision.py measures them, one method at a time.
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.papers.reproduce import kept
-from inlay.papers.tables import BENCHMARKS, NO_LIMIT, difference, fill, head, row, shown, write_options
+from inlay.papers.tables import NO_LIMIT
 
 FILE = kept.path("activation_prompts", "table.json")
 SETS = ("oxford-pets", "flowers102", "caltech101", "cifar10")
@@ -123,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
     known = json.loads(Path(args.known).read_text())["runs"] if args.known else []
     entries = {_key(entry): entry for entry in known}
     first = args.sets[0]
-    pairs = _pairs(args.models, args.methods)
+    pairs = pairs_of(args.models, args.methods)
 
     def make(wanted: list[tuple[str, str, str, float, int]]) -> None:
         jobs = [
@@ -149,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"{len(entries)} runs in {args.results}")
 
 
-def _pairs(models: Sequence[str], methods: Sequence[str] = METHODS) -> list[tuple[str, str]]:
+def pairs_of(models: Sequence[str], methods: Sequence[str] = METHODS) -> list[tuple[str, str]]:
     return [(m, method) for m in models for method in methods if not (m.startswith("resnet") and method in TOKENS)]
 
 
@@ -186,59 +185,6 @@ def chosen(runs: list[dict[str, Any]], model: str, method: str, task: str) -> li
     return sorted((r for r in cell if r["rate"] == rate and "test" in r), key=lambda r: r["seed"])
 
 
-def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost: dict[str, Any]) -> list[str]:
-    """One backbone: every method's accuracy on every set, and what it costs."""
-    from inlay.cli.show import count, size
-
-    lines = head("method", *sets, "mean", "trained parameters", "step, ms", "peak memory", "inference, images/s")
-    for method in METHODS:
-        cells = [chosen(runs, model, method, task) for task in sets]
-        if not all(cells):
-            continue
-        by_seed = [[cell[i]["test"] for cell in cells] for i in range(min(map(len, cells)))]
-        paid = cost.get(method, {})
-        line = [
-            method,
-            *(shown([r["test"] for r in cell], SEEDS) for cell in cells),
-            shown([sum(values) / len(values) for values in by_seed], SEEDS),
-            count(cells[0][0]["trained"]),
-            f"{paid['step_ms']:.1f}" if paid else "-",
-            size(paid.get("peak_bytes")),
-            f"{paid['inference_per_second']:,.0f}" if paid else "-",
-        ]
-        lines.append(row(*line))
-    return lines
-
-
-def difference_table(
-    runs: list[dict[str, Any]], models: list[str], sets: list[str], better: str, worse: str
-) -> list[str]:
-    """Points by which one method is above another, set by set; in bold where the interval excludes 0."""
-    lines = head("backbone", *sets)
-    for model in models:
-        pairs = [[[r["test"] for r in chosen(runs, model, one, task)] for one in (better, worse)] for task in sets]
-        lines.append(row(model, *(difference(mine, theirs) for mine, theirs in pairs)))
-    return lines
-
-
-def write(args: argparse.Namespace) -> None:
-    """Put the tables into the page, between its marks; the words around them are people's."""
-    found = json.loads(Path(args.results).read_text())
-    costs = json.loads(Path(args.costs).read_text())["steps"] if Path(args.costs).is_file() else {}
-    runs = found["runs"]
-    models = list(dict.fromkeys(r["model"] for r in runs))
-    sets = [task for task in SETS if all(len(chosen(runs, *pair, task)) > 1 for pair in _pairs(models))]
-    shapes = {"vit_tiny_patch16_224": "vit-tiny", "resnet50_v1": "resnet-50"}
-    parts = {f"accuracy {m}": accuracy_table(runs, m, sets, costs.get(shapes.get(m, m), {})) for m in models}
-    for better, worse in (
-        ("activation-prompt", "visual-prompt"),
-        ("norm", "activation-prompt"),
-        ("activation-prompt", "linear-probe"),
-    ):
-        parts[f"{better} over {worse}"] = difference_table(runs, models, sets, better, worse)
-    fill(Path(args.page), parts)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -257,10 +203,6 @@ def main() -> None:
         command.add_argument("--known", help="results of an earlier call: what they have is not run again")
         command.add_argument("--results", default=str(FILE))
         command.set_defaults(do=action)
-    writing = commands.add_parser("write", help="put the tables into the page")
-    write_options(writing, FILE, "visual-methods.md")
-    writing.add_argument("--costs", default=str(BENCHMARKS / "vision-small-cuda.json"))
-    writing.set_defaults(do=write)
     args = parser.parse_args()
     args.do(args)
 

@@ -6,7 +6,6 @@ prompts do, but without prompts. The same 64 training examples, seeds and test r
 cross-validation on those 64 (three-fold where a class has fewer).
 
     python -m inlay.papers.infoprompt.control run --data-dir <folder> [--model embedded:smollm2]
-    python -m inlay.papers.infoprompt.control write    # its table, from kept/control.json
 """
 
 from __future__ import annotations
@@ -23,21 +22,15 @@ import numpy as np
 import torch
 
 from inlay.papers.infoprompt.table import (
-    FILE,
     GROUPS,
     MOST_LENGTH,
     SCORED_BATCH,
     TASKS,
     TEST_ROWS,
-    cell,
     rows,
     some,
-    value,
-    whole,
-    with_error,
 )
 from inlay.papers.reproduce import kept
-from inlay.papers.tables import Entry, fill, head, row, write_options
 
 CONTROL = kept.path("infoprompt", "control.json")
 SEEDS = tuple(range(5))
@@ -104,29 +97,8 @@ def run(args: argparse.Namespace) -> None:
                 logits = np.stack([-logits, logits], axis=1) if logits.ndim == 1 else logits
                 scores.append(100 * task.schema.compute_metrics(logits, truth)[task.metrics[0]])
             found["tasks"].setdefault(name, {})[reading] = [round(each, 2) for each in scores]
-            print(f"{name:<14} {reading:<13} {with_error(scores)}", flush=True)
+            print(f"{name:<14} {reading:<13} {fmean(scores):.1f}", flush=True)
             Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
-
-
-def table(control: dict[str, Any], runs: list[Entry]) -> list[str]:
-    """The control beside the lines of the decoder's table, of the same seeds."""
-    lines = head("", *TASKS, "mean")
-    scored = {
-        f"logistic regression, {reading}": [control["tasks"][task][reading] for task in TASKS]
-        for reading in control["tasks"][TASKS[0]]
-    }
-    for line in GROUPS[GROUP].lines:
-        cells = [cell(runs, GROUP, line, task) for task in TASKS]
-        scored[line.name] = [[value(each[seed]) for seed in control["seeds"]] for each in cells]
-    for name, by_task in scored.items():
-        means = [fmean(each) for each in zip(*by_task, strict=True)]
-        lines.append(row(name, *(with_error(each) for each in (*by_task, means))))
-    return lines
-
-
-def write(args: argparse.Namespace) -> None:
-    runs = whole(json.loads(FILE.read_text())["runs"])
-    fill(Path(args.page), {"control": table(json.loads(Path(args.results).read_text()), runs)})
 
 
 def main() -> None:
@@ -137,9 +109,6 @@ def main() -> None:
     doing.add_argument("--model", default="embedded:smollm2")
     doing.add_argument("--results", default=str(CONTROL))
     doing.set_defaults(do=run)
-    writing = commands.add_parser("write", help="put the table into the page")
-    write_options(writing, CONTROL, "infoprompt-measured.md")
-    writing.set_defaults(do=write)
     args = parser.parse_args()
     args.do(args)
 

@@ -8,19 +8,15 @@ are those where InfoPrompt lacks most of WARP there: the seeds are new, so that 
 How much texts differ in Phi(X), of which prompts are made, is measured as well, on all three models.
 
     python -m inlay.papers.infoprompt.why run --models-dir <folder> --data-dir <folder> --workers 2
-    python -m inlay.papers.infoprompt.why write    # its tables, from kept/why.json
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from inlay.papers import tables
 from inlay.papers.infoprompt import table as large
 from inlay.papers.reproduce import kept
-from inlay.papers.tables import Entry, Key, difference, fill, head, row, run_all, run_options, write_options
+from inlay.papers.tables import Entry, Key, run_all, run_options
 
 FILE = kept.path("infoprompt", "why.json")
 NAMES = (*tables.NAMES, "prompts")
@@ -116,70 +112,12 @@ def run(args: argparse.Namespace) -> None:
     run_all(measure, wanted, NAMES, args)
 
 
-def chosen(runs: Sequence[Entry], group: str, task: str, name: str) -> dict[int, Entry]:
-    """The runs of one cell by seed."""
-    return {
-        entry["seed"]: entry
-        for entry in runs
-        if (entry["group"], entry["task"], entry["prompts"]) == (group, task, name) and "test" in entry
-    }
-
-
-def steps_table(runs: Sequence[Entry]) -> list[str]:
-    """Test accuracy of each line, mean and standard error, and by how much it is above prompts made of the text."""
-    lines = head("prompts", *(f"{title}{what}" for title in TITLES for what in ("", f", minus {OF_THE_TEXT}")))
-    for name in LINES:
-        cells = []
-        for group, task in COLUMNS:
-            mine, theirs = chosen(runs, group, task, name), chosen(runs, group, task, OF_THE_TEXT)
-            seeds = sorted(set(mine) & set(theirs))
-            a, b = ([large.value(found[seed]) for seed in seeds] for found in (mine, theirs))
-            cells += [
-                large.with_error(a) if a else "-",
-                difference(a, b, size=1) if a and name != OF_THE_TEXT else "",
-            ]
-        lines.append(row(name, *cells))
-    return lines
-
-
-def fit_table(runs: Sequence[Entry]) -> list[str]:
-    """The loss on the rows trained on, in the last stretch of training, and that on the test rows: means over seeds."""
-    lines = head("prompts", *(f"{title}, {what}" for title in TITLES for what in ("training loss", "test loss")))
-    for name in LINES:
-        cells = []
-        for group, task in COLUMNS:
-            found = chosen(runs, group, task, name).values()
-            trained = [entry["losses"][-1]["task_loss"] for entry in found]
-            test = [entry["test"]["loss"] for entry in found]
-            cells += [f"{fmean(trained):.4f}", f"{fmean(test):.2f}"] if found else ["-", "-"]
-        lines.append(row(name, *cells))
-    return lines
-
-
-def spread_table(runs: Sequence[Entry]) -> list[str]:
-    """How much texts differ in Phi(X), by model and task."""
-    lines = head("model", *TASKS)
-    for group in GROUPS:
-        found = [chosen(runs, group, task, OF_THE_TEXT).get(SEEDS[0]) for task in TASKS]
-        shown = (f"{each['spread']:.2f}" if each else "-" for each in found)
-        lines.append(row(large.GROUPS[group].model, *shown))
-    return lines
-
-
-def write(args: argparse.Namespace) -> None:
-    runs = json.loads(Path(args.results).read_text())["runs"]
-    fill(Path(args.page), {"steps": steps_table(runs), "fit": fit_table(runs), "spread": spread_table(runs)})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     doing = commands.add_parser("run", help="make the runs")
     run_options(doing, FILE)
     doing.set_defaults(do=run)
-    writing = commands.add_parser("write", help="put the tables into the page")
-    write_options(writing, FILE, "infoprompt-measured.md")
-    writing.set_defaults(do=write)
     args = parser.parse_args()
     args.do(args)
 

@@ -7,7 +7,6 @@ each setting of the adapter: Eq. (4), the least-squares fit, and distillation fr
 
     python -m inlay.papers.ntk_attention.compression --data-dir <folder>     # on a GPU, a few minutes
     python -m inlay.papers.ntk_attention.compression --data-dir <folder> --tokens 300 --texts 40 --steps 10 --only 1
-    python -m inlay.papers.ntk_attention.compression --write                 # the table in docs/compress.md
 
 Writes kept/compression.json after every setting: what is done when the time is up is kept.
 """
@@ -26,8 +25,6 @@ from typing import Any
 from inlay.papers.reproduce import kept
 
 RESULTS = kept.path("ntk_attention", "compression.json")
-PAGE = Path("docs") / "compress.md"  # of the checkout in whose root the table is written
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 INSTRUCTIONS = {
     "e2e": "You write one or two short sentences about a restaurant. You are given its data: each field has a name "
     "and, in square brackets, a value. Mention every field and add nothing. Examples follow.\n\n",
@@ -168,53 +165,10 @@ def compress(
     return scores, losses, time.perf_counter() - begin
 
 
-def write(report: dict[str, Any]) -> None:
-    """The table of docs/compress.md: perplexity, and in brackets the share of the prompt's benefit."""
-    from inlay.workflow.compress import CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED
-
-    who = (PROMPTED, NOTHING, CLOSED, FITTED, DISTILLED)
-    given, versions = report["arguments"], report["versions"]
-    about = (
-        f"{report['model']}; {given['texts']} own texts of {given['length']} tokens, a fifth held out; "
-        f"{given['steps']} steps of {given['batch_size']} texts; {versions.get('gpu') or versions['cpu']}. Perplexity, "
-        "and the share of the prompt's benefit. Real texts are further examples of the prompt's kind: nothing was "
-        "trained on them."
-    )
-    lines = [
-        about,
-        "",
-        f"| prompt | texts | features | rank | learning rate | parameters | {' | '.join(who)} |",
-        f"| --- | --- | --- | ---: | ---: | ---: |{' ---: |' * len(who)}",
-    ]
-    for result in report["results"]:
-        settings = result["settings"]
-        order = settings.get("taylor_order")
-        features = f"{settings['feature_map']}, " + (
-            f"order {order}" if order else f"{settings['feature_multiplier']}d"
-        )
-        for texts, scores in result["scores"].items():
-            cells = [
-                "-"
-                if name not in scores
-                else f"{scores[name]['perplexity']:.2f}"
-                + (f" ({scores[name]['recovered']:.0%})" if scores[name]["recovered"] is not None else "")
-                for name in who
-            ]
-            lines.append(
-                f"| {result['prompt']}, {result['prompt_tokens']} | {texts} | {features} | {settings['rank']} | "
-                f"{result['learning_rate']:g} | {result['parameters'] / 1e6:.2f}M | {' | '.join(cells)} |"
-            )
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text("\n".join([before + BEGIN, *lines, END]) + after, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded:smollm2")
-    parser.add_argument("--data-dir", help="A folder with e2e_nlg/ and gsm8k/.")
-    parser.add_argument("--write", action="store_true", help="Only write the table from --out.")
+    parser.add_argument("--data-dir", required=True, help="A folder with e2e_nlg/ and gsm8k/.")
     parser.add_argument("--prompts", default="e2e,gsm8k")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--texts", type=int, default=320)
@@ -227,11 +181,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500, help="Begin no further setting after this time.")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
-    if args.write:
-        write(json.loads(args.out.read_text(encoding="utf-8")))
-        return
-    if args.data_dir is None:
-        parser.error("--data-dir is needed")
 
     from inlay import backbones
     from inlay.records.versions import versions
@@ -239,7 +188,7 @@ def main() -> None:
     end = time.monotonic() + args.seconds
     backbone = backbones.load(args.model, kind="causal-lm")
     kinds = args.prompts.split(",")
-    given = {name: value for name, value in vars(args).items() if name not in ("out", "data_dir", "model", "write")}
+    given = {name: value for name, value in vars(args).items() if name not in ("out", "data_dir", "model")}
     report: dict[str, Any] = {"model": backbone.source, "arguments": given, "versions": versions(), "results": []}
 
     def keep(result: dict[str, Any]) -> None:

@@ -7,8 +7,6 @@ line's other runs follow once its rate is known, the lines in the order of their
 whole lines.
 
     python -m inlay.papers.ntk_attention.table run --models-dir <folder> --data-dir <folder> --workers 16 --seconds 400
-    python -m inlay.papers.ntk_attention.table write     # docs/ntk-attention-measured.md from kept/table.json
-    python -m inlay.papers.ntk_attention.table draw      # docs/images/ntk-figure-3.png from kept/figure_3.json
 
 A model is looked for in --models-dir under its name, or its name and a version (`smollm2-...`, as the cache of `inlay`
 has it); otherwise the embedded one is taken. `--known` has results of an earlier call, which are not made again, but
@@ -20,35 +18,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from inlay.papers.reproduce import kept
 from inlay.papers.tables import (
-    BENCHMARKS,
     NAMES,
     Entry,
     Key,
     MethodLine,
     TableRun,
-    difference,
-    fill,
-    head,
-    row,
     run_all,
     run_options,
-    shown,
     where,
-    write_options,
 )
 
 FILE = kept.path("ntk_attention", "table.json")
-BESIDE_FILE = kept.path("activation_prompts", "table.json")
 
 SEEDS = 3
 ANSWERS = 200  # questions of GSM8K's test set that are answered in full
@@ -282,101 +270,6 @@ def beside(found: Iterable[Entry]) -> list[Entry]:
     ]
 
 
-def lines_of(group: str) -> list[str]:
-    names = [line.name for line in GROUPS[group].lines]
-    return [*names, *BESIDE] if group == "vision" else names
-
-
-def scale(metric: str) -> tuple[float, int]:
-    """What a metric is multiplied by to be shown, and its digits: accuracy is in per cent."""
-    return (1, 2) if metric == "perplexity" else (100, 1)
-
-
-def results_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
-    """Every line's test metric on every task; the mean over the tasks, or the share of answers that are right."""
-    from inlay.cli.show import count
-
-    tasks = GROUPS[group].tasks
-    last = [f"gsm8k, correct of {ANSWERS}, %"] if group == "language" else ["mean"]
-    lines = head("method", "trained parameters", "learning rate", *tasks, *last)
-    for name in lines_of(group):
-        cells = [cell(runs, group, name, task) for task in tasks]
-        if not all(cells):
-            continue
-        wanted = 1 if name == UNTRAINED else SEEDS
-        values = [[r["test"] for r in found] for found in cells]
-        line = [
-            name,
-            count(cells[0][0]["trained"]) if cells[0][0]["trained"] else "0",
-            f"{cells[0][0]['rate']:g}" if cells[0][0]["rate"] else "-",
-            *(shown(each, wanted, *scale(found[0]["metric"])) for each, found in zip(values, cells, strict=True)),
-        ]
-        if group == "language":
-            right = [r["answers"] for r in cells[-1] if "answers" in r]
-            line.append(shown(right, wanted) if right else "-")
-        else:
-            by_seed = [[each[seed] for each in values] for seed in range(min(map(len, values)))]
-            line.append(shown([fmean(each) for each in by_seed], wanted))
-        lines.append(row(*line))
-    return lines
-
-
-def difference_table(runs: Sequence[dict[str, Any]], group: str) -> list[str]:
-    """NTK-Attention minus each other line, paired by seed; bold where the 95 % interval excludes 0."""
-    tasks = GROUPS[group].tasks
-    lines = head("ntk-attention minus", *tasks)
-    for name in lines_of(group):
-        cells = []
-        for task in tasks if name not in ("ntk-attention", UNTRAINED) else ():
-            mine, theirs = ({r["seed"]: r for r in cell(runs, group, one, task)} for one in ("ntk-attention", name))
-            seeds = sorted(set(mine) & set(theirs))
-            if not seeds:
-                break
-            a, b = ([side[seed]["test"] for seed in seeds] for side in (mine, theirs))
-            cells.append(difference(a, b, *scale(mine[seeds[0]]["metric"])))
-        if len(cells) == len(tasks):
-            lines.append(row(name, *cells))
-    return lines
-
-
-def cost_table(gpu: Path, cpu: Path) -> list[str]:
-    """What benchmarks/ntk.py was to reach and reached."""
-    found = [(g["name"], g["bound"], g["value"]) for g in json.loads(gpu.read_text())["goals"]] if gpu.is_file() else []
-    for one in json.loads(cpu.read_text())["rows"] if cpu.is_file() else ():
-        name = f"two CPU cores, L {one['length']}{', causal' if one['causal'] else ''}: NTK / SDPA"
-        found.append((name, one["goal"], one["ratio_clock"]))
-    return [*head("", "goal", "measured"), *(row(name, f"{bound:g}", f"{value:.3f}") for name, bound, value in found)]
-
-
-def step_table(gpu: Path) -> list[str]:
-    """A training step of whole models: by the clock, what of it the GPU computes, and the memory."""
-    steps = json.loads(gpu.read_text())["steps"] if gpu.is_file() else {}
-    lines = ["| model | | step, ms | GPU compute, ms | peak, GiB |", "| --- | --- | ---: | ---: | ---: |"]
-    for model, methods in steps.items():
-        for name, entry in methods.items():
-            numbers = entry["step_ms"], entry["computing_ms"], entry["peak_bytes"] / 2**30
-            lines.append(f"| {model} | {name} | " + " | ".join(f"{number:.1f}" for number in numbers) + " |")
-    return lines
-
-
-def write(args: argparse.Namespace) -> None:
-    """Put the tables into the page, between its marks; the words around them are people's."""
-    runs, others = (json.loads(Path(file).read_text())["runs"] for file in (args.results, args.beside))
-    runs = [*runs, *beside(others)]
-    parts = {group: results_table(runs, group) for group in GROUPS}
-    parts |= {f"{group} differences": difference_table(runs, group) for group in GROUPS}
-    parts |= {"costs": cost_table(Path(args.gpu), Path(args.cpu)), "steps": step_table(Path(args.gpu))}
-    fill(Path(args.page), parts)
-
-
-def draw(args: argparse.Namespace) -> None:
-    """Figure 3 of the paper from what benchmarks/ntk.py measured."""
-    from inlay.papers.ntk_attention.charts.cost import cost
-    from inlay.report.charts import drawing as charts
-
-    charts.save(cost(json.loads(Path(args.measured).read_text())["rows"]), Path(args.image))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -386,16 +279,6 @@ def main() -> None:
     doing.add_argument("--seeds", type=int, default=SEEDS)
     doing.add_argument("--steps", type=int, help="fewer steps than the protocol's, and no answers: to try it out")
     doing.set_defaults(do=run)
-    writing = commands.add_parser("write", help="put the tables into the page")
-    write_options(writing, FILE, "ntk-attention-measured.md")
-    writing.add_argument("--beside", default=str(BESIDE_FILE))
-    writing.add_argument("--gpu", default=str(BENCHMARKS / "ntk-cuda.json"))
-    writing.add_argument("--cpu", default=str(BENCHMARKS / "ntk_cpu.json"))
-    writing.set_defaults(do=write)
-    drawing = commands.add_parser("draw", help="draw figure 3")
-    drawing.add_argument("--measured", default=str(kept.path("ntk_attention", "figure_3.json")))
-    drawing.add_argument("--image", default="docs/images/ntk-figure-3.png")
-    drawing.set_defaults(do=draw)
     args = parser.parse_args()
     args.do(args)
 
