@@ -14,24 +14,38 @@ if TYPE_CHECKING:
     from inlay.workflow.compress import Compression
 
 
-@o.takes(fields={name: o.SPEC[name] for name in ("precision", "set_", "layers", "revision", "trust_remote_code")})
+# What `workflow.compress.Options` takes; `texts` is called --count here, and --texts the user's own.
+HOW = {
+    "distil": o.Option(
+        "Train the adapter to match the prompted model; without it, the closed form alone: seconds, but far less of "
+        "the prompt.",
+        None,
+        bool,
+        True,
+        ("--distil/--no-distil",),
+    ),
+    "count": o.Option("How many continuations the model writes; a fifth is held out.", o.DATA, int, 320),
+    "length": o.Option("Tokens of a continuation.", o.DATA, int, 64),
+    "steps": o.Option("Updates; 0: the least-squares fit alone.", o.TRAINING, int, 300),
+    "batch_size": o.Option("Texts per update.", o.TRAINING, int, 8),
+    "learning_rate": o.Option(
+        "How much a step changes, relative to each head.", o.TRAINING, float, 3e-3, ("--learning-rate", "--lr")
+    ),
+    "seed": o.Option("Decides everything that is random.", None, int, 0),
+    **{name: o.SPEC[name] for name in ("precision", "set_", "layers", "revision", "trust_remote_code")},
+}
+
+
+@o.takes(how=HOW)
 def command(
     model: o.Model,
     out: Annotated[Path, typer.Option(help="A new folder for the adapter.", rich_help_panel=o.OUTPUT)],
-    fields: dict[str, Any],
+    how: dict[str, Any],
     prompt: Annotated[Path | None, typer.Option(help="A text file with the prompt.")] = None,
     prefix_adapter: Annotated[
         Path | None,
         typer.Option(help="In place of a prompt: an adapter that PEFT's prefix tuning trained. Needs --texts."),
     ] = None,
-    distil: Annotated[
-        bool,
-        typer.Option(
-            "--distil/--no-distil",
-            help="Train the adapter to match the prompted model; without it, the closed form alone: seconds, but far "
-            "less of the prompt.",
-        ),
-    ] = True,
     texts: Annotated[
         Path | None,
         typer.Option(
@@ -40,24 +54,6 @@ def command(
             rich_help_panel=o.DATA,
         ),
     ] = None,
-    count: Annotated[
-        int, typer.Option(help="How many continuations the model writes; a fifth is held out.", rich_help_panel=o.DATA)
-    ] = 320,
-    length: Annotated[int, typer.Option(help="Tokens of a continuation.", rich_help_panel=o.DATA)] = 64,
-    steps: Annotated[
-        int, typer.Option(help="Updates; 0: the least-squares fit alone.", rich_help_panel=o.TRAINING)
-    ] = 300,
-    batch_size: Annotated[int, typer.Option(help="Texts per update.", rich_help_panel=o.TRAINING)] = 8,
-    learning_rate: Annotated[
-        float,
-        typer.Option(
-            "--learning-rate",
-            "--lr",
-            help="How much a step changes, relative to each head.",
-            rich_help_panel=o.TRAINING,
-        ),
-    ] = 3e-3,
-    seed: o.Seed = 0,
     quiet: o.Quiet = False,
 ) -> None:
     """Compress a prompt into an NTK-Attention adapter: the model then behaves as if the prompt stood before every text.
@@ -77,17 +73,8 @@ def command(
     """
     from inlay.workflow.compress import Options, compress
 
-    options = Options(
-        steps=steps,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
-        texts=count,
-        length=length,
-        seed=seed,
-        distil=distil,
-        settings=o.settings(fields.pop("set_"), fields.pop("layers")),
-        **fields,
-    )
+    settings = o.settings(how.pop("set_"), how.pop("layers"))
+    options = Options(texts=how.pop("count"), settings=settings, **how)
     try:
         found = compress(
             model,

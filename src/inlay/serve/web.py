@@ -50,19 +50,7 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
     app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(RequestGate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
 
-    @app.exception_handler(Refusal)
-    async def on_refusal(request: Request, error: Refusal) -> JSONResponse:
-        return refused(Refusal(error.status, told(str(error)), error.headers))
-
-    @app.exception_handler(RequestValidationError)
-    async def on_unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return refused(Refusal(400, f"The request cannot be read: {first['msg']} ({place}). Send JSON, and say so."))
-
-    @app.exception_handler(HTTPException)
-    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
+    _answer_errors(app, told)
 
     @app.post("/predict")
     async def predict(request: Request, body: Annotated[dict[str, Any] | list[Any], Body()]) -> JSONResponse:
@@ -131,6 +119,24 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
         return PlainTextResponse(batcher.metrics.text(), media_type=CONTENT_TYPE)
 
     return app
+
+
+def _answer_errors(app: FastAPI, told: Callable[[str], str]) -> None:
+    """Every error is answered in one sentence, as JSON; `told` is what a client may read of it."""
+
+    @app.exception_handler(Refusal)
+    async def on_refusal(request: Request, error: Refusal) -> JSONResponse:
+        return refused(Refusal(error.status, told(str(error)), error.headers))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return refused(Refusal(400, f"The request cannot be read: {first['msg']} ({place}). Send JSON, and say so."))
+
+    @app.exception_handler(HTTPException)
+    async def on_http(request: Request, error: HTTPException) -> JSONResponse:
+        return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
 
 
 async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
