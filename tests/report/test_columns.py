@@ -53,7 +53,10 @@ def test_one_entry_is_shown_everywhere(
     assert "updates\t40" in typed("runs", "show", runs[1].id)[1]
 
 
-def test_keys_are_names_of_their_own() -> None:
+def test_keys_are_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [column.key for column in COLUMNS]
     assert len(set(keys)) == len(keys)
+    finished(tmp_path, spec_of())
+    monkeypatch.setattr(columns, "COLUMNS", ())
+    assert not {*page_data(collect(tmp_path))["rows"][0]} & {*keys}
     assert all(column.about.endswith(".") for column in COLUMNS)
