@@ -17,7 +17,7 @@ from inlay.records.store import Run
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.workflow.answer import Request, Tasks
 from inlay.workflow.answer_files import JOIN, find_run_of, holds_one_task, read_facts
-from inlay.workflow.predict import join, restore
+from inlay.workflow.loaded import LoadedRun
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -167,28 +167,22 @@ class OneTask:
     ) -> None:
         from inlay.training.plan import pick_device
 
-        run.verify()
-        schema = _schema(run.record["task"]["schema"])
+        self.loaded = LoadedRun(run, model=model, trust_remote_code=trust_remote_code, say=lambda line: None)
+        schema = self.loaded.schema
         for name in only or ():
             if name != schema.name:
                 raise unknown("task", name, [schema.name])
         self.schemas: Mapping[str, TaskSchema] = {schema.name: schema}
         self.failed: Mapping[str, str] = {}  # a run whose one task fails has failed
         self.folder = run.adapter
-        self.model, self.processor = restore(run, schema, model, trust_remote_code=trust_remote_code)
-        self.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
-        self.model.to(pick_device())  # now, not when the first request waits
+        self.spec = self.loaded.spec = run.spec.with_(batch_size=batch, gradient_accumulation=1)
+        self.loaded.model.to(pick_device())  # now, not when the first request waits
 
     def describe(self) -> dict[str, str]:
         return {"model": self.spec.model, "method": self.spec.method}
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        from inlay.training import predict
-
-        ((_, schema),) = self.schemas.items()
-        found, encoded = predict(self.model, schema, [each.row for each in requests], self.processor, self.spec)
-        answers = schema.decode(found, encoded)
-        return [join(request.given, answer) for request, answer in zip(requests, answers, strict=True)]
+        return self.loaded.answer([each.given for each in requests], [each.row for each in requests])
 
     def check(self, folder: Path, task: str) -> None:
         self.remove(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
@@ -104,14 +105,20 @@ class LoadedRun:
             if is_path(rows):
                 raise InlayError(f"There is nothing to predict in {str(rows)!r}: it has no rows.")
             return []
+        return self.answer(inputs.given, inputs.rows, probabilities=probabilities)
+
+    def answer(
+        self, given: Sequence[Mapping[str, Any]], rows: Sequence[Any], *, probabilities: bool = False
+    ) -> list[dict[str, Any]]:
+        """As `predict`, of `rows` as the task reads them; `given` are the same rows as they came."""
         from inlay.training import predict as infer
 
-        predictions, encoded = infer(self.model, self.schema, inputs.rows, self.processor, self.spec)
+        predictions, encoded = infer(self.model, self.schema, rows, self.processor, self.spec)
         if cut := getattr(encoded, "cut", 0):
             length = self.schema.max_length
-            self._say(f"{cut:,} of {len(inputs.rows):,} texts are longer than {length} tokens and were cut")
+            self._say(f"{cut:,} of {len(rows):,} texts are longer than {length} tokens and were cut")
         answers = self.schema.decode(predictions, encoded, probabilities=probabilities)
-        return [join(given, answer) for given, answer in zip(inputs.given, answers, strict=True)]
+        return [join(row, answer) for row, answer in zip(given, answers, strict=True)]
 
     def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
         """The run's own metrics on labelled rows, which are given as to `predict`.
