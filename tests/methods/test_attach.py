@@ -12,7 +12,7 @@ from torch import nn
 import inlay
 from inlay.errors import InlayError
 from inlay.methods.attach import attach, task_type, trained_parameters
-from inlay.methods.capabilities import alternatives, capabilities, fitting
+from inlay.methods.capabilities import alternatives, capabilities, methods_for
 from inlay.methods.plain import base_of, plain_modules, plain_name, plain_parameters
 from inlay.methods.registry import all_methods, get
 from probing import logits, probe
@@ -234,11 +234,11 @@ def test_the_base_model_is_seen_through_what_peft_adds() -> None:
 
 
 def test_alternatives_come_from_the_probes() -> None:
-    assert "bias" not in fitting("llama")
+    assert "bias" not in methods_for("llama")
     for_images = {name for name, found in capabilities()["methods"].items() if not found.keys() & {"bert", "gpt2"}}
     without = for_images | {"prompt", "p-tuning"}
-    assert fitting("gpt2", "classification") == [name for name in all_methods() if name not in without]
-    assert fitting("no-such-type") == []
+    assert methods_for("gpt2", "classification") == [name for name in all_methods() if name not in without]
+    assert methods_for("no-such-type") == []
     assert alternatives(tiny("llama")[0], "norm").startswith("These work on it: linear-probe")
     assert "`inlay methods`" in alternatives(nn.Linear(1, 1), "norm")
     assert capabilities()["model_types"]["gemma"] == "gemma3_text"

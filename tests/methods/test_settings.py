@@ -11,7 +11,7 @@ import pytest
 
 from inlay import InlayError, Spec, compare, tune
 from inlay.methods.registry import all_methods, get
-from inlay.methods.settings import check
+from inlay.methods.settings import check_settings
 from inlay.workflow.explain import runs as explain_runs
 from inlay.workflow.planning import plan
 
@@ -60,7 +60,7 @@ NOWHERE = Spec(model="nowhere/at-all", data="nowhere.csv", method="lora")
 )
 def test_what_no_model_could_take_is_refused_without_one(method: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InlayError, match=message):
-        check(get(method), settings)
+        check_settings(get(method), settings)
     with pytest.raises(InlayError, match=message):
         tune(NOWHERE.with_(method=method, settings=settings), progress=False)
 
@@ -79,12 +79,12 @@ def test_what_no_model_could_take_is_refused_without_one(method: str, settings: 
 def test_what_may_be_passes_without_a_word(method: str, settings: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check(get(method), settings)
+        check_settings(get(method), settings)
 
 
 @pytest.mark.parametrize("method", all_methods())
 def test_a_methods_own_settings_pass(method: str) -> None:
-    check(get(method), dict(get(method).settings))
+    check_settings(get(method), dict(get(method).settings))
 
 
 @pytest.mark.parametrize(

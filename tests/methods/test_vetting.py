@@ -26,7 +26,7 @@ from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.folder import CONFIG, NOTE, WEIGHTS
 from inlay.methods.patterns import MOST, Count, check_patterns
 from inlay.methods.registry import Method, get
-from inlay.methods.settings import check
+from inlay.methods.settings import check_settings
 from probing import logits
 from zoo import tiny
 
@@ -250,7 +250,7 @@ def test_what_was_trained_is_loaded(pattern: str, tmp_path: Path) -> None:
 def test_what_could_not_be_loaded_is_not_trained() -> None:
     base, _ = tiny("bert")
     settings = {"rank_pattern": {f"query.{i}": 4 for i in range(20_000)}}
-    check(get("lora"), settings)  # there is no model yet
+    check_settings(get("lora"), settings)  # there is no model yet
     with pytest.raises(InlayError, match="takes too long"):
         attach(base, "lora", settings=settings)
     assert not any("lora" in name for name, _ in base.named_modules())

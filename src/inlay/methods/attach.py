@@ -28,8 +28,7 @@ from inlay.methods.plain import base_of, plain_modules, plain_parameters
 from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
-from inlay.methods.settings import check as check_settings
-from inlay.methods.settings import make as make_config
+from inlay.methods.settings import check_settings, make_config
 from inlay.methods.targets import narrow_targets
 from inlay.methods.tuner import InlayTuner, check_free
 from inlay.tasks import kinds

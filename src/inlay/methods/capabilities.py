@@ -28,7 +28,7 @@ def capabilities() -> Mapping[str, Mapping[str, Any]]:
     return json.loads((files("inlay.methods") / FILE).read_text(encoding="utf-8"))
 
 
-def fitting(model_type: str, task: str | None = None) -> list[str]:
+def methods_for(model_type: str, task: str | None = None) -> list[str]:
     """The methods that work on a Transformers model type, for a task or any; empty when the type was not probed."""
     known = capabilities()
     families = [family for family, kind in known["model_types"].items() if kind == model_type]
@@ -104,5 +104,5 @@ def _build(model: Any) -> tuple[str, str] | None:
 def alternatives(model: Any, without: str, task: str | None = None) -> str:
     """A sentence that names the methods that do work on a model's architecture."""
     model_type = getattr(getattr(model, "config", None), "model_type", "")
-    names = [name for name in fitting(model_type, task) if name != without]
+    names = [name for name in methods_for(model_type, task) if name != without]
     return f"These work on it: {', '.join(names)}." if names else "`inlay methods` says which method works where."

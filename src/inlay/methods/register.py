@@ -142,18 +142,18 @@ def _extend_peft() -> None:
     """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one."""
     from peft import PeftModel
 
-    from inlay.methods.noted import heeding, note_down
+    from inlay.methods.pooling_notes import agreeing_with_note, write_notes
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
         def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-            with heeding(self, model_id, kwargs):
+            with agreeing_with_note(self, model_id, kwargs):
                 return original(self, model_id, *args, **kwargs)
 
         return load_adapter
 
     def making(original: Callable[..., Any]) -> Callable[..., Any]:
         def from_pretrained(cls: Any, model: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-            with heeding(model, model_id, kwargs):  # before the adapter is in the model
+            with agreeing_with_note(model, model_id, kwargs):  # before the adapter is in the model
                 return original(cls, model, model_id, *args, **kwargs)
 
         return from_pretrained
@@ -163,7 +163,7 @@ def _extend_peft() -> None:
             given = signature(original).bind(self, save_directory, *args, **kwargs).arguments
             result = original(self, save_directory, *args, **kwargs)
             if given.get("is_main_process", True):
-                note_down(self, Path(save_directory), given.get("selected_adapters") or list(self.peft_config))
+                write_notes(self, Path(save_directory), given.get("selected_adapters") or list(self.peft_config))
             return result
 
         return save_pretrained

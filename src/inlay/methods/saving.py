@@ -34,8 +34,8 @@ from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import About, write_card
 from inlay.methods.folder import CARD, CONFIG, DEFAULT, AdapterFolder, adapter_place, read_json, sort_sets
-from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of
+from inlay.methods.pooling_notes import agree_on_pooling
 from inlay.methods.protocol import hooks_of
 from inlay.methods.register import register
 from inlay.methods.registry import Method
@@ -108,7 +108,7 @@ def restore(
         vetting.say_unvouched(saved.note)
     with undone_on_error(base_of(model)):
         if note:
-            agree_in(model, note.get("pooling"), str(place))
+            agree_on_pooling(model, note.get("pooling"), str(place))
         if method.form == "full":
             restored = _restore_full(model, place, note)
         else:

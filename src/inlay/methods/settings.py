@@ -30,7 +30,7 @@ _SHARES = {"lora_dropout", "vera_dropout", "encoder_dropout"}
 _ANY_NUMBER = {"lora_alpha"}  # annotated as a whole number, and none has to be
 
 
-def check(method: Method, settings: Mapping[str, Any]) -> None:
+def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
     """An error for settings that the method cannot have, whatever the model."""
     if not settings:
         return
@@ -55,10 +55,10 @@ def check(method: Method, settings: Mapping[str, Any]) -> None:
     given = {**method.hooks.stand_ins, **method.settings, **settings}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is made again, with the model, and says then what it has to say
-        make(method, {name: value for name, value in given.items() if name in names})
+        make_config(method, {name: value for name, value in given.items() if name in names})
 
 
-def make(method: Method, given: Mapping[str, Any], **more: Any) -> PeftConfig:
+def make_config(method: Method, given: Mapping[str, Any], **more: Any) -> PeftConfig:
     """The method's config; an error where it refuses its values."""
     try:
         return method.config_class()(**given, **more)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.methods.folder import WEIGHTS, read_json
-from inlay.methods.noted import HUB, agree_in, heeding
+from inlay.methods.pooling_notes import HUB, agree_on_pooling, agreeing_with_note
 from inlay.methods.protocol import hooks_of
 from inlay.methods.register import PREFIX, wrap_once
 
@@ -30,7 +30,9 @@ def extend(mixin: Any) -> None:
         def load_adapter(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = signature(original).bind(self, *args, **kwargs).arguments
             ours = _is_ours(given)
-            with heeding(self, None if ours else _source(given), _hub(given)):  # a config of ours says it itself
+            with agreeing_with_note(
+                self, None if ours else _source(given), _hub(given)
+            ):  # a config of ours says it itself
                 return _load(self, given) if ours else original(self, *args, **kwargs)
 
         return load_adapter
@@ -79,7 +81,7 @@ def _load(model: Any, given: Mapping[str, Any]) -> Any:
     source, name = _source(given), given.get("adapter_name") or "default"
     config, weights = _read(model, given)
     if getattr(config, "resolved", False):
-        agree_in(model, config.pooling, source or "The adapter that was given")
+        agree_on_pooling(model, config.pooling, source or "The adapter that was given")
     config.inference_mode = not given.get("is_trainable", False)
     _inject(model, config, weights, name)
     # A model that PEFT does not stand around has its own names, and a file those that it has in a PEFT model.

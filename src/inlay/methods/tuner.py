@@ -30,8 +30,8 @@ from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
 from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, other_length
-from inlay.methods.noted import agree_in
 from inlay.methods.plain import base_of, plain_modules, plain_name
+from inlay.methods.pooling_notes import agree_on_pooling
 from inlay.methods.protocol import LayerHooks, TunerHooks
 from inlay.methods.targets import in_layers
 
@@ -228,7 +228,7 @@ class InlayTuner(TunerHooks, BaseTuner):
 
     def _prepare_adapter_config(self, peft_config: InlayConfig, model_config: dict[str, Any]) -> InlayConfig:
         if peft_config.resolved:
-            agree_in(self.model, peft_config.pooling, "This adapter")
+            agree_on_pooling(self.model, peft_config.pooling, "This adapter")
         else:
             peft_config.pooling = installed(self.model)
             if peft_config.newly_initialised is None:

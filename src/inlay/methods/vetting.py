@@ -53,7 +53,7 @@ REFUSED = {
 # ---- files
 
 
-def shapes(path: Path) -> dict[str, Tensor]:
+def read_shapes(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by what its header says of them: without their values, on the device `meta`."""
     if not is_present(path):
         raise InlayError(f"{path} is not there.")
@@ -77,7 +77,7 @@ def shapes(path: Path) -> dict[str, Tensor]:
 
 def read_tensors(path: Path, note: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a file: finite, and what the note beside them says, where there is one."""
-    shapes(path)
+    read_shapes(path)
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:

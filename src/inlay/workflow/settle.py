@@ -210,9 +210,9 @@ def check_layers(spec: Spec) -> None:
 def check_settings(spec: Spec, method: str | None = None) -> None:
     """A clear error for settings that the method cannot have, before anything large is read."""
     if spec.settings:
-        from inlay.methods.settings import check
+        from inlay.methods import settings
 
-        check(registry.get(method or spec.method), spec.settings)
+        settings.check_settings(registry.get(method or spec.method), spec.settings)
 
 
 def check_modality(spec: Spec) -> None:

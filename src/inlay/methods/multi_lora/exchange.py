@@ -23,10 +23,10 @@ from inlay.methods.folder import CONFIG, WEIGHTS, AdapterFolder, read_json, sort
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
-from inlay.methods.noted import heeding
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
+from inlay.methods.pooling_notes import agreeing_with_note
 from inlay.methods.registry import get
-from inlay.methods.settings import check
+from inlay.methods.settings import check_settings
 
 OURS = ".inlay_multi_lora_b.weight"
 # What is taken of a LoRA's settings.
@@ -104,7 +104,7 @@ def from_lora(model: Any, folder: Path | str, task: str, config: MultiLoraConfig
 
     `config` says how the model's `A`s are drawn; None: as those of the tasks which it has.
     """
-    with heeding(model, folder):
+    with agreeing_with_note(model, folder):
         _take(model, Path(folder), task, config)
 
 
@@ -171,7 +171,7 @@ def _read(model: Any, folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     tensors = vetting.read_tensors(folder / WEIGHTS["peft"], {})
     vetting.check_settings(path, settings, tensors, base)
     try:
-        check(get("lora"), {name: settings[name] for name in TAKEN if name in settings})
+        check_settings(get("lora"), {name: settings[name] for name in TAKEN if name in settings})
         return LoraConfig.from_pretrained(str(folder)), tensors
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
         raise InlayError(f"{folder} holds no LoRA adapter of PEFT's that can be read: {error}") from error

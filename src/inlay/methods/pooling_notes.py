@@ -18,7 +18,7 @@ HUB = ("cache_dir", "force_download", "proxies", "token", "revision", "local_fil
 
 
 @contextmanager
-def heeding(model: Any, source: Any, hub: Mapping[str, Any] | None = None) -> Iterator[None]:
+def agreeing_with_note(model: Any, source: Any, hub: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Let the head of a model read what the adapter in `source` was trained with, or say that it cannot.
 
     `source` is a folder or a repository, and `hub` says how that is found (see `HUB`). One without a note says nothing.
@@ -30,11 +30,11 @@ def heeding(model: Any, source: Any, hub: Mapping[str, Any] | None = None) -> It
     with undone_on_error(base_of(model)):
         path = None if source is None else _find(str(source), hub or {})
         if path is not None:
-            agree_in(model, read_json(path).get("pooling"), str(source))
+            agree_on_pooling(model, read_json(path).get("pooling"), str(source))
         yield
 
 
-def agree_in(model: Any, pooling: str | None, what: str) -> None:
+def agree_on_pooling(model: Any, pooling: str | None, what: str) -> None:
     """Have the head of a model, with whatever PEFT has put around and into it, read what `what` was trained with."""
     from inlay.backbones.pooled import agree
     from inlay.methods.plain import adapters_in, base_of
@@ -58,7 +58,7 @@ def _find(source: str, hub: Mapping[str, Any]) -> Path | None:
     return None if found is None else Path(found)
 
 
-def note_down(model: Any, folder: Path, names: Iterable[str]) -> None:
+def write_notes(model: Any, folder: Path, names: Iterable[str]) -> None:
     """Write notes beside adapters that PEFT has just saved, where their own configs do not say what the head reads."""
     from inlay.backbones.pooled import installed
     from inlay.methods.registry import all_methods
