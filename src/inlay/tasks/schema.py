@@ -282,8 +282,35 @@ class TaskSchema:
         return found
 
 
+class Described:
+    """What callers read most of a schema, without the detour."""
+
+    schema: TaskSchema
+
+    @property
+    def name(self) -> str:
+        return self.schema.name
+
+    @property
+    def kind(self) -> str:
+        return self.schema.kind
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.schema.fields
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.schema.metrics
+
+    @property
+    def modality(self) -> str:
+        """What a model for it reads: "text" or "image"."""
+        return self.schema.modality
+
+
 @dataclass(frozen=True)
-class UndividedTask:
+class UndividedTask(Described):
     """What every source of data hands on: normalised rows, not yet divided, with labels still by name.
 
     `splits` maps "train", "validation", "test" to rows, or "all" to rows that have no division yet. Rows have the

@@ -13,14 +13,14 @@ from inlay.tasks import encode as encoding
 from inlay.tasks import images, kinds, metrics, templates
 from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.images import Augmentation
-from inlay.tasks.schema import TaskSchema
+from inlay.tasks.schema import Described, TaskSchema
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Described):
     """A data set with its template, labels and metrics. The splits are `datasets.Dataset`s of normalised columns.
 
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
@@ -36,19 +36,6 @@ class Task:
     digest: str
     notes: tuple[str, ...] = ()
 
-    # What callers read most, without the detour.
-    @property
-    def name(self) -> str:
-        return self.schema.name
-
-    @property
-    def kind(self) -> str:
-        return self.schema.kind
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return self.schema.fields
-
     @property
     def label_names(self) -> tuple[str, ...] | None:
         return self.schema.label_names
@@ -56,10 +43,6 @@ class Task:
     @property
     def num_labels(self) -> int | None:
         return self.schema.num_labels
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return self.schema.metrics
 
     @property
     def template(self) -> str:
