@@ -35,9 +35,9 @@ METHODS = ("linear-probe", "norm", "lora", "full")
 def overhead(shots: int, epochs: float) -> dict[str, Any]:
     """One comparison in this process, and how much of it was training."""
     from inlay import Spec, compare
+    from inlay.report.comparison_files import keep
     from inlay.report.html import write_report
     from inlay.training import fitting
-    from inlay.workflow.comparison_files import keep
 
     spent: list[float] = []
     real = fitting.fit

@@ -21,8 +21,8 @@ from inlay.engines.job import Job, JobOutcome, work
 from inlay.records.sealed import checksum
 from inlay.records.store import Store
 from inlay.report.collect import of_comparisons
+from inlay.report.comparison_files import keep
 from inlay.workflow.comparison import against, select, words
-from inlay.workflow.comparison_files import keep
 from inlay.workflow.planning import plan
 
 

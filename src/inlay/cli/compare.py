@@ -135,8 +135,8 @@ def conclude(
     """Print the tables, write the page and the files; the exit status says whether something failed."""
     from inlay.report.charts import drawing as charts
     from inlay.report.collect import of_comparisons
+    from inlay.report.comparison_files import differences, keep
     from inlay.report.html import write_report
-    from inlay.workflow.comparison_files import differences, keep
 
     for number, each in enumerate(found):
         if len(found) > 1:

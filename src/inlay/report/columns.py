@@ -1,7 +1,8 @@
 """The columns of every table of runs: what each is called, how it is read, how it is shown, which way is better.
 
-`inlay compare`, `inlay runs`, the page with its plots, and the CSV, LaTeX and Markdown tables read one list, `COLUMNS`:
-a new column is one entry there. The method, the result and the seeds, which every table has, are not in it.
+`inlay compare` with its comparison.csv, `inlay runs`, the page with its plots, and the CSV, LaTeX and Markdown tables
+read one list, `COLUMNS`: a new column is one entry there. The method, the result and the seeds, which every table has,
+are not in it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A comparison for machines: comparison.json with all there is to know, comparison.csv with a line a method."""
+"""A comparison for machines: comparison.json with everything, comparison.csv with a row for each method."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from typing import Any
 from inlay.records.atomic import write_json, write_text
 from inlay.records.tables import csv_text
 from inlay.records.versions import versions
-from inlay.workflow.comparison import COSTS, Comparison, Difference, Measurement, against, words
-from inlay.workflow.explain.explanation import Value
+from inlay.report.columns import columns_in
+from inlay.workflow.comparison import COSTS, Comparison, Difference, against, words
 
 NAME = "comparison"
-COLUMNS = (
-    *("model", "data", "shots", "method", "learning_rate", "metric", "seeds", "mean", "interval_95"),
-    *("trained_parameters", "saved_bytes", "peak_memory_bytes", "seconds_per_epoch", "train_examples_per_second"),
-    *("inference_examples_per_second", "pareto"),
-    *("baseline", "difference", "difference_low", "difference_high", "p", "verdict"),
-)
+RESULT = ("model", "data", "shots", "method", "learning_rate", "metric", "seeds", "mean", "interval_95")
+TESTS = ("pareto", "baseline", "difference", "difference_low", "difference_high", "p", "verdict")
 
 
 def keep(
@@ -34,8 +30,9 @@ def keep(
         "versions": versions(),
     }
     write_json(folder / f"{NAME}.json", whole)
+    costs = [column.titles["csv"].replace(" ", "_") for column in columns_in("csv")]
     rows = [row for each in found for row in lines(each, baseline)]
-    write_text(folder / f"{NAME}.csv", csv_text([COLUMNS, *rows]))
+    write_text(folder / f"{NAME}.csv", csv_text([(*RESULT, *costs, *TESTS), *rows]))
     return [folder / f"{NAME}.json", folder / f"{NAME}.csv"]
 
 
@@ -59,22 +56,19 @@ def described(found: Comparison, baseline: str | None = None) -> dict[str, Any]:
     }
 
 
-def lines(found: Comparison, baseline: str | None = None) -> list[tuple[Value, ...]]:
+def lines(found: Comparison, baseline: str | None = None) -> list[tuple[Any, ...]]:
     """The CSV's rows of one comparison."""
-    beside = {each.method: each for each in differences(found, baseline)}
+    tests = {each.method: each for each in differences(found, baseline)}
     spec = found.spec
-    rows: list[tuple[Value, ...]] = []
+    about = (spec.model, spec.subject, spec.shots) if spec else (None, None, None)
+    rows = []
     for row in found.rows:
-        each = beside.get(row.method)
-        rows.append(
-            (
-                *((spec.model, spec.subject, spec.shots) if spec else (None, None, None)),
-                *(row.method, row.rate, row.metric, len(row.values), row.mean, row.interval),
-                *(row.trained, row.saved_bytes, row.peak_memory, _mean(row.seconds_per_epoch)),
-                *(_mean(row.train_rate), _mean(row.inference_rate), " ".join(row.front)),
-                *((baseline, each.difference, each.low, each.high, each.p, each.verdict) if each else (None,) * 6),
-            )
-        )
+        runs = sorted((run for run in found.runs if run.spec.method == row.method), key=lambda run: run.spec.seed)
+        costs = [column.value([run.record for run in runs]) for column in columns_in("csv")]
+        test = tests.get(row.method)
+        result = (row.method, row.rate, row.metric, len(row.values), row.mean, row.interval)
+        tested = (baseline, test.difference, test.low, test.high, test.p, test.verdict) if test else (None,) * 6
+        rows.append((*about, *result, *costs, " ".join(row.front), *tested))
     return rows
 
 
@@ -83,7 +77,3 @@ def differences(found: Comparison, baseline: str | None) -> list[Difference]:
     if baseline is None or all(row.method != baseline for row in found.rows):
         return []
     return against(found, baseline)
-
-
-def _mean(entry: Measurement | None) -> float | None:
-    return None if entry is None else entry.mean
