@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "InlayError": "inlay.errors",
-    "LossParts": "inlay.training.loss_parts",
+    "LossParts": "inlay.methods.loss_parts",
     "Spec": "inlay.records.spec",
     "anatomy": "inlay.anatomy",
     "compare": "inlay.workflow.compare",

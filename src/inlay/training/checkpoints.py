@@ -32,7 +32,7 @@ from transformers.trainer_callback import TrainerState
 
 from inlay.errors import InlayError, first_line
 from inlay.records import steps
-from inlay.records.atomic import clear_leftovers, file_digest, open_plain, remove, write_file, write_folder, writing
+from inlay.records.atomic import clear_leftovers, file_digest, open_plain, write_file, write_folder, writing
 from inlay.records.sealed import parse, read_plain
 from inlay.records.steps import BEST, STEP
 
@@ -133,10 +133,6 @@ class Checkpoints:
                 "same command again: it goes on from a checkpoint before that."
             )
         copy_into(tensors, load_tensors(path), path)
-
-    def remove(self) -> None:
-        """Remove all checkpoints."""
-        remove(self.folder)
 
 
 def step_of(checkpoint: Path) -> int:

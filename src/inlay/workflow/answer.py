@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, misspelt, unknown
-from inlay.methods import registry
 from inlay.records.atomic import write_text
 from inlay.tasks import kinds
 from inlay.workflow.answer_files import locate_base, locate_tasks, read_facts
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.predict import check_trust, check_writable, format_lines, join
+from inlay.workflow.predict import check_trust, check_writable, format_lines, join, restore_adapters
 
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
@@ -51,9 +50,6 @@ class Tasks:
         only: Sequence[str] | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        from inlay import backbones
-        from inlay.console import quiet
-        from inlay.methods import attach
         from inlay.tasks import TaskSchema
 
         self.folder = locate_tasks(Path(folder))
@@ -67,15 +63,9 @@ class Tasks:
         self.failed = {name: why for name, why in facts["failed"].items() if name in self.schemas}
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
         base = model or locate_base(self.folder, facts)
-        backbone = backbones.load_for(self.spec.with_(model=base), next(iter(found.values())))
+        first = next(iter(found.values()))
+        self.model, backbone = restore_adapters(self.spec.with_(model=base), first, self.folder, list(self.schemas))
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
-        adapted: Any = backbone.model
-        method = registry.get(facts["method"])
-        how = {"fingerprint": backbone.fingerprint}
-        with quiet():  # PEFT warns of every further adapter in one model
-            for name in self.schemas:
-                adapted = attach.restore(adapted, method, self.folder, adapter_name=name, **how)
-        self.model = adapted
 
     @cached_property
     def place(self) -> Any:

@@ -6,18 +6,24 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from inlay.errors import InlayError
 from inlay.methods import registry
+from inlay.methods.folder import DEFAULT
 from inlay.records.atomic import write_text, writing
 from inlay.records.store import Run
 from inlay.tasks.rows import is_path
 from inlay.workflow.notes import Say
 from inlay.workflow.tune import DEFAULT_OUT
+
+if TYPE_CHECKING:
+    from inlay.backbones.loading import Backbone
+    from inlay.records.spec import Spec
+    from inlay.tasks import TaskSchema
 
 
 class LoadOptions(TypedDict, total=False):
@@ -69,16 +75,27 @@ def restore(
 
     `model` names the base model where it has moved since.
     """
-    from inlay import backbones
-    from inlay.methods import attach
-
     check_trust(run.spec.trust_remote_code, trust_remote_code, f"The run {run.id}")
     spec = run.spec.with_(model=model or run.spec.model, trust_remote_code=trust_remote_code)
-    backbone = backbones.load_for(spec, schema)
-    method = registry.get(run.spec.method)
-    own = {"adapter_name": task} if task is not None and run.spec.tasks else {}
-    adapted = attach.restore(backbone.model, method, run.adapter, fingerprint=backbone.fingerprint, **own)
+    names = [task if task is not None and run.spec.tasks else DEFAULT]
+    adapted, backbone = restore_adapters(spec, schema, run.adapter, names)
     return adapted, backbone.processor
+
+
+def restore_adapters(spec: Spec, schema: TaskSchema, folder: Path, names: Sequence[str]) -> tuple[Any, Backbone]:
+    """The spec's model with the adapters of these names from a folder; and the backbone that it is."""
+    from inlay import backbones
+    from inlay.console import quiet
+    from inlay.methods import attach
+
+    backbone = backbones.load_for(spec, schema)
+    adapted: Any = backbone.model
+    with quiet():  # PEFT warns of every further adapter in one model
+        for name in names:
+            adapted = attach.restore(
+                adapted, registry.get(spec.method), folder, adapter_name=name, fingerprint=backbone.fingerprint
+            )
+    return adapted, backbone
 
 
 def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
