@@ -7,7 +7,7 @@ Every message names the offending value, the values that would do, and the next 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -55,6 +55,11 @@ def unknown(kind: str, value: str, allowed: Iterable[str], next_step: str = "") 
         f"Unknown {kind} {value!r}.{did_you_mean(value, names)} Known: {', '.join(names) or '(none)'}."
         + (f" {next_step}" if next_step else "")
     )
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def first_line(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from inlay.backbones.locate import remember_folder
 from inlay.backbones.new_parts import fingerprint as fingerprint_of
 from inlay.backbones.pooled import installed, undone_on_error
 from inlay.backbones.pooling import written
-from inlay.errors import InlayError
+from inlay.errors import InlayError, listed
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import About, write_card
@@ -188,7 +188,7 @@ def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], nam
     parameters = dict(model.named_parameters())
     absent = [name for name in names if name not in parameters]
     if absent:
-        raise InlayError(f"{place} holds {_some(absent)}, for which the model has no place: another architecture?")
+        raise InlayError(f"{place} holds {listed(absent, 3)}, for which the model has no place: another architecture?")
     compare(tensors, {name: parameters[name] for name in names}, place)
     model.requires_grad_(False)
     with torch.no_grad():
@@ -273,9 +273,9 @@ def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: 
     """An error where tensors of an adapter are missing, left over, or of another shape than the model needs."""
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing:
-        raise InlayError(f"{place} lacks {_some(missing)}: it is incomplete or belongs to another architecture.")
+        raise InlayError(f"{place} lacks {listed(missing, 3)}: it is incomplete or belongs to another architecture.")
     if extra:
-        raise InlayError(f"{place} holds {_some(extra)}, for which the model has no place: another architecture?")
+        raise InlayError(f"{place} holds {listed(extra, 3)}, for which the model has no place: another architecture?")
     for name, tensor in expected.items():
         if tensor.shape != found[name].shape:
             raise InlayError(
@@ -283,7 +283,3 @@ def compare(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: 
                 "The base model or the number of labels is another; from_pretrained takes the latter as num_labels."
             )
     vetting.check_kinds(found, expected, place)
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

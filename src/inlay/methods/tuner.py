@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import in_backbone
 from inlay.backbones.pooled import installed
-from inlay.errors import InlayError
+from inlay.errors import InlayError, listed
 from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
@@ -274,7 +274,7 @@ class InlayTuner(TunerHooks, BaseTuner):
         if not found:
             raise InlayError(
                 f"target_modules={config.target_modules!r}, exclude_modules={config.exclude_modules!r} and "
-                f"layers={config.layers!r} leave no module to adapt. Modules that could be: {_some(names)}."
+                f"layers={config.layers!r} leave no module to adapt. Modules that could be: {listed(names, 8)}."
             )
         return found
 
@@ -285,7 +285,7 @@ class InlayTuner(TunerHooks, BaseTuner):
         if not linear:
             raise InlayError(
                 f"target_modules={ALL_LINEAR!r}: none of what this method adapts is a linear layer. Leave it out, or "
-                f"name some of: {_some(names)}."
+                f"name some of: {listed(names, 8)}."
             )
         return linear
 
@@ -316,13 +316,16 @@ class InlayTuner(TunerHooks, BaseTuner):
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
         if autocast_adapter_dtype:
             return
-        for layer in self.model.modules():
-            if isinstance(layer, self.tuner_layer_cls):
-                own = next((weight.dtype for weight in layer.base_parameters() if weight.is_floating_point()), None)
-                for container in layer.adapter_layer_names if own in LOW_PRECISION else ():
-                    pieces = getattr(layer, container)
-                    if adapter_name in pieces:
-                        pieces[adapter_name].to(own)
+        for layer in self._layers():
+            own = next((weight.dtype for weight in layer.base_parameters() if weight.is_floating_point()), None)
+            for container in layer.adapter_layer_names if own in LOW_PRECISION else ():
+                pieces = getattr(layer, container)
+                if adapter_name in pieces:
+                    pieces[adapter_name].to(own)
+
+    def _layers(self) -> list[ChildLayer]:
+        """The layers of this method in the model."""
+        return [module for module in self.model.modules() if isinstance(module, self.tuner_layer_cls)]
 
     def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
         """Put adapters into the base model's weights; `unmerge_adapter` takes them out."""
@@ -337,9 +340,7 @@ class InlayTuner(TunerHooks, BaseTuner):
             for parameter in module._parameters.values():
                 if parameter is not None:
                     holders.setdefault(parameter, []).append(plain_name(name) or type(self.model).__name__)
-        for layer in self.model.modules():
-            if not isinstance(layer, self.tuner_layer_cls):
-                continue
+        for layer in self._layers():
             if not any(name in getattr(layer, container) for container in layer.adapter_layer_names for name in names):
                 continue
             for key in layer.merges_into:
@@ -400,7 +401,7 @@ class InlayTuner(TunerHooks, BaseTuner):
         if given is None:
             yield
             return
-        layers = [module for module in self.model.modules() if isinstance(module, self.tuner_layer_cls)]
+        layers = self._layers()
         mine = [name for name, config in self.peft_config.items() if self._is_mine(config)]
         names = check_names(given, mine)
         if not all(layer.mixes for layer in layers):
@@ -444,7 +445,3 @@ def _selected(config: InlayConfig, name: str) -> bool:
         modules_to_save=config.modules_to_save,
     )
     return bool(check_target_module_exists(wanted, name))
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

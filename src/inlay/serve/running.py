@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, listed
 from inlay.serve.settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def started(batcher: Batcher, settings: ServiceSettings, bound: socket.socket) -
     from inlay.workflow.answer import describe_failed
 
     names = list(batcher.hosted.schemas)
-    shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    shown = listed(names, SHOWN)
     about = batcher.hosted.describe()
     line = (
         f"serving {about['model']} with {about['method']} at {address(bound)}"
