@@ -97,7 +97,7 @@ def fit(
     options = options or FitOptions()
     objective = objective if isinstance(objective, Objective) else SingleTask(objective)
     run = prepare(backbone, objective, method, spec, folder, options)
-    with run.trained():
+    with run.guard():
         run.train()
         metrics = run.conclude()
     return run.save(metrics)
@@ -184,7 +184,7 @@ class Fit:
             display.say(f"resumes at step {self.resumed_from} of {setup.plan.total_steps}")
 
     @contextmanager
-    def trained(self) -> Iterator[None]:
+    def guard(self) -> Iterator[None]:
         """Inside, signals are noted, kernels are deterministic and frozen weights are rounded once. Whatever ends the
         training early leaves what can be used of it."""
         setup, trainer, display = self.setup, self.trainer, self.display
@@ -263,7 +263,7 @@ class Fit:
             tasks=objective.tasks,
             metrics=metrics,
             history=progress.history,
-            portrait=self.portrait(adapter),
+            portrait=self.make_portrait(adapter),
             steps=trainer.state.global_step,
             resumed_from=self.resumed_from,
             stopped_early=progress.stopped,
@@ -273,7 +273,7 @@ class Fit:
             classes_predicted=objective.classes_predicted,
         )
 
-    def portrait(self, adapter: Path) -> dict[str, Any]:
+    def make_portrait(self, adapter: Path) -> dict[str, Any]:
         """What the run cost."""
         plan, rates = self.setup.plan, self.trainer.speed.rates()
         epoch = summarise([len(self.setup.rows) / rate for rate in rates])
