@@ -32,7 +32,7 @@ DEFAULT_OUT = "runs"
 SPLITS = ("train", "validation", "test")
 
 
-class Watch(TypedDict, total=False):
+class WatchOptions(TypedDict, total=False):
     """How a run is followed while it is made: `opened` is told its name as soon as it has one; of `watchers` and `stop`
     see `inlay.training.FitOptions`."""
 
@@ -49,7 +49,7 @@ def tune(
     tensorboard: bool = False,
     say: Say | None = None,
     retry_failed: bool = True,
-    **watch: Unpack[Watch],
+    **watch: Unpack[WatchOptions],
 ) -> Run:
     """Adapt the model to the task, or to all of the tasks at once, and record it under `out`; the run is finished.
 
@@ -75,7 +75,7 @@ def tune(
         new = select_new(backbone.notes, spec.model, out)
         for line in (f"model: {backbone.source}", *new, *explain_pooling(spec, backbone), *settled.notes):
             say(line)
-        from inlay.training import FitOptions, fit
+        from inlay.training.fitting import FitOptions, fit
 
         watchers, stop = watch.get("watchers", ()), watch.get("stop")
         options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
