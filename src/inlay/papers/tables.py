@@ -1,4 +1,4 @@
-"""What the papers' tables share: processes that make runs, cells, rows in Markdown, and the page they go into."""
+"""What the papers' tables share: lines, runs, and the processes that make them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every visual method on real backbones and real pictures: the runs behind docs/visual-methods.md, and its tables.
+"""Every visual method on real backbones and real pictures: the runs behind docs/visual-methods.md.
 
 Protocol: 1,000 labelled pictures of each set (`--protocol vtab-1k`: 800 to train on, 200 to select on) and the set's
 own test pictures. For each backbone and method the learning rate is chosen from the method's own grid by the 200
@@ -175,7 +175,7 @@ def device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-# ------------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------------- the runs that count
 
 
 def chosen(runs: list[dict[str, Any]], model: str, method: str, task: str) -> list[dict[str, Any]]:

@@ -318,7 +318,7 @@ def run(args: argparse.Namespace) -> None:
     run_all(measure, next_ones, NAMES, args)
 
 
-# ------------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------------- the runs that count
 
 
 def whole(runs: Iterable[Entry]) -> list[Entry]:

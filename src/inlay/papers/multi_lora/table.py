@@ -1,4 +1,4 @@
-"""Multi-LoRA beside LoRA, VeRA and full fine-tuning: the runs behind docs/multi-lora-measured.md, and its tables.
+"""Multi-LoRA beside LoRA, VeRA and full fine-tuning: the runs behind docs/multi-lora-measured.md.
 
 - encoder: MiniLM on eight tasks, five seeds. Multi-LoRA trains all eight in one run, 32 rows of each a step on average;
   the others have a run a task with 32 rows a step. So every task sees as many rows by every method.
@@ -342,7 +342,7 @@ def seeds_of(group: str, line: TaskLine, most: int | None = None) -> int:
     return min(found, most or found)
 
 
-# ------------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------------- the runs that count
 
 
 def best_rate(runs: Sequence[Entry], group: str, line: TaskLine, settled: bool = False) -> float | None:

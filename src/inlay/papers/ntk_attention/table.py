@@ -1,4 +1,4 @@
-"""NTK-Attention beside LoRA and prefix tuning: the runs behind docs/ntk-attention-measured.md, its tables and figure 3.
+"""NTK-Attention beside LoRA and prefix tuning: the runs behind docs/ntk-attention-measured.md.
 
 Four groups of cells, three seeds each: SmolLM2-135M on running text and worked answers, MiniLM on five tasks of
 SuperGLUE and two of GLUE, a ViT-tiny on pictures. For each model and line of its table the learning rate is chosen by
@@ -247,7 +247,7 @@ def best_rate(entries: Iterable[dict[str, Any]]) -> float | None:
     return min(known, key=lambda e: (sign[e["metric"]] * e["validation"], e["rate"]))["rate"] if known else None
 
 
-# ------------------------------------------------------------------------------------------------------- the tables
+# --------------------------------------------------------------------------------------------- the runs that count
 
 
 def cell(runs: Sequence[dict[str, Any]], group: str, line: str, task: str) -> list[dict[str, Any]]:
