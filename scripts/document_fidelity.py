@@ -27,6 +27,7 @@ from inlay.records.atomic import write_json, write_text
 
 PAGE = ROOT / "docs" / "fidelity.md"
 BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
+TOTALS = "<!-- totals:begin -->", "<!-- totals:end -->"
 SHORT = {HOLDS: "yes", FAILS: "no", OPEN: OPEN, UNTESTED: UNTESTED}
 KEPT = ("recipe", "scale", "settings", "models", "data", "notes", "seconds", "ours", "versions")
 DIRTY = "+"  # how the commit of a tree with changes ends
@@ -62,11 +63,34 @@ def take(out: Path) -> list[str]:
     return taken
 
 
-def section() -> str:
-    """The generated part: all papers in a table, then of every recipe its circumstances, and each claim on both."""
+def recipes_by_paper() -> dict[str, list[Recipe]]:
+    """Every recipe, under its paper."""
     by_paper: dict[str, list[Recipe]] = {}
     for recipe in catalogue.recipes().values():
         by_paper.setdefault(recipe.paper, []).append(recipe)
+    return by_paper
+
+
+def totals() -> str:
+    """The verdicts of all papers together, and how often each paper's printed numbers contradict its claims."""
+    by_paper = recipes_by_paper()
+    counts = {paper: count_claims(recipes) for paper, recipes in by_paper.items()}
+    recipes, claims, holds, fails, here, not_here, unclear, untested, _ = map(sum, zip(*counts.values(), strict=True))
+    judged = {paper: (count[3], count[2] + count[3]) for paper, count in counts.items()}
+    most = sorted((paper for paper in judged if judged[paper][1]), key=lambda paper: -judged[paper][0])
+    against = ", ".join(f"`{paper}` ({judged[paper][0]} of {judged[paper][1]})" for paper in most)
+    lines = (
+        f"- **{claims} claims** of {len(by_paper)} papers are judged, by {recipes} recipes.",
+        f"- **In the papers' own numbers**: {holds} hold, {fails} do not; {claims - holds - fails} cannot be tested.",
+        f"- **Claims that the paper's own numbers contradict**: {against}.",
+        f"- **In our measurements**: {here} hold, {not_here} do not, {unclear} are {OPEN}, {untested} are {UNTESTED}.",
+    )
+    return "\n".join(lines)
+
+
+def section() -> str:
+    """The generated part: all papers in a table, then of every recipe its circumstances, and each claim on both."""
+    by_paper = recipes_by_paper()
     parts = [grid(SUMMARY, [summary(paper, recipes) for paper, recipes in by_paper.items()])]
     for paper, recipes in by_paper.items():
         parts.append(f"### {catalogue.title(paper)}")
@@ -76,21 +100,25 @@ def section() -> str:
 
 
 SUMMARY = (
-    *("paper", "recipes", "claims", "hold in print", "do not in print", "hold here", "do not here"),
+    *("paper", "recipes", "claims", "hold in print", "do not hold in print", "hold here", "do not hold here"),
     *("not significant here", "not tested here", "not run yet"),
 )
 CLAIMS = ("claim", "holds in the paper's numbers?", "holds here?", "measured here")
 
 
 def summary(paper: str, recipes: Sequence[Recipe]) -> list[str]:
-    """A paper's claims, counted: in its own numbers, and here."""
+    """A paper's row of the table of all papers."""
+    return [catalogue.title(paper), *map(str, count_claims(recipes))]
+
+
+def count_claims(recipes: Sequence[Recipe]) -> tuple[int, ...]:
+    """A paper's recipes and claims, and the verdicts: in its own numbers, and here; in the order of `SUMMARY`."""
     print_ = count_verdicts(verdict for recipe in recipes for verdict in recipe.judged_as_printed())
     known = [(recipe, last_verdicts(recipe)) for recipe in recipes]
     ours = count_verdicts(verdict for _, verdicts in known for verdict in verdicts or ())
     claims = sum(len(recipe.claims) for recipe in recipes)
     waiting = sum(len(recipe.claims) for recipe, verdicts in known if verdicts is None)
-    numbers = (len(recipes), claims, print_[HOLDS], print_[FAILS], *ours.values(), waiting)
-    return [catalogue.title(paper), *map(str, numbers)]
+    return (len(recipes), claims, print_[HOLDS], print_[FAILS], *ours.values(), waiting)
 
 
 def here(recipe: Recipe) -> str:
@@ -105,15 +133,15 @@ def here(recipe: Recipe) -> str:
         said.append(f"Models: {', '.join(theirs)} in the paper; {', '.join(found['models'])} here.")
     if results.seeds:
         numbers = dict.fromkeys((results.seeds[0], results.seeds[-1]))
-        said.append(f"Values a cell: {' to '.join(map(str, numbers))}.")
+        said.append(f"Values per cell: {' to '.join(map(str, numbers))}.")
     said += [*found.get("notes", ()), *(note for note in results.notes if not note.startswith(kept.READ))]
     said += [f"Failed: {which}: {why}." for which, why in results.failures.items()]
     if dirty(found):
-        said.append("It was made from a tree with changes, and is to be made again.")
+        said.append("It was made from a working tree with changes and must be made again.")
     return " ".join(said)
 
 
-UNKNOWN = "with what it was made is not on record."
+UNKNOWN = "the settings are not on record."
 
 
 def rows_of(recipe: Recipe) -> list[list[str]]:
@@ -149,7 +177,7 @@ def circumstances(found: Mapping[str, Any]) -> str:
 
 def page() -> str:
     """docs/fidelity.md as it should be."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = replaced(PAGE.read_text(encoding="utf-8"), TOTALS, totals(), PAGE)
     return replaced(text, (BEGIN, END), f"\n{section()}\n", PAGE)
 
 
