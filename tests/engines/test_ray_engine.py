@@ -14,7 +14,7 @@ import pytest
 
 from inlay import InlayError, Spec, tune
 from inlay.engines import JobOutcome, make
-from inlay.engines.on_ray import RayEngine, answering
+from inlay.engines.on_ray import RayEngine, check_answers
 from inlay.records.store import Store
 from inlay.workflow.compare import job_of
 
@@ -39,7 +39,7 @@ def test_something_else_that_answers_is_not_taken_for_a_cluster(monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(InlayError, match=r"Nobody answers.*no answer"):  # it accepts and says nothing
-            answering(address)
+            check_answers(address)
 
         def speak() -> None:
             channel, _ = server.accept()
@@ -50,10 +50,10 @@ def test_something_else_that_answers_is_not_taken_for_a_cluster(monkeypatch: pyt
         speaker = threading.Thread(target=speak, daemon=True)
         speaker.start()
         with pytest.raises(InlayError, match="is not a Ray cluster"):
-            answering(address)
+            check_answers(address)
     for wrong in ("here", "host:port", ":6379"):
         with pytest.raises(InlayError, match="host:port"):
-            answering(wrong)
+            check_answers(wrong)
 
 
 def test_auto_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_tables_for_other_programs(tmp_path: Path) -> None:
     assert "| bias | 0.5000 ± 3.1766 | 2 | 1,000 | 5 | 10 |" in marked
     latex = exports.write_latex(found, tmp_path / "t.tex").read_text()
     assert r"bias & 0.5000 $\pm$ 3.1766 & 2 & 1,000 & 5 & 10 \\" in latex
-    assert exports._escaped(r"a_b & 5 % \x") == r"a\_b \& 5 \% \textbackslash{}x"
+    assert exports._escape_latex(r"a_b & 5 % \x") == r"a\_b \& 5 \% \textbackslash{}x"
 
 
 def test_tables_for_other_programs_mark_the_chosen_variant(tmp_path: Path) -> None:

@@ -238,10 +238,10 @@ def test_so_many_connections_and_no_more(folder: Path) -> None:
 
 def test_no_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 4096))
-    assert connections.that_fit(1024) == 512 - connections.SPARE
-    assert connections.that_fit(100) == 100
+    assert connections.limit_connections(1024) == 512 - connections.SPARE
+    assert connections.limit_connections(100) == 100
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert connections.that_fit(1024) == 1024
+    assert connections.limit_connections(1024) == 1024
 
 
 # ---- what is said

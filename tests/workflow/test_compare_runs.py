@@ -20,7 +20,7 @@ from inlay.cli.show import conclusions
 from inlay.engines.job import Job, JobOutcome, work
 from inlay.records.sealed import checksum
 from inlay.records.store import Store
-from inlay.report.collect import of_comparisons
+from inlay.report.collect import collect_comparisons
 from inlay.report.comparison_files import keep
 from inlay.workflow.comparison import against, select, words
 from inlay.workflow.planning import plan
@@ -71,7 +71,7 @@ def test_the_rate_is_chosen_on_validation_and_reported_on_test(review_spec: Spec
         assert row.values == tuple(run.metrics["test"]["accuracy"] for run in chosen)
         assert row.seeds == (0, 1)
     assert {run.id for run in found.runs} | {run.id for run in found.others} == {run.id for run in runs}
-    assert len(of_comparisons([found]).rows) == 2, "the rate that was not chosen is on the page"
+    assert len(collect_comparisons([found]).rows) == 2, "the rate that was not chosen is on the page"
 
 
 class Fake:
@@ -115,7 +115,7 @@ def test_failed_runs_stay_failed_until_asked_for(
     conclusions(second)
     assert "--retry-failed does" in capsys.readouterr().err
     assert first.rows[0].values == second.rows[0].values
-    page = of_comparisons([second])
+    page = collect_comparisons([second])
     assert [(each.id, each.status) for each in page.unfinished] == [(failed.id, "failed")], "the page tells of it too"
     compare(spec, ["bias", "lora"], 1, out, retry_failed=True, progress=False)
     assert (failed.folder / "state.json").read_text() != stamp
@@ -185,8 +185,8 @@ def test_the_files_say_what_the_table_says(review_spec: Spec, tmp_path: Path) ->
     sentences = " ".join(words(found, "bias"))
     assert "Too few seeds to tell from the baseline bias: linear-probe" in sentences
     assert written["words"] == words(found, "bias")
-    assert of_comparisons([found], "bias").said == [f"{found.title}: {line}" for line in words(found, "bias")]
-    assert not of_comparisons([found]).said
+    assert collect_comparisons([found], "bias").said == [f"{found.title}: {line}" for line in words(found, "bias")]
+    assert not collect_comparisons([found]).said
     assert words(found, "lora")[0].startswith("The baseline lora has no finished run here")
     keep([found], tmp_path / "runs", baseline="lora")
 

@@ -134,7 +134,7 @@ def conclude(
 ) -> None:
     """Print the tables, write the page and the files; the exit status says whether something failed."""
     from inlay.report.charts import drawing as charts
-    from inlay.report.collect import of_comparisons
+    from inlay.report.collect import collect_comparisons
     from inlay.report.comparison_files import differences, keep
     from inlay.report.html import write_report
 
@@ -152,7 +152,7 @@ def conclude(
             show.say(f"drawn in {place}")
     written = keep(found, out, baseline=baseline, command=["inlay", *sys.argv[1:]])
     if any(each.rows for each in found):
-        written.append(write_report(out, out / REPORT, found=of_comparisons(found, baseline)))
+        written.append(write_report(out, out / REPORT, found=collect_comparisons(found, baseline)))
     if not quiet:
         show.say(f"written: {', '.join(map(str, written))}")
     if any(each.failures or each.unfinished or not each.complete for each in found):

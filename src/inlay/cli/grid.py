@@ -35,18 +35,18 @@ def lay_out(
 ) -> list[TableLine]:
     """The lines of a table. Cells of the columns `whole` stay on one line; those of `cut` are cut to fit."""
     width = max(width, NARROWEST)
-    shares = shared_out(columns, rows, width, whole=whole, cut=cut)
+    shares = share_width(columns, rows, width, whole=whole, cut=cut)
     if shares is None:
-        return below_each_other(columns, rows, width, whole=whole)
-    head = [wrapped(column, share) for column, share in zip(columns, shares, strict=True)]
-    lines = [TableLine(line, heading=True) for line in side_by_side(head, shares, right)]
+        return stack(columns, rows, width, whole=whole)
+    head = [wrap(column, share) for column, share in zip(columns, shares, strict=True)]
+    lines = [TableLine(line, heading=True) for line in join_cells(head, shares, right)]
     lines.append(TableLine("─" * (sum(shares) + GAP * (len(shares) - 1))))
     for row in rows:
         cells = [
-            [shortened(cell, share)] if index in cut else wrapped(cell, share)
+            [shorten(cell, share)] if index in cut else wrap(cell, share)
             for index, (cell, share) in enumerate(zip(row, shares, strict=True))
         ]
-        lines += [TableLine(line) for line in side_by_side(cells, shares, right)]
+        lines += [TableLine(line) for line in join_cells(cells, shares, right)]
     return lines
 
 
@@ -58,7 +58,7 @@ def fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> b
     return sum(least) + GAP * (len(least) - 1) <= width
 
 
-def shared_out(
+def share_width(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     width: int,
@@ -91,7 +91,7 @@ def shared_out(
     return shares
 
 
-def side_by_side(cells: Sequence[Sequence[str]], shares: Sequence[int], right: Collection[int]) -> list[str]:
+def join_cells(cells: Sequence[Sequence[str]], shares: Sequence[int], right: Collection[int]) -> list[str]:
     """The lines of one row, each cell a list of lines itself."""
     lines = []
     for number in range(max(map(len, cells), default=0)):
@@ -105,7 +105,7 @@ def side_by_side(cells: Sequence[Sequence[str]], shares: Sequence[int], right: C
     return lines
 
 
-def below_each_other(
+def stack(
     columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, whole: Collection[int]
 ) -> list[TableLine]:
     """Each row as a paragraph: what it is about, whole if it is a name; then the other cells with their columns' names,
@@ -113,7 +113,7 @@ def below_each_other(
     lines = []
     room = width - 2 * INDENT
     for row in rows:
-        lines += [TableLine(line, heading=True) for line in ([row[0]] if 0 in whole else wrapped(row[0], width))]
+        lines += [TableLine(line, heading=True) for line in ([row[0]] if 0 in whole else wrap(row[0], width))]
         facts = [f"{column}: {cell}" if column else cell for column, cell in zip(columns[1:], row[1:], strict=True)]
         filled: list[str] = []
         for fact in facts:
@@ -123,7 +123,7 @@ def below_each_other(
             else:
                 filled.append(fact)
         for fact in filled:
-            first, *more = wrapped(fact, room) if cell_len(fact) > room else [fact]
+            first, *more = wrap(fact, room) if cell_len(fact) > room else [fact]
             lines += [TableLine(" " * INDENT + first), *(TableLine(" " * 2 * INDENT + line) for line in more)]
     return lines
 
@@ -133,7 +133,7 @@ def longest(parting: str, text: str) -> int:
     return max(map(cell_len, re.split(parting, text)))
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """A text in lines of at most `width`: ended at blanks, else behind a hyphen or a slash, else anywhere."""
     lines = [""]
     for word in text.split(" "):
@@ -151,6 +151,6 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """A text on one line, its end left out where there is no room."""
     return text if cell_len(text) <= width else f"{chop_cells(text, max(1, width - 1))[0].rstrip()}…"

@@ -55,7 +55,7 @@ def table(
     entire = {0, *whole, *right} - {*broken}  # what comes first names the row, and people copy it
     lines = grid.lay_out(columns, rows, terminal_width(), right=right, whole=entire, cut=cut)
     if title:
-        lines[:0] = [grid.TableLine(line, heading=True) for line in grid.wrapped(plain(title), terminal_width())]
+        lines[:0] = [grid.TableLine(line, heading=True) for line in grid.wrap(plain(title), terminal_width())]
     bold, normal = ("\x1b[1m", "\x1b[0m") if has_colour(sys.stdout) else ("", "")
     for line in lines:
         print(f"{bold}{line.text}{normal}" if line.heading and line.text else line.text)

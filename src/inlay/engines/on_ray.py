@@ -33,7 +33,7 @@ ANSWER = 5.0  # seconds for an address to answer
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 
 
-def ray_or_say() -> Any:
+def import_ray() -> Any:
     """Ray itself, or how to get it."""
     try:
         import ray
@@ -55,7 +55,7 @@ class RayEngine(Engine):
         self._empty: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> RayEngine:
-        ray = ray_or_say()
+        ray = import_ray()
         if not ray.is_initialized():
             self._connect(ray)
         try:
@@ -67,7 +67,7 @@ class RayEngine(Engine):
 
     def __exit__(self, *error: object) -> None:
         if self._ours:
-            ray_or_say().shutdown()
+            import_ray().shutdown()
             self._ours = False
         if self._empty is not None:
             self._empty.cleanup()
@@ -78,7 +78,7 @@ class RayEngine(Engine):
         if self.address is not None:
             quiet.pop("include_dashboard")
             if self.address != "auto":
-                answering(self.address)
+                check_answers(self.address)
         # Ray lets its workers import from the folder that it was started in, before all others: that is an empty one.
         # In a cluster of its own a run works in this process's folder all the same, for paths that begin there.
         self._home = os.getcwd() if self.address is None else None
@@ -113,7 +113,7 @@ class RayEngine(Engine):
 
     def run(self, jobs: list[Job], listener: Listener, deadline: float | None = None) -> list[JobOutcome]:
         """The outcome of every job, in their order."""
-        ray = ray_or_say()
+        ray = import_ray()
         queue = Queue(jobs, listener, deadline)
         away: list[Away] = []
         # A run that the cluster never finds room for does not know when to stop.
@@ -277,7 +277,7 @@ def do(
         yield {"parcel": last, "said": said, "step": None, "end": outcome.to_json()}
 
 
-def answering(address: str) -> None:
+def check_answers(address: str) -> None:
     """A clear error, soon, where nobody answers at an address: Ray itself would try for minutes and then give up hard.
 
     A cluster's head speaks HTTP/2, and whoever does sends its settings first.

@@ -169,7 +169,7 @@ class Collected:
         return [(each, [row for row in self.rows if row.place == place]) for place, each in enumerate(self.sets)]
 
 
-def of_comparisons(comparisons: Sequence[Comparison], baseline: str | None = None) -> Collected:
+def collect_comparisons(comparisons: Sequence[Comparison], baseline: str | None = None) -> Collected:
     """All that came of some comparisons: their rows, the learning rates that were not chosen, what failed, what was
     left out; and how the methods differ from a baseline that was named."""
     from inlay.workflow.comparison import words
@@ -207,7 +207,7 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
         except InlayError as error:
             found.damaged.append(str(error))
     if not found.results:
-        raise InlayError(_nothing(found, folder))
+        raise InlayError(_explain_nothing(found, folder))
     _arrange(found)
     return found
 
@@ -222,7 +222,7 @@ def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
     return Collected(folder.resolve().name, damaged=list(problems.values())), runs
 
 
-def _nothing(found: Collected, folder: Path | None) -> str:
+def _explain_nothing(found: Collected, folder: Path | None) -> str:
     where = "among those given" if folder is None else f"in {str(folder)!r}"
     if found.unfinished:
         first = found.unfinished[0]
@@ -309,10 +309,10 @@ def _arrange(found: Collected) -> None:
 
 
 def _but_for_the_seed(spec: Spec) -> str:
-    return json.dumps(spec.with_(seed=0, pooling=replaced(spec) or "own").to_json(), sort_keys=True)
+    return json.dumps(spec.with_(seed=0, pooling=replaced_pooling(spec) or "own").to_json(), sort_keys=True)
 
 
-def replaced(spec: Spec) -> str | None:
+def replaced_pooling(spec: Spec) -> str | None:
     """What a run's head read in place of its architecture's own feature: what auto finds is written into a spec."""
     return None if spec.pooling in ("auto", "own") else spec.pooling
 
@@ -326,7 +326,7 @@ def set_of(run: Run, metric: str, split: str) -> Set:
         spec.protocol,
         spec.revision and f"revision {spec.revision}",
         spec.test_data and f"test {spec.test_data}",
-        (pooling := replaced(spec)) and f"pooling {pooling}",
+        (pooling := replaced_pooling(spec)) and f"pooling {pooling}",
     )
     greater = improves_upwards(run.record, metric)
     return Set(
@@ -362,7 +362,7 @@ def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
         if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
     ]
     for row, each in zip(rows, settings, strict=True):
-        row.variant = ", ".join(f"{name.replace('_', ' ')} {_said(each.get(name))}" for name in varying)
+        row.variant = ", ".join(f"{name.replace('_', ' ')} {_format_setting(each.get(name))}" for name in varying)
     rows = sorted(rows, key=lambda row: (row.spec.learning_rate or 0.0, row.variant))
     values = [
         {
@@ -379,7 +379,7 @@ def _name_variants(rows: list[ResultRow], failed: Mapping[str, int]) -> None:
         row.chosen = index == best
 
 
-def _said(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else "default" if value is None else str(value)

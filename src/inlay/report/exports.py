@@ -22,7 +22,7 @@ def write_csv(found: Collected, out: Path) -> Path:
         {
             "run": result.run.id,
             "status": "finished",
-            **_flat(result.spec.to_json()),
+            **_flatten(result.spec.to_json()),
             **{f"{split} {name}": value for split, each in result.run.metrics.items() for name, value in each.items()},
             **{column.titles["csv"]: column.value([result.record]) for column in columns_in("csv")},
             "command": result.command,
@@ -30,7 +30,13 @@ def write_csv(found: Collected, out: Path) -> Path:
         for result in found.results
     ]
     others = [
-        {"run": run.id, "status": run.status, **_flat(run.spec.to_json()), "error": run.error, "command": run.command}
+        {
+            "run": run.id,
+            "status": run.status,
+            **_flatten(run.spec.to_json()),
+            "error": run.error,
+            "command": run.command,
+        }
         for run in found.unfinished
     ]
     lines = [*results, *others]
@@ -39,7 +45,7 @@ def write_csv(found: Collected, out: Path) -> Path:
     return _write(out, csv_text([columns, *rows]), (".csv",))
 
 
-def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+def _flatten(spec: dict[str, Any]) -> dict[str, Any]:
     return {name: json.dumps(value) if isinstance(value, list | dict) else value for name, value in spec.items()}
 
 
@@ -48,9 +54,9 @@ def write_markdown(found: Collected, out: Path) -> Path:
     where another is significantly worse."""
     parts, cut, heads = [], cutter(found.specs), _heads()
     for name, rows in found.by_set:
-        parts += [f"### {_marked(cut(name.label))}: {name.split} {name.metric}", ""]
+        parts += [f"### {_escape_markdown(cut(name.label))}: {name.split} {name.metric}", ""]
         parts += [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
-        parts += [f"| {' | '.join(_cells(row, _marked, '**{}**', _has_variants(found)))} |" for row in rows]
+        parts += [f"| {' | '.join(_cells(row, _escape_markdown, '**{}**', _has_variants(found)))} |" for row in rows]
         parts.append("")
     return _write(out, "\n".join(parts), (".md", ".markdown"))
 
@@ -66,7 +72,7 @@ def write_latex(found: Collected, out: Path) -> Path:
             r"\toprule",
             " & ".join(heads) + r" \\",
             r"\midrule",
-            *(" & ".join(_cells(row, _escaped, r"\textbf{{{}}}", _has_variants(found))) + r" \\" for row in rows),
+            *(" & ".join(_cells(row, _escape_latex, r"\textbf{{{}}}", _has_variants(found))) + r" \\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
             "",
@@ -84,7 +90,7 @@ def _has_variants(found: Collected) -> bool:
 
 
 def _cells(row: ResultRow, escape: Callable[[str], str], bold: str, marks: bool) -> list[str]:
-    plus_minus = r"$\pm$" if escape is _escaped else "±"
+    plus_minus = r"$\pm$" if escape is _escape_latex else "±"
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [
         escape(row.label + ", chosen" * (marks and row.chosen and bool(row.variant))),
@@ -94,12 +100,12 @@ def _cells(row: ResultRow, escape: Callable[[str], str], bold: str, marks: bool)
     ]
 
 
-def _marked(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """A text that Markdown shows as it is."""
     return re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
-def _escaped(text: str) -> str:
+def _escape_latex(text: str) -> str:
     """A text that LaTeX shows as it is."""
     words = {
         "\\": r"\textbackslash{}",

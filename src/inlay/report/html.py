@@ -131,13 +131,13 @@ def page_data(found: Collected) -> dict[str, Any]:
             {"id": run.id, "status": run.status, "error": run.error, "command": run.command} for run in found.unfinished
         ],
         "damaged": found.damaged,
-        "settings": _settings([result.spec for result in found.results]),
-        "versions": _seen(found.results, PACKAGES),
-        "machine": _seen(found.results, MACHINE),
-        "models": _told(
+        "settings": _count_settings([result.spec for result in found.results]),
+        "versions": _count_versions(found.results, PACKAGES),
+        "machine": _count_versions(found.results, MACHINE),
+        "models": _pair_up(
             (result.spec.model, (result.record.get("backbone") or {}).get("source")) for result in found.results
         ),
-        "data": _told((task, source) for result in found.results for task, source in _sources(result)),
+        "data": _pair_up((task, source) for result in found.results for task, source in _sources_of(result)),
         "first": min(str(result.record.get("created", "")) for result in found.results),
         "last": max(str(result.record.get("finished", "")) for result in found.results),
     }
@@ -180,7 +180,7 @@ def _run(result: Result) -> dict[str, Any]:
         "value": result.value,
         "validation": result.validation,
         "watched": result.watched,
-        "others": _others(result),
+        "others": _other_metrics(result),
         "seconds": (portrait.get("seconds_per_epoch") or {}).get("mean"),
         "memory": (portrait.get("peak_memory") or {}).get("bytes"),
         "steps": record.get("steps"),
@@ -190,22 +190,22 @@ def _run(result: Result) -> dict[str, Any]:
     }
 
 
-def _others(result: Result) -> dict[str, float]:
+def _other_metrics(result: Result) -> dict[str, float]:
     """The other metrics of the split that is shown: those of each task, where there are several."""
     named = [(name, value) for name, value in result.run.metrics[result.of.split].items() if name != result.metric]
     return dict([(name, value) for name, value in named if not name.endswith("loss")][:LISTED])
 
 
-def _sources(result: Result) -> list[tuple[str, str | None]]:
+def _sources_of(result: Result) -> list[tuple[str, str | None]]:
     tasks = result.record.get("tasks") or {result.spec.task or str(result.spec.data): result.record.get("task") or {}}
     return [(name, task.get("source")) for name, task in tasks.items()]
 
 
-def _told(pairs: Any) -> list[dict[str, str]]:
+def _pair_up(pairs: Any) -> list[dict[str, str]]:
     return [{"name": str(name), "source": str(source)} for name, source in dict.fromkeys(pairs)]
 
 
-def _seen(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
+def _count_versions(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any]]:
     """Every value of some entries of `versions`, the commonest first, with how many runs have it."""
     seen = []
     for name in names:
@@ -216,7 +216,7 @@ def _seen(results: Sequence[Result], names: Sequence[str]) -> list[dict[str, Any
     return seen
 
 
-def _settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+def _count_settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
     """What all runs share, and what differs, of what their specs say."""
     told = []
     said = [spec.to_json() for spec in specs]

@@ -191,9 +191,9 @@ class Batcher:
                 if self._stopping or self._waiting >= self.max_batch or left <= 0:
                     break
                 self._changed.wait(left)
-            return self._taken(first)
+            return self._take_rows(first)
 
-    def _taken(self, rows: FairQueue) -> list[QueuedRow]:
+    def _take_rows(self, rows: FairQueue) -> list[QueuedRow]:
         """A batch from the front of a queue: as many rows as are allowed, and no more load; a first row always."""
         jobs: list[QueuedRow] = []
         load = 0.0
@@ -218,7 +218,7 @@ class Batcher:
                 wanted.append(job)
         if not wanted:
             return
-        answers = self._answers(wanted)
+        answers = self._answer_all(wanted)
         broken = all(isinstance(each, Refusal) and each.status >= 500 for each in answers)
         self._in_vain = self._in_vain + 1 if broken else 0
         self.metrics.batch_rows.observe(len(wanted))
@@ -232,15 +232,15 @@ class Batcher:
                 self.metrics.rows.add(job.request.task)
                 job.answer.set_result(answer)
 
-    def _answers(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal]:
+    def _answer_all(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal]:
         """What is said of each row. A batch that fails is halved until the rows that spoil it stand alone."""
-        found = self._tried(jobs)
+        found = self._try_pass(jobs)
         if found is not None:
             return found
         middle = len(jobs) // 2
-        return self._answers(jobs[:middle]) + self._answers(jobs[middle:])
+        return self._answer_all(jobs[:middle]) + self._answer_all(jobs[middle:])
 
-    def _tried(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal] | None:
+    def _try_pass(self, jobs: Sequence[QueuedRow]) -> list[dict[str, Any] | Refusal] | None:
         """What a pass says of its rows; None where several failed together.
 
         Halves are tried only after this has returned: the error holds the frames of its pass, and so its memory, which
@@ -249,7 +249,7 @@ class Batcher:
         try:
             return [*self.hosted.answer([job.request for job in jobs])]
         except Exception as error:
-            return [_told(error)] if len(jobs) == 1 else None
+            return [_refusal_of(error)] if len(jobs) == 1 else None
 
     def _fail(self, job: QueuedRow, refusal: Refusal) -> None:
         self.metrics.failed.add()
@@ -262,12 +262,12 @@ def _settle(future: Future[Any], action: Callable[[], Any]) -> None:
     try:
         result = action()
     except Exception as error:
-        future.set_exception(_told(error))
+        future.set_exception(_refusal_of(error))
     else:
         future.set_result(result)
 
 
-def _told(error: Exception) -> Refusal:
+def _refusal_of(error: Exception) -> Refusal:
     """What a client may know of an error: a mistake of its own in full; of ours, that there is one, and the log has it.
 
     An exception is raised anew in another thread: it must not carry the frames of this one, and the tensors in them.

@@ -119,7 +119,7 @@ def _address(connection: Connection) -> str | None:
     return connection.client[0] if connection.client else None
 
 
-def that_fit(wanted: int) -> int:
+def limit_connections(wanted: int) -> int:
     """As many connections as are wanted, but no more than this process may have descriptors for."""
     try:
         import resource

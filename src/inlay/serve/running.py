@@ -126,10 +126,10 @@ def _batcher(hosted: Hosted, settings: ServiceSettings) -> Batcher:
 def _server(batcher: Batcher, settings: ServiceSettings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
-    from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, that_fit
+    from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, limit_connections
     from inlay.serve.web import create_app
 
-    most = that_fit(settings.max_connections)
+    most = limit_connections(settings.max_connections)
     bounds = Bounds(most, min(settings.max_per_client or max(1, most // 2), most), settings.read_timeout)
 
     class Server(uvicorn.Server):

@@ -43,7 +43,7 @@ class NewTask(BaseModel):
 def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
     """The application around a batcher that runs."""
     hosted = batcher.hosted
-    root = settings.add_from or _home(hosted.folder)
+    root = settings.add_from or _default_root(hosted.folder)
     limits = Limits(settings.max_characters, settings.max_pixels)
     folders = [path for each in (root, hosted.folder) for path in (each.absolute(), each.resolve())]
     told = partial(without_paths, folders=[*folders, *(path.parent for path in folders), Path.cwd()])
@@ -56,18 +56,18 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
     async def predict(request: Request, body: Annotated[dict[str, Any] | list[Any], Body()]) -> JSONResponse:
         """Answer one request, an object, or several, a list: then each has its own answer, or its own error."""
         if isinstance(body, dict):
-            futures = _submitted(batcher, [read(body, hosted.schemas, limits)], request)
-            (found,) = await _answered(request, futures, settings.timeout)
+            futures = _submit(batcher, [read(body, hosted.schemas, limits)], request)
+            (found,) = await _wait_for(request, futures, settings.timeout)
             if isinstance(found, BaseException):
                 raise found
             return JSONResponse(found)
         if len(body) > batcher.max_queue:
             raise Refusal(413, f"{len(body):,} requests at once are more than the queue holds ({batcher.max_queue:,}).")
-        entries = [_tried(each, hosted.schemas, limits) for each in body]
+        entries = [_try_reading(each, hosted.schemas, limits) for each in body]
         rows = [each for each in entries if isinstance(each, Read)]
-        answers = iter(await _answered(request, _submitted(batcher, rows, request), settings.timeout) if rows else ())
+        answers = iter(await _wait_for(request, _submit(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
-        return JSONResponse([_entry(each, told) for each in found])
+        return JSONResponse([_entry_of(each, told) for each in found])
 
     @app.get("/tasks")
     async def tasks() -> dict[str, Any]:
@@ -87,7 +87,7 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
     @app.post("/tasks", status_code=201)
     async def add(new: NewTask) -> dict[str, Any]:
         """Load one more task from a folder on the service's machine."""
-        folder = _below(root, new.adapter) if new.adapter is not None else hosted.folder
+        folder = _resolve_below(root, new.adapter) if new.adapter is not None else hosted.folder
         try:
             # Off the loop, and before the model is touched: files are read and hashed.
             await asyncio.to_thread(hosted.check, folder, new.task)
@@ -139,7 +139,7 @@ def _answer_errors(app: FastAPI, told: Callable[[str], str]) -> None:
         return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
 
 
-async def _answered(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
+async def _wait_for(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
     """The answers or errors, in order. A client that is gone or has waited too long gives up its places."""
     answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
     gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
@@ -163,19 +163,19 @@ def _failure(hosted: Hosted, task: str) -> dict[str, str]:
     return {} if why is None else {FAILED: why}
 
 
-def _submitted(batcher: Batcher, rows: Sequence[Read], request: Request) -> list[Future[Any]]:
+def _submit(batcher: Batcher, rows: Sequence[Read], request: Request) -> list[Future[Any]]:
     client = Client(*request.client) if request.client else HERE
     return batcher.submit([row.request for row in rows], client, [row.load for row in rows])
 
 
-def _tried(given: Any, schemas: Any, limits: Limits) -> Read | Refusal:
+def _try_reading(given: Any, schemas: Any, limits: Limits) -> Read | Refusal:
     try:
         return read(given, schemas, limits)
     except Refusal as error:
         return error
 
 
-def _entry(found: Any, told: Callable[[str], str]) -> Any:
+def _entry_of(found: Any, told: Callable[[str], str]) -> Any:
     if isinstance(found, Refusal):
         return {"error": told(str(found)), "status": found.status}
     if isinstance(found, BaseException):
@@ -183,12 +183,12 @@ def _entry(found: Any, told: Callable[[str], str]) -> Any:
     return found
 
 
-def _home(folder: Path) -> Path:
+def _default_root(folder: Path) -> Path:
     """Where tasks may be added from unless the settings say: the folder of runs, or the adapter folder itself."""
     return folder.parent.parent if (folder.parent / "spec.json").is_file() else folder
 
 
-def _below(root: Path, adapter: str) -> Path:
+def _resolve_below(root: Path, adapter: str) -> Path:
     """The adapter folder that a client names, which must lie below `root`."""
     try:
         place = (root.resolve() / adapter).resolve()
