@@ -101,7 +101,7 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         self._columns = {
             name: values if isinstance(values, Ragged) else Ragged.of(values) for name, values in columns.items()
         }
-        self._labels = labels
+        self.labels = labels
         self.words = words
         self.cut = cut
         self.notes: tuple[str, ...] = ()
@@ -118,8 +118,8 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         item: dict[str, Any] = {name: values[index] for name, values in self._columns.items()}
-        if self._labels is not None:
-            item["labels"] = self._labels[index]
+        if self.labels is not None:
+            item["labels"] = self.labels[index]
         return item
 
 

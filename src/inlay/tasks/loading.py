@@ -33,7 +33,7 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         raise unknown("protocol", spec.protocol, PROTOCOLS)
     found = _find(spec)
     schema = found.schema
-    if spec.augment is not None and schema.kind != kinds.IMAGES:
+    if spec.augment is not None and schema.modality != "image":
         raise InlayError(
             f"augment={spec.augment!r} is for images, and {schema.name!r} is of kind {schema.kind!r}. Leave it out."
         )
@@ -96,7 +96,7 @@ class _Part:
         if isinstance(data, list):
             data = number_labels(schema, data, f"{schema.name} ({split})")
             rows = [_named(row) for row in data]
-            classes = [row["label"] for row in data] if schema.kind in kinds.ONE_LABEL else None
+            classes = [row["label"] for row in data] if schema.predicts == "class" else None
             groups = [str(row[task.group]) for row in data] if task.group else None
         else:
             classes, groups = list(data["label"]), None
@@ -164,7 +164,7 @@ def _divide(
                 "split, or train on another task and evaluate on this one."
             )
         return {"train": None, "validation": None, "test": test}, notes
-    if schema.kind in kinds.ONE_LABEL:
+    if schema.predicts == "class":
         notes += labels.check_classes(train.classes, classes, schema.name)
     if test is None:
         train, test = _hold_out(train, splits.test_size(len(train)), TEST_SEED, "test", schema.lm)
@@ -180,7 +180,7 @@ def _divide(
         notes.append(f"no validation split: {len(validation):,} rows held out of training for selection")
     if spec.shots is not None:
         train = train.take(splits.draw_shots(train.rows, spec.shots, spec.seed))
-        if schema.kind in kinds.ONE_LABEL:
+        if schema.predicts == "class":
             labels.check_classes(train.classes, classes, f"a draw of {spec.shots}")
             absent = len(classes) - len(set(train.classes))
             if absent:
@@ -248,7 +248,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask) -> Task:
         else dataset([] if part is None else part.data, schema.kind, schema.fields, expand=split == "train")
         for split, part in parts.items()
     }
-    most = schema.max_new_tokens or (128 if schema.kind in kinds.LANGUAGE_MODELS else None)
+    most = schema.max_new_tokens or (128 if schema.writes_text else None)
     return Task(
         schema=replace(schema, max_new_tokens=most, mean=mean, deviation=deviation),
         **made,

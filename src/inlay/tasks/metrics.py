@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import unknown
-from inlay.tasks import kinds
 from inlay.tasks.prepare import entities
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ ALL = (
 def majority(task: Task) -> dict[str, Any] | None:
     """The metrics of the majority class on the test split, as JSON-ready data; None where an example has no one class,
     or nothing to be tested on. Of classes that are equally frequent the first is taken."""
-    if task.kind not in kinds.ONE_LABEL or not len(task.test) or not len(task.train):
+    if task.schema.predicts != "class" or not len(task.test) or not len(task.train):
         return None
     names = task.label_names or ()
     counts = Counter(task.train["label"])

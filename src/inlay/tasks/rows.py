@@ -44,16 +44,16 @@ def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder
         return _prepared(schema, values, where)
     taken = {name: schema.columns.get(name, name) for name in schema.fields}
     if lacking := [column for column in taken.values() if column not in values]:
-        if folder is None and schema.kind == kinds.IMAGES:
+        if folder is None and schema.modality == "image":
             has = ", ".join(map(repr, values)) or "nothing"
             raise InlayError(f"{where} lacks {lacking[0]!r}, the image (it has {has}).")
         raise InlayError(
             f"{where.partition(', row')[0]} lacks the column {lacking[0]!r} that the model was trained on (columns: "
             f"{', '.join(values)})."
         )
-    if schema.kind == kinds.IMAGES:
+    if schema.modality == "image":
         return {"image": find_image(values[taken["image"]], folder or Path.cwd(), taken["image"], where)}
-    if schema.kind == kinds.TOKENS:
+    if schema.predicts == "tags":
         return {name: _without_gaps("word", values[column], column, where) for name, column in taken.items()}
     return {name: as_text(values[column], column, where) for name, column in taken.items()}
 
@@ -103,7 +103,7 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
     if label is None:
         return made
     made |= _read_label(schema, row[label], table, label, where)
-    if schema.kind == kinds.TOKENS and len(made["tokens"]) != len(made["label"]):
+    if schema.predicts == "tags" and len(made["tokens"]) != len(made["label"]):
         several = isinstance(row[schema.columns.get("tokens", "tokens")], str) and isinstance(row[label], list)
         raise InlayError(
             f"{where}: {len(made['tokens'])} words and {len(made['label'])} labels; each word needs one."
@@ -114,8 +114,7 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
 
 def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where: str) -> Row:
     """What a label says, under the name that its kind has it by; classes and tags are named, not numbered."""
-    predicts = kinds.get(schema.kind).predicts
-    if predicts == "value":
+    if schema.predicts == "value":
         numbers = labels.as_numbers([value])
         if numbers is None:
             said = as_text(value, column, where)
@@ -124,13 +123,13 @@ def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where
                 "nothing else, as in 1120 or 10.42, or remove the row."
             )
         return {"label": numbers[0]}
-    if predicts == "tags":
+    if schema.predicts == "tags":
         tags = _without_gaps("label of a word", value, column, where)
         return {"label": [labels.as_name(tag, column, where) for tag in tags]}
     if schema.kind == kinds.DATA_TO_TEXT:
         texts = value if isinstance(value, list) else [value]
         return {"references": [as_text(text, column, where) for text in texts]}
-    if predicts == "text":
+    if schema.predicts == "text":
         return {"target": as_text(value, column, where)}
     names = table.class_names
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
@@ -141,10 +140,10 @@ def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where
 def number_labels(schema: TaskSchema, rows: list[Row], where: str) -> list[Row]:
     """The rows with numbers for their classes and tags."""
     known = schema.label_names or ()
-    if schema.kind in kinds.ONE_LABEL:
+    if schema.predicts == "class":
         numbers = labels.number([row["label"] for row in rows], known, where)
         return [{**row, "label": number} for row, number in zip(rows, numbers, strict=True)]
-    if schema.kind == kinds.TOKENS:
+    if schema.predicts == "tags":
         return [{**row, "label": labels.number(row["label"], known, where)} for row in rows]
     return rows
 
@@ -160,15 +159,15 @@ def read(schema: TaskSchema, source: Any) -> Inputs:
     """
     if not is_path(source):
         given = as_rows(source, schema)
-        named = PYTHON if schema.kind == kinds.IMAGES else repr(PYTHON)
+        named = PYTHON if schema.modality == "image" else repr(PYTHON)
         return Inputs(given, _inputs(schema, enumerate(given, start=1), named))
     path = Path(source).expanduser()
-    if schema.kind == kinds.IMAGES and (path.is_dir() or tables.is_image(path)):
+    if schema.modality == "image" and (path.is_dir() or tables.is_image(path)):
         found = _image_files(path)
         return Inputs(found, found)
     if path.is_dir():
         raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(tables.TABLES)}).")
-    if schema.kind == kinds.IMAGES and path.exists() and tables.suffix(path) not in tables.TABLES:
+    if schema.modality == "image" and path.exists() and tables.suffix(path) not in tables.TABLES:
         raise InlayError(
             f"{str(path)!r} is neither an image ({', '.join(tables.IMAGES)}) nor a table of images "
             f"({', '.join(tables.TABLES)}), by its ending."
@@ -225,7 +224,7 @@ def as_rows(source: Any, schema: TaskSchema) -> list[Row]:
     for number, row in enumerate(_listed(source), start=1):
         if isinstance(row, Mapping):
             found.append({str(name): value for name, value in row.items()})
-        elif single is not None and (isinstance(row, str) or schema.kind == kinds.IMAGES):
+        elif single is not None and (isinstance(row, str) or schema.modality == "image"):
             found.append({single: row})
         else:
             wanted = ", ".join(map(repr, columns))
@@ -291,7 +290,7 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     table = _table(schema, source, notes, label)
     table.add_paths([*columns_read(schema), *filter(None, [label])])
     column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
-    spelled = table.untyped and schema.kind not in kinds.LANGUAGE_MODELS
+    spelled = table.untyped and not schema.writes_text
     numbered = list(table.numbered)
     kept = [(n, row) for n, row in numbered if column is None or not labels.is_absent(row.get(column), spelled)]
     name = table.path.name
@@ -300,11 +299,11 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     if not kept:
         raise InlayError(f"{name!r} has no row with a label: there is nothing to evaluate on.")
     reading = schema
-    if schema.kind == kinds.IMAGES and table.path.is_dir():
+    if schema.modality == "image" and table.path.is_dir():
         reading = replace(schema, columns={})  # trained on a table, evaluated on a folder
     rows = [read_labelled_row(reading, row, table, column, f"{name}, row {number}") for number, row in kept]
     rows = rows if column is None else number_labels(schema, rows, name)
-    if schema.kind == kinds.IMAGES:
+    if schema.modality == "image":
         images.check_all([row["image"] for row in rows])
     empty, made = (dataset(each, schema.kind, schema.fields) for each in ([], rows))
     return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=tuple(notes))

@@ -57,7 +57,7 @@ class TaskSchema:
     @property
     def num_labels(self) -> int | None:
         """Outputs of the head: the classes, 1 for a value, None for language models."""
-        if self.kind == kinds.REGRESSION:
+        if self.predicts == "value":
             return 1
         return len(self.label_names) if self.label_names is not None else None
 
@@ -67,9 +67,14 @@ class TaskSchema:
         return kinds.modality(self.kind)
 
     @property
+    def predicts(self) -> str:
+        """What an example is given: see `inlay.tasks.kinds.TaskKind`."""
+        return kinds.get(self.kind).predicts
+
+    @property
     def writes_text(self) -> bool:
         """Whether a prediction is a text that the model generates."""
-        return self.kind in kinds.LANGUAGE_MODELS
+        return self.predicts == "text"
 
     @property
     def generates(self) -> bool:
@@ -134,7 +139,7 @@ class TaskSchema:
         """Unlabelled rows ready for the collator. For language models: prompts to be continued."""
         from inlay.tasks import encode, images
 
-        if self.kind == kinds.IMAGES:
+        if self.modality == "image":
             sources = [row["image"] for row in rows]
             images.check_all(sources)
             return images.EncodedImages(sources, None, processor)
@@ -146,11 +151,17 @@ class TaskSchema:
             prompts = [templates.render(self.full_template, row, mask)[0] for row in rows]
             # What is written needs room after the prompt, but never more than half of it.
             return encode.encode_prompts(prompts, processor, max(length // 2, length - (self.max_new_tokens or 0)))
-        if self.kind == kinds.TOKENS:
-            columns, words, cut = encode.encode_tokens(rows, processor, length)
+        return self.encode_texts(rows, processor, length)
+
+    def encode_texts(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any, length: int) -> Encoded:
+        """The texts of rows as tokens, without their labels; not for language models."""
+        from inlay.tasks import encode
+
+        if self.predicts == "tags":
+            columns, words, cut = encode.encode_tokens(rows, tokenizer, length)
             return encode.Encoded(columns, words=words, cut=cut, sizes=[len(row["tokens"]) for row in rows])
         how = encode.encode_spans if self.kind == kinds.SPANS else encode.encode_texts
-        columns, cut = how(rows, *self.reading(processor), length)
+        columns, cut = how(rows, *self.reading(tokenizer), length)
         return encode.Encoded(columns, cut=cut)
 
     def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
@@ -161,7 +172,7 @@ class TaskSchema:
         from inlay.tasks.encode import TextCollator
         from inlay.tasks.images import ImageCollator
 
-        return ImageCollator() if self.kind == kinds.IMAGES else TextCollator(processor, left=generation)
+        return ImageCollator() if self.modality == "image" else TextCollator(processor, left=generation)
 
     # --------------------------------------------------------------------------------------------------- outputs
 
@@ -179,10 +190,10 @@ class TaskSchema:
         import numpy as np
 
         predictions = np.asarray(predictions)
-        if self.kind == kinds.REGRESSION:
+        if self.predicts == "value":
             return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
         names = self.label_names or ()
-        if self.kind == kinds.TOKENS:
+        if self.predicts == "tags":
             if inputs is None or inputs.words is None or inputs.sizes is None:
                 raise InlayError(
                     "To decode token classification, pass the encoded inputs: decode(predictions, inputs)."
@@ -226,14 +237,14 @@ class TaskSchema:
 
         predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
-        if self.kind in kinds.LANGUAGE_MODELS:
+        if self.writes_text:
             return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])
-        if self.kind == kinds.REGRESSION:
+        if self.predicts == "value":
             return metrics.of_values(
                 self.metrics, self.unscale(predictions.reshape(-1)), self.unscale(labels.reshape(-1))
             )
         names = self.label_names or ()
-        if self.kind == kinds.TOKENS:
+        if self.predicts == "tags":
             # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.
             best = predictions[:, predictions.shape[1] - labels.shape[1] :].argmax(axis=-1)
             if encoded is not None:
@@ -258,7 +269,7 @@ class TaskSchema:
         from inlay.tasks.encode import IGNORED
 
         logits = logits[0] if isinstance(logits, tuple) else logits
-        if self.kind not in kinds.LANGUAGE_MODELS:
+        if not self.writes_text:
             return logits
         ahead = logits[:, -labels.shape[1] : -1].float()
         wanted = labels[:, 1:]

@@ -62,7 +62,7 @@ class _Unavailable(Exception):
 
 def _not_found(card: TaskCard, data_dir: str | None, faults: Sequence[str]) -> str:
     """Everything that was tried, and what to put where."""
-    is_image = card.kind == kinds.IMAGES
+    is_image = card.modality == "image"
     place = f"images/{card.folder}.parquet" if is_image else f"text/{card.folder}/train.jsonl.gz and test.jsonl.gz"
     tried = [f"{data_dir} (no {card.folder} there)"] if data_dir else []
     tried += [f"the cache {cache_root() / 'data'}", *faults]
@@ -84,9 +84,9 @@ def _not_found(card: TaskCard, data_dir: str | None, faults: Sequence[str]) -> s
 
 def find_local(card: TaskCard, root: Path) -> Path | None:
     """Where a folder in the layout above has the task's data."""
-    for base in (root / ("images" if card.kind == kinds.IMAGES else "text"), root):
+    for base in (root / ("images" if card.modality == "image" else "text"), root):
         for name in dict.fromkeys((card.folder, card.name, *card.aliases)):
-            if card.kind == kinds.IMAGES and (base / f"{name}.parquet").is_file():
+            if card.modality == "image" and (base / f"{name}.parquet").is_file():
                 return base / f"{name}.parquet"
             folder = base / name
             if folder.is_dir() and any(folder.iterdir()):
@@ -225,12 +225,12 @@ def _undivided(
     made: dict[str, Any] = {}
     names = card.schema.label_names or (tuple(class_names) if class_names else None)
     for split, data in splits.items():
-        if card.kind == kinds.IMAGES and not isinstance(data, list):
+        if card.modality == "image" and not isinstance(data, list):
             made[split], names = _hub_images(card, data)
         else:
             rows = [row for raw in _as_rows(data, card) for row in _normalise(card, raw, source)]
             rows = _with_texts(rows, card, split, notes)
-            made[split] = rows if card.kind in kinds.LANGUAGE_MODELS else _labelled(rows, card, split, notes)
+            made[split] = rows if card.schema.writes_text else _labelled(rows, card, split, notes)
     made = {split: rows for split, rows in made.items() if len(rows)}
     if not made:
         raise InlayError(f"The data of {card.name!r} from {source} has no row that can be used. {' '.join(notes)}")
@@ -248,7 +248,7 @@ def _undivided(
 
 def _all_names(rows: Iterable[Row], card: TaskCard) -> Iterable[str]:
     for row in rows:
-        yield from row["label"] if card.kind == kinds.TOKENS else (row["label"],)
+        yield from row["label"] if card.schema.predicts == "tags" else (row["label"],)
 
 
 def _as_rows(data: Any, card: TaskCard) -> list[Row]:
@@ -288,14 +288,14 @@ def _normalise(card: TaskCard, raw: Mapping[str, Any], source: str) -> Iterable[
         if card.target and card.target in each and card.kind == kinds.CAUSAL_LM:
             made["target"] = as_text(each[card.target], card.target, f"The data of {card.name!r}")
         label = next((each[name] for name in card.label if name in each), None)
-        yield made | ({} if card.kind in kinds.LANGUAGE_MODELS else {"label": label})
+        yield made | ({} if card.schema.writes_text else {"label": label})
 
 
 def _with_texts(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> list[Row]:
     """The rows in which no text is missing, with every field as text."""
-    if card.kind == kinds.IMAGES:
+    if card.modality == "image":
         return rows
-    read = as_words if card.kind == kinds.TOKENS else as_text
+    read = as_words if card.schema.predicts == "tags" else as_text
     kept = [(i, row) for i, row in enumerate(rows, start=1) if not any(is_null(row[name]) for name in card.fields)]
     if len(kept) < len(rows):
         notes.append(f"{split}: {len(rows) - len(kept):,} of {len(rows):,} rows dropped for want of a text")
@@ -312,10 +312,10 @@ def _labelled(rows: list[Row], card: TaskCard, split: str, notes: list[str]) -> 
         label = row["label"]
         if label is None or label == _HIDDEN:
             continue
-        if card.kind == kinds.TOKENS:
+        if card.schema.predicts == "tags":
             kept.append({**row, "label": [_name(tag, card) for tag in label]})
         else:
-            kept.append({**row, "label": float(label) if card.kind == kinds.REGRESSION else _name(label, card)})
+            kept.append({**row, "label": float(label) if card.schema.predicts == "value" else _name(label, card)})
     if not kept:
         notes.append(f"the labels of {split} are not given out: that split is not used")
     elif len(kept) < len(rows):

@@ -51,7 +51,7 @@ class Task(Described):
     @property
     def examples(self) -> int | None:
         """How many there are to train on; None for running text: the model's length says into how many it is cut."""
-        running = self.kind in kinds.LANGUAGE_MODELS and not self.schema.answers
+        running = self.schema.writes_text and not self.schema.answers
         return None if running else len(self.train)
 
     @property
@@ -98,13 +98,13 @@ class Task(Described):
         It is `max_length`, the schema's, or a default, and never more than the model reads, which is noted. Images
         have none.
         """
-        if self.kind == kinds.IMAGES:
+        if self.modality == "image":
             return self
         limit = encoding.length_limit(processor, model_config)
         wanted = max_length or self.schema.max_length or min(encoding.DEFAULT_LENGTH, limit or encoding.DEFAULT_LENGTH)
         length = min(wanted, limit or wanted)
         notes = [f"max_length={wanted} is more than the model reads: {limit} is used"] if length < wanted else []
-        encoding.check_room(length, processor, self.template, writes=self.kind in kinds.LANGUAGE_MODELS)
+        encoding.check_room(length, processor, self.template, writes=self.schema.writes_text)
         return self.with_schema(dataclasses.replace(self.schema, max_length=length)).with_notes(notes)
 
     def encode(
@@ -118,7 +118,7 @@ class Task(Described):
     ) -> encoding.Encoded | images.EncodedImages:
         """A split as a data set for the Trainer; its `notes` say what was cut. Of the length see `with_length`."""
         data = self.split(split)
-        if self.kind == kinds.IMAGES:
+        if self.modality == "image":
             labels = list(data["label"])
             return images.EncodedImages(EncodedFiles(data), labels, processor, augmentation=augmentation)
         if augmentation is not None:
@@ -134,20 +134,18 @@ class Task(Described):
         return made
 
     def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
-        if self.kind in kinds.LANGUAGE_MODELS:
+        if self.schema.writes_text:
             return self._encode_language(split, data, tokenizer, length)
         rows = data.to_list()
-        if self.kind == kinds.TOKENS:
-            columns, words, cut = encoding.encode_tokens(rows, tokenizer, length)
-            tags = [row["label"] for row in rows]
-            aligned = [encoding.align_labels(each, row) for each, row in zip(words, tags, strict=True)]
-            return encoding.Encoded(columns, aligned, words, cut, [len(row) for row in tags], tags)
-        how = encoding.encode_spans if self.kind == kinds.SPANS else encoding.encode_texts
-        columns, cut = how(rows, *self.schema.reading(tokenizer), length)
-        targets = [row["label"] for row in rows]
-        if self.kind == kinds.REGRESSION:
-            targets = [(value - self.schema.mean) / self.schema.deviation for value in targets]
-        return encoding.Encoded(columns, targets, cut=cut)
+        made = self.schema.encode_texts(rows, tokenizer, length)
+        labels = [row["label"] for row in rows]
+        if made.words is not None:
+            made.tags = labels
+            labels = [encoding.align_labels(each, row) for each, row in zip(made.words, labels, strict=True)]
+        elif self.schema.predicts == "value":
+            labels = [(value - self.schema.mean) / self.schema.deviation for value in labels]
+        made.labels = labels
+        return made
 
     def _encode_language(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
         if self.schema.answers:

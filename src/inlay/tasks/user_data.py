@@ -69,7 +69,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         splits=splits,
         source=source,
         group="source" if choice.kind == kinds.DATA_TO_TEXT else None,
-        standardise=choice.kind == kinds.REGRESSION,
+        standardise=schema.predicts == "value",
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
     )
@@ -111,7 +111,7 @@ def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, not
     needed += ["start", "end"] if choice.kind == kinds.SPANS else []
     running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
     # Only of a label: a text may be "None", and so may the answer that a language model is to write.
-    spelled = choice.label if table.untyped and choice.kind not in kinds.LANGUAGE_MODELS else None
+    spelled = choice.label if table.untyped and not schema.writes_text else None
 
     def absent(row: Row, name: str) -> bool:
         value = row.get(name)
@@ -122,7 +122,7 @@ def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, not
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
     if spelled and (taken := _taken_for_missing(table, spelled)):
         left = {row[spelled] for row in whole.values()}
-        if choice.kind in kinds.ONE_LABEL and split in ("all", "train") and len(left) < 2:
+        if schema.predicts == "class" and split in ("all", "train") and len(left) < 2:
             raise InlayError(f"{where}: {taken}. Without it there are not two classes to tell apart.")
         notes.append(f"{where}: {taken}")
     if not whole:
@@ -184,11 +184,11 @@ def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
 
 def _with_labels(schema: TaskSchema, training: list[Row], class_names: list[str] | None) -> TaskSchema:
     """The schema with the labels of the training rows, and the metrics that these have."""
-    if schema.kind in kinds.ONE_LABEL:
+    if schema.predicts == "class":
         found = {row["label"] for row in training}
         ordered = class_names if class_names and found <= set(class_names) else labels.in_order(found)
         return replace(schema, label_names=tuple(ordered))
-    if schema.kind == kinds.TOKENS:
+    if schema.predicts == "tags":
         names = tuple(labels.in_order(tag for row in training for tag in row["label"]))
         entity = all(_BIO.fullmatch(name) for name in names)
         return replace(schema, label_names=names, metrics=schema.metrics if entity else ("token-accuracy",))

@@ -366,7 +366,7 @@ def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:
     if kinds.modality(objective.first.kind) != "image":
         return "texts are padded to the longest of their batch, which changes from epoch to epoch"
     if not getattr(setup.rows, "deterministic", True):
-        return "the pictures are augmented, so that they differ from epoch to epoch"
+        return "the images are augmented, so that they differ from epoch to epoch"
     if setup.plan.world > 1:
         return "several processes share the data"
     if setup.plan.total_steps - done <= setup.plan.steps_per_epoch:
