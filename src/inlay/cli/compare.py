@@ -57,11 +57,12 @@ def command(
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
-    """Run several methods over several seeds and print what came out: mean, 95 % interval, cost, and what differs.
+    """Compare several methods over several seeds.
 
-    Every run is kept under --out; finished ones are never repeated and interrupted ones go on. Beside them:
-    report.html to look at, comparison.json and comparison.csv for machines. The exit status is 1 when a run failed;
-    the others are in the table all the same.
+    Prints each method's mean with its 95 % interval, its cost, and which methods differ significantly. Every run is
+    kept under --out: finished ones are never repeated, interrupted ones are resumed. Beside them: report.html to look
+    at, comparison.json and comparison.csv for programs. The exit status is 1 when a run failed; the table has the
+    others.
 
     \b
     inlay compare --model embedded:vit --task digits --methods linear-probe,bias,norm,lora,full --seeds 3

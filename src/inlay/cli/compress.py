@@ -56,10 +56,11 @@ def command(
     ] = None,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compress a prompt into an NTK-Attention adapter: the model then behaves as if the prompt stood before every text.
+    """Compress a prompt into an adapter of fixed size.
 
-    The prompt takes no tokens, no cache and no context any more. The table shows, on continuations that were held out,
-    how much of what the prompt was worth is left. Use the adapter with `PeftModel.from_pretrained(model, OUT)` after
+    With the adapter (NTK-Attention) the model behaves as if the prompt stood before every text, but the prompt takes
+    no tokens, no cache and no context. The table shows how much of the prompt's benefit is left, on held-out
+    continuations. Use the adapter with `PeftModel.from_pretrained(model, OUT)` after
     `import inlay`.
 
     \b

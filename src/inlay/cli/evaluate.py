@@ -25,8 +25,9 @@ def command(
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:
-    """Score a finished run on labelled rows that it has not seen: its own metrics, beside those of its test split.
+    """Score a finished run on new labelled rows.
 
+    Prints the run's metrics on these rows, beside those of its test split.
     All rows that have a label are scored. Of data that are divided (a column `split`, folders train and test) it is the
     test rows alone. A label that the run has not learnt is an error that names it.
 

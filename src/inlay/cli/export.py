@@ -30,12 +30,13 @@ def command(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="The new folder to write. Default: <task>-<form>, here.")] = None,
 ) -> None:
-    """Export one task of Multi-LoRA as a plain LoRA adapter of PEFT's, or join the tasks of several runs in one folder.
+    """Export trained tasks: as PEFT adapters, or joined.
 
-    As lora, the model is not needed: the shared factor is drawn again from the seed and written down beside the task's
-    own. As tasks, runs on your own data and on named tasks are joined, under new names where they are given; where any
-    are named, the others are left out. They must have been trained on one base model, with the same settings of the
-    shared factor (r, seed) and the same --max-length. The folders they come from stay as they are.
+    As lora, one task of Multi-LoRA becomes a plain LoRA adapter of PEFT's. The model is not needed: the shared factor
+    is drawn again from the seed and written beside the task's own. As tasks, runs on your own data and on named tasks
+    are joined, under new names where they are given; where any are named, the others are left out. They must have been
+    trained on one base model, with the same settings of the shared factor (r, seed) and the same --max-length. The
+    folders they come from stay as they are.
 
     \b
     inlay export --adapter runs/<id> --to lora --output rte-lora

@@ -10,7 +10,7 @@ from inlay.cli import show
 
 
 def command(papers: Annotated[bool, typer.Option("--papers", help="Show where each comes from.")] = False) -> None:
-    """List the methods: what each does, where it works, what it trains."""
+    """List the methods: where they work, what they train."""
     from inlay.methods.capabilities import share, trained_count
     from inlay.methods.registry import all_methods
 

@@ -6,7 +6,10 @@ from inlay.cli import show
 
 
 def command() -> None:
-    """List the embedded backbones; any hub id and any local folder of Transformers' works as well."""
+    """List the embedded models.
+
+    Any hub id and any local folder of a Transformers model works as well.
+    """
     from inlay.backbones import EMBEDDED
 
     show.table(("model", "what it is"), [(f"embedded:{name}", summary) for name, summary in EMBEDDED.items()])

@@ -34,11 +34,12 @@ def command(
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:
-    """Predict with a run, or with several tasks at once: JSON lines, one a row, in the order of the input.
+    """Predict with a finished run, or with several tasks.
 
-    A line has all columns of its row (an `id` comes back), then what is predicted: `label` and `score` of a class,
-    `value` of a regression, `tags` of words, `text` that was written. Where the input has a column of such a name, it
-    keeps it, and what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
+    The result is JSON lines, one for each row, in the order of the input. A line has all columns of its row (an `id`
+    comes back), then what is predicted: `label` and `score` of a class, `value` of a regression, `tags` of words,
+    `text` that was written. Where the input has a column of such a name, it keeps it, and what is predicted is called
+    `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
 
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl

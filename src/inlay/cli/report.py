@@ -31,9 +31,10 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Make one web page of a folder of runs: tables, plots, explanations, warnings, and every run's command.
+    """Make one web page of a folder of runs.
 
-    The page is a single file that needs no network. Open it in any browser, or send it.
+    It has tables, plots, explanations, warnings, and the command of every run. The page is a single file that needs no
+    network: open it in any browser, or send it.
 
     \b
     inlay report runs/ --out report.html

@@ -54,7 +54,9 @@ def command(
     model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
 ) -> None:
-    """Serve the tasks of an adapter folder, or a run, over HTTP: rows of different tasks in one pass.
+    """Serve a run, or a folder of several tasks, over HTTP.
+
+    Rows of different tasks are answered in one pass of the model.
 
     \b
     inlay serve --adapter runs/<id>

@@ -20,10 +20,11 @@ def command(
     out: Annotated[Path | None, typer.Option(help="Folder of runs. Default: the file's, or runs.")] = None,
     quiet: o.Quiet = False,
 ) -> None:
-    """Make all runs of a file: models x tasks x methods x seeds x sizes x learning rates.
+    """Make and compare all runs that a YAML file describes.
 
-    The file is checked whole before anything starts; a key that does not exist is an error with the nearest one that
-    does. What is given here goes before what the file says. As with compare, finished runs are never repeated.
+    The file lists models, tasks, methods, seeds, sizes and learning rates; all combinations are run. It is checked
+    before anything starts: an unknown key is an error that names the nearest known one. Options given here override
+    the file. As with compare, finished runs are never repeated.
 
     \b
     model: embedded:vit
