@@ -207,7 +207,7 @@ class InlayTrainer(Trainer):
             self.control.should_training_stop = True
             return
         self._sampler.epoch = kwargs["epoch"]
-        if hasattr(self.train_dataset, "epoch"):  # pictures that are augmented in each one anew
+        if hasattr(self.train_dataset, "epoch"):  # images that are augmented in each one anew
             self.train_dataset.epoch = kwargs["epoch"]
         super()._run_epoch(*args, **kwargs)
 
