@@ -280,7 +280,7 @@ def do(
 def check_answers(address: str) -> None:
     """A clear error, soon, where nobody answers at an address: Ray itself would try for minutes and then give up hard.
 
-    A cluster's head speaks HTTP/2, and whoever does sends its settings first.
+    A cluster's head speaks HTTP/2, and an HTTP/2 server sends its settings first.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     hint = "Start a cluster with `ray start --head`, or leave --address out for one of its own."

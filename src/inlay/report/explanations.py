@@ -1,4 +1,4 @@
-"""The explanations that lie in a folder, as `charts.keep` left them: picture, numbers, circumstances."""
+"""The explanations that lie in a folder, as `charts.keep` left them: figure, data, metadata."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TITLES = {
 
 @dataclass
 class KeptExplanation:
-    """One explanation: what it shows, in words, as a picture (a data URI) and in numbers."""
+    """One explanation: what it shows, in words, as a figure (a data URI) and as data."""
 
     what: str
     title: str
@@ -80,7 +80,7 @@ def _read(folders: Iterable[Path], tasks: Collection[str] | None = None) -> tupl
 
 
 def _facts_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Every `<name>.json` with a picture of the same name, runs' own folders left out."""
+    """Every `<name>.json` with a figure of the same name, runs' own folders left out."""
     if not folder.is_dir() or (folder / "spec.json").is_file():
         return
     for path in folder.iterdir():

@@ -1,7 +1,7 @@
 """Whose turn it is: rows of many clients in a queue that no client can have for itself.
 
 A client is an address, and at one address a connection. Addresses take turns, and so do the connections of one address;
-the rows of one connection stay in order. Whoever sends a thousand rows waits for them, and one row of somebody else
+the rows of one connection stay in order. A client that sends a thousand rows waits for them, and one row of another
 waits for a few of them at most.
 """
 

@@ -21,7 +21,7 @@ class ServiceSettings:
     `max_pixels` an image; `max_connections` those of all clients, `max_per_client` those of one address (None: half of
     them). Port 0 takes any that is free.
 
-    Whoever may reach the service may use it: on another address than loopback it needs a token.
+    Anyone who can reach the service can use it: on an address other than loopback it needs a token.
     """
 
     host: str = "127.0.0.1"

@@ -1,7 +1,7 @@
-"""Pictures of results: how they look, and the one place that saves them with their numbers.
+"""Figures of results: how they look, and the one place that saves them with their data.
 
 Figures are made without pyplot, which keeps figures alive and has a state of its own. Colours are Okabe and Ito's,
-which people with any kind of colour vision can tell apart.
+which people with any kind of colour vision can distinguish.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Value = str | int | float | None
 
 
 def check_format(path: Path) -> None:
-    """Refuse an ending that no picture has, before the work is done and not after."""
+    """Refuse an ending that no figure has, before the work is done."""
     if path.suffix.lower() not in FORMATS:
-        raise InlayError(f"{str(path)!r} is not a picture's name: end it in one of {', '.join(FORMATS)}.")
+        raise InlayError(f"{str(path)!r} is not the name of a figure: end it in one of {', '.join(FORMATS)}.")
 
 
 def blank(width: float = 7.0, height: float = 4.2) -> Figure:

@@ -1,4 +1,4 @@
-"""Pictures of explanations: one function a kind, each from the numbers alone."""
+"""Figures of explanations: one function for each kind, from the data alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def write(
     found: Explanation, folder: Path, command: Sequence[str] = (), picture: Callable[[Any], Figure] | None = None
 ) -> None:
-    """Draw an explanation (by `picture`, or as its kind is) and keep picture, numbers and circumstances in `folder`."""
+    """Draw an explanation (by `picture`, or as its kind is) and keep figure, data and metadata in `folder`."""
     charts.keep(folder, found.what, (picture or draw)(found), found.columns, found.rows(), facts(found, command))
 
 
