@@ -171,7 +171,7 @@ def test_several_sizes_make_a_table_each(review_spec: Spec, tmp_path: Path) -> N
     what = "--methods warp,bias --baseline bias --shots 6,12 --seeds 1 --max-steps 1"
     made = CliRunner().invoke(app, f"compare {data} {what} --out {tmp_path / 'runs'} --quiet".split())
     assert made.exit_code == 0, made.output
-    assert made.output.count("less bias") == 2
+    assert made.output.count("minus bias") == 2
     assert len(Store(tmp_path / "runs").list()) == 4
 
 
