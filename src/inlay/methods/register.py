@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from inlay.methods.folder import CARD
 from inlay.methods.registry import Method, all_methods
 
 PREFIX = "INLAY_"
@@ -129,6 +128,8 @@ def _extend_model_card(original: Callable[..., None]) -> Callable[..., None]:
             wanted[POOLING_HEADING] = POOLING_SECTION.format(pooling=pooling)
         if any(config.peft_type.value.startswith(PREFIX) for config in self.peft_config.values()):
             wanted[CARD_HEADING] = CARD_SECTION
+        from inlay.methods.folder import CARD  # not before: `import inlay` imports next to nothing
+
         card = Path(output_dir) / CARD
         for heading, section in wanted.items():
             text = card.read_text(encoding="utf-8")
