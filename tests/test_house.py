@@ -250,6 +250,14 @@ def test_the_house_keeps(rule: str) -> None:
     assert not list(RULES[rule]())
 
 
+def test_the_way_of_one_run_is_short_and_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## The way of one run")
+    files = re.findall(r"`([\w/]+\.py)`", section.partition("\n## ")[0])
+    assert 0 < len(set(files)) == len(files) <= 35
+    assert [file for file in files if not (PACKAGE / file).is_file()] == []
+
+
 if __name__ == "__main__":
     for rule, look in RULES.items():
         found = list(look())
