@@ -1,12 +1,13 @@
 """Try every method on every architecture and record what works in `src/inlay/methods/capabilities.json`.
 
-    python scripts/probe_methods.py      # some minutes; then brings the generated documentation up to date
+    python scripts/probe_methods.py      # about a minute; then brings the generated documentation up to date
 
 The architectures are the tiny models of tests/zoo.py; what it means to work is in tests/probing.py.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,7 @@ from zoo import FAMILIES, tiny  # noqa: E402
 
 def main() -> int:
     """The command."""
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
     text = compact(probe_all(all_methods().values(), FAMILIES))
     (ROOT / "src/inlay/methods" / FILE).write_text(text, encoding="utf-8")
     capabilities.cache_clear()

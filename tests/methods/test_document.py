@@ -12,7 +12,7 @@ from peft import PeftModel
 
 from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
-from inlay.methods.capabilities import FILE, capabilities
+from inlay.methods.capabilities import FILE, capabilities, trained_count
 from inlay.methods.registry import all_methods
 from zoo import tiny
 
@@ -68,6 +68,12 @@ def test_the_capabilities_file_is_what_the_script_writes(monkeypatch) -> None:
     assert found.pop("methods") == {m: {f: t for f, t in known["methods"][m].items() if f in families} for m in methods}
     assert found.pop("trained") == {name: known["trained"][name] for name in methods}
     assert found == {key: {family: known[key][family] for family in families} for key in found}
+
+
+def test_a_few_parameters_are_not_called_0k(monkeypatch) -> None:
+    known = {"trained": {"bias": 12, "norm": 38_400, "lora": 1_250_000}}
+    monkeypatch.setattr("inlay.methods.capabilities.capabilities", lambda: known)
+    assert [trained_count(all_methods()[name]) for name in known["trained"]] == ["12", "38k", "1.2M"]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)

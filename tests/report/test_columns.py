@@ -53,6 +53,10 @@ def test_one_entry_is_shown_everywhere(
     assert "updates\t40" in typed("runs", "show", runs[1].id)[1]
 
 
+def test_large_numbers_are_written_out() -> None:
+    assert [STEPS.exact([{"steps": value}]) for value in (6, 0.4529, 1234)] == ["6", "0.453", "1,234"]
+
+
 def test_keys_are_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [column.key for column in COLUMNS]
     assert len(set(keys)) == len(keys)

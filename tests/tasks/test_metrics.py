@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inlay.errors import InlayError
-from inlay.tasks import metrics
+from inlay.tasks import kinds, metrics
 from inlay.tasks.prepare import entities
 
 NAMES = ["a", "b", "c"]
@@ -215,3 +215,14 @@ def test_directions() -> None:
     assert metrics.greater_is_better("bleu")
     with pytest.raises(InlayError, match="Did you mean 'accuracy'"):
         metrics.greater_is_better("acuracy")
+
+
+@pytest.mark.parametrize("kind", kinds.TABLE.values(), ids=lambda kind: kind.name)
+def test_the_metrics_of_a_kind_are_there(kind) -> None:
+    assert set(kind.metrics) <= set(metrics.ALL)
+
+
+def test_a_metric_that_does_not_score_what_is_predicted_is_refused() -> None:
+    for name in ("mse", "top-2"):
+        with pytest.raises(InlayError, match=f"Unknown metric '{name}'"):
+            metrics.of_classes(["accuracy", name], np.ones(2), np.ones(2), NAMES)

@@ -70,6 +70,13 @@ def test_above_chance_is_beyond_the_sampling_error(chance: float, examples: int,
     assert Standing("bias", "accuracy", (value,), (chance,), "neg", examples).above_chance is above
 
 
+@pytest.mark.parametrize(("value", "better"), [(0.4, True), (1.9, False), (2.0, False)])
+def test_where_lower_is_better_the_majority_class_is_an_upper_bound(value: float, better: bool) -> None:
+    each = Standing("bias", "mse", (value,), (1.9,), "12", 40)
+    assert each.above_chance is better
+    assert any("below that: do not rank" in line for line in sentences([each])) is not better
+
+
 def test_nothing_at_chance_is_ranked(tmp_path: Path) -> None:
     """Three methods at 0.52 to 0.54 on 80 balanced rows: no best, no bold, and the majority class is shown."""
     found = runs(tmp_path, {"bias": (0.525, 0.525, 0.525), "lora": (0.54, 0.53, 0.55), "norm": (0.51, 0.55, 0.54)})

@@ -56,6 +56,8 @@ def trained_count(method: Method) -> str:
         return "does not apply"
     if method.form == "head":
         return "the head"
+    if count < 1e3:
+        return str(count)
     return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count / 1e3:.0f}k"
 
 

@@ -64,7 +64,7 @@ class Column:
         value = self.value(records)
         if value is None or isinstance(value, str):
             return value or "-"
-        return {"count": f"{value:,}", "bytes": f"{value / 2**20:,.0f}"}.get(self.kind) or f"{value:.3g}"
+        return {"count": f"{value:,}", "bytes": f"{value / 2**20:,.0f}"}.get(self.kind) or figure(value)
 
     def _short(self, value: Value) -> str:
         if value is None or isinstance(value, str):

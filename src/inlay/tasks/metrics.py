@@ -11,7 +11,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from inlay.tasks.prepare import entities
 
 if TYPE_CHECKING:
     from inlay.tasks.task import Task
+
+T = TypeVar("T")
 
 LOWER_IS_BETTER = frozenset({"mse", "perplexity"})
 
@@ -34,6 +36,13 @@ def greater_is_better(name: str) -> bool:
     return name not in LOWER_IS_BETTER
 
 
+def _found(name: str, known: Mapping[str, T]) -> T:
+    """The entry of a metric; an error for one that does not score what is predicted."""
+    if name not in known:
+        raise unknown("metric", name, known)
+    return known[name]
+
+
 # ----------------------------------------------------------------------------------- one class or value an example
 
 
@@ -41,7 +50,7 @@ def of_classes(
     names: Sequence[str], predicted: np.ndarray, true: np.ndarray, label_names: Sequence[str]
 ) -> dict[str, float]:
     """The named metrics of predicted class numbers."""
-    return {name: _OF_CLASSES[name](predicted, true, label_names) for name in names if name in _OF_CLASSES}
+    return {name: _found(name, _OF_CLASSES)(predicted, true, label_names) for name in names}
 
 
 def _accuracy(predicted: np.ndarray, true: np.ndarray, _: Sequence[str]) -> float:
@@ -112,7 +121,7 @@ def of_values(names: Sequence[str], predicted: np.ndarray, true: np.ndarray) -> 
         "spearman": lambda: 0.0 if constant else float(spearmanr(predicted, true).statistic),
         "mse": lambda: float(np.mean((predicted - true) ** 2)),
     }
-    return {name: made[name]() for name in names if name in made}
+    return {name: _found(name, made)() for name in names}
 
 
 # ------------------------------------------------------------------------------------------------------- entities
@@ -133,7 +142,7 @@ def of_entities(
         "entity-precision": hits / claimed if claimed else 0.0,
         "entity-recall": hits / present if present else 0.0,
     }
-    return {name: made[name] for name in names if name in made}
+    return {name: _found(name, made) for name in names}
 
 
 # ------------------------------------------------------------------------------------------------ language models

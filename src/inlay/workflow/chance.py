@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from inlay.records.spec import Spec
@@ -33,11 +33,19 @@ class Standing:
 
     @property
     def above_chance(self) -> bool | None:
-        """Whether the mean is above the majority class; of an accuracy, by more than the 95 % sampling error of a test
-        set of this size, which more seeds do not lower. None where it is not known."""
+        """Whether the mean is better than the majority class; of an accuracy, by more than the 95 % sampling error of a
+        test set of this size, which more seeds do not lower. None where it is not known."""
         if not self.majority:
             return None
-        return fmean(self.values) - fmean(self.majority) > self.sampling_error
+        gain = fmean(self.values) - fmean(self.majority)
+        return (gain if self.better == "above" else -gain) > self.sampling_error
+
+    @property
+    def better(self) -> Literal["above", "below"]:
+        """On which side of the majority class a value is better."""
+        from inlay.tasks.metrics import LOWER_IS_BETTER
+
+        return "below" if self.metric in LOWER_IS_BETTER else "above"
 
     @property
     def sampling_error(self) -> float:
@@ -82,9 +90,9 @@ def sentences(found: Sequence[Standing]) -> list[str]:
         below = [each.method for each in known if not each.above_chance]
         within = f", within the sampling error of {first.examples:,} examples" if first.metric == "accuracy" else ""
         if len(below) == len(known):
-            told.append(f"No method is above that{within}: do not rank them.")
+            told.append(f"No method is {first.better} that{within}: do not rank them.")
         elif below:
-            told.append(f"Not above that{within}: {', '.join(below)}.")
+            told.append(f"Not {first.better} that{within}: {', '.join(below)}.")
     for each in found:
         if each.constant:
             seeds = "every seed" if len(each.constant) == len(each.values) else f"seed {_listed(each.constant)}"
