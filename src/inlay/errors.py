@@ -7,8 +7,9 @@ Every message names the offending value, the values that would do, and the next 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class InlayError(ValueError):
@@ -55,6 +56,12 @@ def unknown(kind: str, value: str, allowed: Iterable[str], next_step: str = "") 
         f"Unknown {kind} {value!r}.{did_you_mean(value, names)} Known: {', '.join(names) or '(none)'}."
         + (f" {next_step}" if next_step else "")
     )
+
+
+def check_keywords(function: str, given: Mapping[str, Any], known: type) -> None:
+    """The error that Python raises for an argument by an unknown name, where a TypedDict (`known`) lists the names."""
+    for name in given.keys() - known.__annotations__.keys():
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
 
 
 def listed(names: Sequence[str], most: int) -> str:

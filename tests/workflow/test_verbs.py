@@ -246,3 +246,11 @@ def test_predictions_that_are_not_finite_are_said_with_the_step(review_spec: Spe
         tune(review_spec.with_(method="full", learning_rate=1e30, evaluations=6), tmp_path / "runs", progress=False)
     (run,) = Store(tmp_path / "runs").list()
     assert run.status == "failed"
+
+
+def test_an_argument_by_an_unknown_name_is_an_error(review_spec: Spec, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"tune\(\) got an unexpected keyword argument 'wachers'"):
+        tune(review_spec, tmp_path, wachers=[])
+    with pytest.raises(TypeError, match=r"compare\(\) got an unexpected keyword argument 'minuts'"):
+        compare(review_spec, ["bias"], 1, tmp_path, minuts=1)
+    assert tune(review_spec, tmp_path, progress=False, opened=None, stop=None).status == "finished"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from inlay.engines import Engine, Job, JobOutcome, make
-from inlay.errors import InlayError
+from inlay.errors import InlayError, check_keywords
 from inlay.records.spec import Spec
 from inlay.records.store import Run, load
 from inlay.workflow.comparison import Comparison, rows_of, select
@@ -47,6 +47,7 @@ def compare(
     again. A run that fails is noted and does not stop the rest. With several learning rates (see
     `inlay.workflow.planning.plan`) each method's is selected on the validation set.
     """
+    check_keywords("compare", how, Execution)
     how["say"] = or_log(how.get("say"))
     planned = plan(spec, methods, seeds, rates=rates, say=how["say"])
     (found,) = carry_out([planned], out, **how)
@@ -77,6 +78,7 @@ def carry_out(plans: Sequence[Planned], out: Path | str = DEFAULT_OUT, **how: Un
 
 def make_runs(named: Sequence[tuple[str, Spec]], out: Path | str, **how: Unpack[Execution]) -> list[JobOutcome]:
     """Make the runs of these specs, each with the name that people see; what came of each, in order."""
+    check_keywords("make_runs", how, Execution)
     minutes = how.get("minutes")
     if minutes is not None and not minutes > 0:
         raise InlayError(f"minutes={minutes!r} must be greater than 0.")

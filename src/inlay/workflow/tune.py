@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, check_keywords
 from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, model_slug, read_json
@@ -36,9 +36,9 @@ class WatchOptions(TypedDict, total=False):
     """How a run is followed while it is made: `opened` is told its name as soon as it has one; of `watchers` and `stop`
     see `inlay.training.FitOptions`."""
 
-    opened: Callable[[str], None]
+    opened: Callable[[str], None] | None
     watchers: Sequence[TrainerCallback]
-    stop: Callable[[], bool]
+    stop: Callable[[], bool] | None
 
 
 def tune(
@@ -59,13 +59,14 @@ def tune(
     """
     from inlay import backbones
 
+    check_keywords("tune", watch, WatchOptions)
     say, wanted = or_log(say), spec.pooling
     settled = settle(spec)
     spec = settled.spec
     began = time.monotonic()
     with Store(out).open(spec, settled.digest, retry_failed=retry_failed) as run:
-        if "opened" in watch:
-            watch["opened"](run.id)
+        if (opened := watch.get("opened")) is not None:
+            opened(run.id)
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run

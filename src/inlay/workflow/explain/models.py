@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, check_keywords
 from inlay.records.spec import Spec
 from inlay.workflow.explain.explanation import Value, model_name
 from inlay.workflow.progress import Bar
@@ -325,6 +325,7 @@ def load_subject(
     from inlay.tasks import TaskSchema, kinds
     from inlay.training.batches import Placement
 
+    check_keywords("load_subject", around, Surroundings)
     schema, run = task.schema, None
     if adapter is not None:
         run = Store(around.get("runs", DEFAULT_OUT)).get(adapter)
