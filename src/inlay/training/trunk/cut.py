@@ -14,7 +14,7 @@ of floats, which are NaN, or of integers and booleans, which have no NaN. A resi
 reads an earlier hidden state, a mask or a route that was chosen before: all of it is seen, and an earlier cut is tried.
 
 What holds for the modes of this dry run need not hold in others: a model may read more in eval mode. And a trunk may
-still let the rows of a batch depend on each other. Who keeps rows checks both: data.py and validation.py.
+still let the rows of a batch depend on each other. Who keeps rows checks both: data.py and training/evaluation.py.
 
 In a replay the modules that finish before the cut return placeholders that take no memory and no time, and the module
 behind the cut receives the rows that were kept. No module is replaced, as models read attributes of theirs, and all

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from inlay.records.spec import Spec
 from inlay.records.versions import versions
 
-DEFAULT_FOLDER = "explain"
 Value = str | int | float | None
 
 

@@ -82,11 +82,6 @@ class BoundConstants:
         """What (18) takes off the gap in a step: `eta_w zeta_0 / (2 K)`."""
         return self.eta_w * self.zeta_0 / (2 * self.K)
 
-    @property
-    def half_life(self) -> float:
-        """Steps after which (18) has halved."""
-        return math.log(2) / -math.log1p(-self.rate)
-
     def bound(self, steps: Tensor) -> Tensor:
         """(18) at each of the steps."""
         return self.delta_0 * torch.exp(steps * math.log1p(-self.rate))
