@@ -116,3 +116,23 @@ def test_its_page_begins_by_itself(scale: Method, document: Any) -> None:
     assert scale.summary in page
     assert all(f"## {section}" in page for section in document.SECTIONS)
     assert "[`scale`](scale.md)" in pages[ROOT / "docs/methods/README.md"]
+
+
+def test_it_works_from_another_package(tmp_path: Path) -> None:
+    """Its config may be what imports PEFT first."""
+    folder = tmp_path / "my_package" / "scale"
+    folder.mkdir(parents=True)
+    page = (ROOT / "docs/add-a-method.md").read_text(encoding="utf-8")
+    for name, text in re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", page, flags=re.DOTALL):
+        (folder / name).write_text(text.replace("inlay.methods.scale", "my_package.scale"), encoding="utf-8")
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[inlay.methods]\nscale = my_package.scale\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import inlay; from inlay.methods.registry import get; "
+        "found = get('scale').config_class(); from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING as known; "
+        "print(found is inlay.ScaleConfig is known[found().peft_type])"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "True", done.stderr

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import getattr_static, signature
@@ -52,7 +52,7 @@ def register() -> None:
     # One type, one config and tuner; several methods may be settings of the same.
     waiting = {m.peft_type: m for m in all_methods().values() if m.tuner is not None and m.peft_type not in known}
     if waiting:
-        with _without_half_imported():
+        with _without_half_imported(waiting.values()):
             for method in waiting.values():
                 _register(method)
     _extend_peft()
@@ -89,13 +89,16 @@ def _add_member(name: str) -> None:
 
 
 @contextmanager
-def _without_half_imported() -> Iterator[None]:
-    """Import our modules anew where one of them, not yet whole, is what brought PEFT in.
+def _without_half_imported(methods: Iterable[Method]) -> Iterator[None]:
+    """Import our modules, and those of methods from other packages, anew where one of them, not yet whole, is what
+    brought PEFT in.
 
     The one under way would be handed out half empty. The import system gives its importer whatever stands in
     `sys.modules` at the end, so the whole module takes its place.
     """
-    ours = [(name, module) for name, module in sys.modules.items() if name.startswith("inlay.methods.")]
+    paths = [path.partition(":")[0] for method in methods for path in (method.config, method.tuner) if path]
+    folders = ("inlay.methods.", *(f"{path.rpartition('.')[0]}." for path in paths if "." in path))
+    ours = [(name, module) for name, module in sys.modules.items() if name.startswith(folders) or name in paths]
     half = {name: module for name, module in ours if getattr(module.__spec__, "_initializing", False)}
     for name in half:
         del sys.modules[name]
