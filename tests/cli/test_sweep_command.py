@@ -153,3 +153,13 @@ def test_sweep_and_compare_print_a_table_and_leave_a_page(typed, review_spec: Sp
     assert typed("sweep", "nowhere.yaml")[0] == 2
     assert typed(*compare, "--learning-rates", "grid", "--learning-rate", "0.1")[0] == 2
     assert typed(*compare, "--engine", "local", "--address", "auto")[0] == 2
+
+
+def test_numbers_may_be_written_as_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    more = 'max_steps: 1e3\nbatch_size: 32.0\nwarmup: ".1"\nminutes: "5"\n'
+    path.write_text(GOOD.replace("epochs: 1", 'epochs: "5"').replace("[1e-3, 3e-3]", '["0.1"]') + more)
+    found = read(path)
+    spec = found.plan()[0].specs[0]
+    assert (spec.epochs, spec.max_steps, spec.batch_size, spec.warmup, spec.learning_rate) == (5, 1000, 32, 0.1, 0.1)
+    assert found.minutes == 5

@@ -88,7 +88,7 @@ def run_all(
     """Make runs until none is wanted or the time is over, and keep what they found in a file.
 
     `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
-    told apart by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
+    identified by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
     Each entry has the commit that it was made at: known ones keep theirs.
     """
     import torch  # noqa: F401 (once it is loaded, `versions` knows the GPU)

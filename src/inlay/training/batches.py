@@ -57,7 +57,7 @@ class Placement:
 
 def order_by_length(encoded: Sized) -> list[int]:
     """A split's rows, the longest first: a batch of them is padded to little more than each row's own length. What has
-    no length, as pictures, stays in its order.
+    no length, as images, stays in its order.
 
     The longest come first because they need the most memory: where it does not suffice, that is known at once.
     """

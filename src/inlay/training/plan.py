@@ -120,7 +120,7 @@ def pick_dtype(precision: str, device: torch.device, *, strict: bool = True) -> 
 
 
 def pick_workers(device: torch.device, encoded: Any) -> int:
-    """How many processes read ahead: none unless examples are made when they are asked for (pictures that do not fit
+    """How many processes read ahead: none unless examples are made when they are asked for (images that do not fit
     into memory), which would keep an accelerator waiting. On a CPU the model uses all of it anyway."""
     if device.type == "cpu" or getattr(encoded, "in_memory", True):
         return 0

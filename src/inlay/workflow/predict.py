@@ -111,14 +111,14 @@ def check_trust(trained_with: bool, trust_remote_code: bool, what: str) -> None:
 
 
 def join(row: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A row's own fields (but for pictures) and the answer to it; a field that an answer's name would hide keeps its
+    """A row's own fields (but for images) and the answer to it; a field that an answer's name would hide keeps its
     name, and the answer's becomes `predicted_<name>`."""
-    shown = {key: value for key, value in row.items() if not _is_picture(value)}
+    shown = {key: value for key, value in row.items() if not _is_image(value)}
     return shown | {f"predicted_{key}" if key in shown else key: value for key, value in answer.items()}
 
 
-def _is_picture(value: Any) -> bool:
-    """Whether this is a picture itself, not its path: its file's bytes, a mapping with them, or Pillow's."""
+def _is_image(value: Any) -> bool:
+    """Whether this is an image itself, not its path: its file's bytes, a mapping with them, or Pillow's."""
     if isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes)):
         return True
     return type(value).__module__.startswith("PIL.")

@@ -104,7 +104,7 @@ def name_adapters(names: Sequence[str]) -> dict[str, str]:
     """The name of each task's adapter: PEFT wants words of letters, digits and underscores."""
     found = {name: re.sub(r"\W", "_", name.rpartition("/")[2]) for name in names}
     if len(set(found.values())) < len(names):
-        raise InlayError(f"The tasks {', '.join(names)} are not told apart by their names: train them in several runs.")
+        raise InlayError(f"The tasks {', '.join(names)} give adapters of one name. Train them in several runs.")
     return found
 
 

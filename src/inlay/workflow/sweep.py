@@ -19,6 +19,7 @@ runs train those tasks together. An unknown key, or a value of the wrong kind, i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -122,9 +123,13 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)  # "0.1" in quotes is a number too
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
         raise Unfit("a number")
-    return float(value)
+    return found
 
 
 def _positive(value: Any) -> float:
@@ -136,7 +141,7 @@ def _positive(value: Any) -> float:
 def _whole(value: Any) -> int:
     if not _number(value).is_integer():
         raise Unfit("a whole number")
-    return int(value)
+    return int(_number(value))
 
 
 def _count(value: Any) -> int:
@@ -196,7 +201,18 @@ ENGINE: dict[str, Check]
 ENGINE = {"name": _engine_name, "workers": _count, "cpus": _positive, "gpus": _number, "address": _text}
 # Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
 _NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "trust_remote_code"}
-OF_SPEC = {each.name: partial(fitting, each) for each in dataclasses.fields(Spec) if each.name not in _NOT_HERE}
+
+
+def _field(entry: dataclasses.Field[Any], value: Any) -> Any:
+    """A field of the spec as a run keeps it; its numbers may be written as in YAML: 1e3, or in quotes."""
+    kind = str(entry.type).partition(" | ")[0]
+    if kind in ("int", "float") and isinstance(value, str | float):
+        with contextlib.suppress(Unfit):
+            value = _whole(value) if kind == "int" else _number(value)
+    return fitting(entry, value)
+
+
+OF_SPEC = {each.name: partial(_field, each) for each in dataclasses.fields(Spec) if each.name not in _NOT_HERE}
 SCHEMA: dict[str, Check] = {
     "model": _text,
     "models": _names,

@@ -10,9 +10,9 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, check_keywords
+from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, model_slug, read_json
@@ -27,18 +27,10 @@ if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone
     from inlay.tasks import Task
     from inlay.training import FitResult
+    from inlay.training.objectives import Objective
 
 DEFAULT_OUT = "runs"
 SPLITS = ("train", "validation", "test")
-
-
-class WatchOptions(TypedDict, total=False):
-    """How a run is followed while it is made: `opened` is told its name as soon as it has one; of `watchers` and `stop`
-    see `inlay.training.FitOptions`."""
-
-    opened: Callable[[str], None] | None
-    watchers: Sequence[TrainerCallback]
-    stop: Callable[[], bool] | None
 
 
 def tune(
@@ -49,23 +41,27 @@ def tune(
     tensorboard: bool = False,
     say: Say | None = None,
     retry_failed: bool = True,
-    **watch: Unpack[WatchOptions],
+    opened: Callable[[str], None] | None = None,
+    watchers: Sequence[TrainerCallback] = (),
+    stop: Callable[[], bool] | None = None,
 ) -> Run:
     """Adapt the model to the task, or to all of the tasks at once, and record it under `out`; the run is finished.
 
     `say` receives one line for each thing a person should know: where the model and the data came from, what was
     dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
-    failed is tried again unless `retry_failed` is False. `watch` is for callers that manage several runs.
+    failed is tried again unless `retry_failed` is False.
+
+    The rest is for callers that manage several runs: `opened` is called with the run's name as soon as it has one; of
+    `watchers` and `stop` see `inlay.training.FitOptions`.
     """
     from inlay import backbones
 
-    check_keywords("tune", watch, WatchOptions)
     say, wanted = or_log(say), spec.pooling
     settled = settle(spec)
     spec = settled.spec
     began = time.monotonic()
     with Store(out).open(spec, settled.digest, retry_failed=retry_failed) as run:
-        if (opened := watch.get("opened")) is not None:
+        if opened is not None:
             opened(run.id)
         if run.status == "finished":
             say(f"already done: {run.id}")
@@ -78,7 +74,6 @@ def tune(
             say(line)
         from inlay.training.fitting import FitOptions, fit
 
-        watchers, stop = watch.get("watchers", ()), watch.get("stop")
         options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
         result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
         standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
@@ -106,7 +101,7 @@ def identify(spec: Spec) -> tuple[Spec, str]:
     return settled.spec, settled.digest
 
 
-def make_objective(settled: Settled) -> Any:
+def make_objective(settled: Settled) -> Objective | Task:
     """What the run is trained for: its one task, or all of them together."""
     if not settled.spec.tasks:
         return settled.first

@@ -165,7 +165,7 @@ class InfoPromptConfig(InlayConfig):
 
     @property
     def informed(self) -> bool:
-        """Whether `Phi(X)` is needed: to make prompts, or as what Z is told apart from."""
+        """Whether `Phi(X)` is needed: to make prompts, or as the negatives of Z."""
         return self.encoder != "static" or self.beta > 0
 
     @property

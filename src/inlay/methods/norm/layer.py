@@ -43,7 +43,7 @@ class NormLayer(ChildLayer):
         copy = deepcopy(self._bare_host())
         copy.requires_grad_(True)
         for key, parameter in copy.named_parameters(recurse=False):
-            copy.register_parameter(key, parameter)  # where weights are to be left empty, it is seen to here
+            copy.register_parameter(key, parameter)  # left empty here where weights are to be left empty
         self.pieces[adapter_name] = copy.eval()
 
     def _bare_host(self) -> nn.Module:

@@ -8,6 +8,7 @@ were cut short.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -361,9 +362,12 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
 
     A comparison makes such runs, and they trained the same. The saved adapter says which layers were chosen.
     """
-    with contextlib.suppress(InlayError):  # of what cannot be run, or was damaged, the run itself says why
+    with contextlib.suppress(InlayError):  # of what cannot be run, the run itself says why
         free = check(spec.with_(settings={key: value for key, value in spec.settings.items() if key != "layers"}))
-        alike = [load(folder) for folder in Path(out).glob(f"{name(free, '')}-*") if (folder / "spec.json").is_file()]
+        alike: list[Run] = []
+        for folder in Path(out).glob(f"{name(free, '')}-*"):
+            with contextlib.suppress(InlayError):  # a damaged neighbour is no reason to pass over a good run
+                alike += [load(folder)] if (folder / "spec.json").is_file() else []
         # Compared first, because it reads no data, which decide the epochs, the batch size and the pooling.
         known = {"epochs": free.epochs, "batch_size": free.batch_size, "pooling": free.pooling}
         if all(run.spec.with_(**known) != free for run in alike):
@@ -371,9 +375,15 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
         run = Store(out).find(settle(free).digest)
         if run is None or run.status != "finished":
             return None
-        run.verify()
-        saved = run.adapter / CONFIG["peft"]
-        found = read_json(saved).get("layers") if saved.is_file() else None
+        try:
+            run.verify()
+            saved = run.adapter / CONFIG["peft"]
+            found = read_json(saved).get("layers") if saved.is_file() else None
+        except InlayError as error:
+            logging.getLogger("inlay.notes").warning(
+                "%s is damaged and is not used; its layers are run anew: %s", run.id, error
+            )
+            return None
         return run if found == spec.settings["layers"] else None
     return None
 
