@@ -187,7 +187,7 @@ def words(found: Comparison, baseline: str | None = None) -> list[str]:
         if each.verdict is not None:
             by_verdict.setdefault(each.verdict, []).append(each.method)
     who = f"the baseline {reference}" if baseline else f"{reference}, the best here"
-    than = {"better": "Better than", "worse": "Worse than", "not distinguishable": "Not distinguishable from"}
+    than = {"better": "Better than", "worse": "Worse than", "not distinguishable": "No significant difference from"}
     told += [f"{than[word]} {who}: {', '.join(names)}." for word, names in by_verdict.items() if word in than]
     if few := by_verdict.get("too few seeds"):
         told.append(
