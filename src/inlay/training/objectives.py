@@ -124,7 +124,10 @@ class Objective(ABC):
         self.trainer, self.setup = trainer, trainer.setup
 
     def use_trunk(self, trunk: TrunkCache) -> None:
-        """Score what is held out from the trunk's kept output as well, where that is right."""
+        """Score what is held out from the trunk's kept output as well, where that is right.
+
+        Never called on an objective whose `trunk_obstacle` gives a reason: its trunk is not kept.
+        """
         raise NotImplementedError
 
     # ---- one update
