@@ -13,7 +13,7 @@ from inlay.attention.join import UNSEEN, finite
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """The CPU for kernels in Triton's interpreter."""
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+BOUND = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,14 @@ def handed_over(case: Case, true: dict[str, Tensor], own_type: tuple[str, ...] =
 
 
 def definition(
-    tensors: dict[str, Tensor], case: Case, scale: float, state: dict[str, Tensor] | None = None
+    tensors: dict[str, Tensor],
+    case: Case,
+    scale: float,
+    state: dict[str, Tensor] | None = None,
+    factors: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """T and the logarithm of its denominator, shifted by a constant of the row that is at least 0."""
+    """T and the logarithm of its denominator, shifted by a constant of the row that is at least 0. `factors` multiply
+    the weights of the numerator: those of dropout, 0 or 1 / (1 - p)."""
     query, key, value = (tensors[name] for name in ("query", "key", "value"))
     key, value = (x.repeat_interleave(case.groups, 1) for x in (key, value))
     scores = scale * query @ key.mT
@@ -116,13 +121,13 @@ def definition(
     alone = most < UNSEEN  # sees one key of weight 1, of value 0 or the mean of all
     most = most.clamp(min=0) if state is not None else finite(most)
     weights = (scores - most).exp()
-    top, bottom = weights @ value, weights.sum(-1, keepdim=True)
+    top, bottom = (weights * factors) @ value, weights.sum(-1, keepdim=True)
     if state is not None:
         phi = elu_features(query, case.blocks, scale)
         z = state["left"] @ state["right"] if "right" in state else state["left"]
         shrunk = (-most).exp()
         seen = scores.masked_fill(scores.isneginf().all(-1, keepdim=True), 0).softmax(-1) * scores.isfinite()
-        top, bottom = torch.where(alone, seen @ value, top), torch.where(alone, 1.0, bottom)
+        top, bottom = torch.where(alone, (seen * factors) @ value, top), torch.where(alone, 1.0, bottom)
         top, bottom = top + shrunk * (phi @ z), bottom + shrunk * (phi @ state["kappa"].unsqueeze(-1))
     nothing = bottom == 0
     safe = bottom.masked_fill(nothing, 1)
@@ -147,7 +152,7 @@ def compare(
         assert torch.equal(f.isneginf(), r.isneginf())
         f, r = f.masked_fill(f.isneginf(), 0), r.masked_fill(r.isneginf(), 0)
         close("value", f, r, BOUND[case.dtype])
-        weight = torch.randn(r.shape).to(case.dtype).cuda()
+        weight = torch.randn(r.shape).to(case.dtype).to(DEVICE)
         ours, theirs = ours + (f * weight).sum(), theirs + (r * weight.double()).sum()
     grads = torch.autograd.grad(ours, list(mine.values()), allow_unused=True)
     truth = torch.autograd.grad(theirs, list(true.values()), allow_unused=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from inlay.attention import (
+    Elu,
     Taylor,
     attention_with_lse,
     feature_map,
@@ -353,7 +354,7 @@ Q, K, Z4, K4 = torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8), torch.ones(4, 8, 
     ("run", "says"),
     [
         (lambda: attention_with_lse(Q, K, K, backend="cudo"), "Known: cpu, cuda, plain"),
-        (lambda: attention_with_lse(Q, K, K, dropout_p=0.1, backend="cpu"), "no dropout. Backends that can: plain"),
+        (lambda: attention_with_lse(Q, K, K[..., :4], backend="cpu"), "one head size. Backends that can: plain"),
         (lambda: attention_with_lse(Q[0], K, K), r"query has shape \[4, 3, 8\]"),
         (lambda: attention_with_lse(Q, K, K.double()), "cast them to one type"),
         (lambda: attention_with_lse(Q, K[..., :4], K), "head_dim 8 and key 4"),
@@ -393,8 +394,62 @@ def test_the_choice_of_backend() -> None:
         (dropout, device): choose(None, make_call(*[q.to(device)] * 3, dropout_p=dropout)).name
         for dropout, device in itertools.product((0.0, 0.1), ("cpu", "meta"))
     }
-    assert chosen == {(0.0, "cpu"): "cpu", (0.1, "cpu"): "plain", (0.0, "meta"): "plain", (0.1, "meta"): "plain"}
+    assert chosen == {(0.0, "cpu"): "cpu", (0.1, "cpu"): "cpu", (0.0, "meta"): "plain", (0.1, "meta"): "plain"}
     assert (
         ntk_attention(*[q.to("meta")] * 3, torch.ones(2, 4, 4, device="meta"), torch.ones(2, 4, device="meta")).shape
         == q.shape
     )
+
+
+class Unhashable(Elu):
+    """A feature map as somebody may write it: with equality, and without a hash."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_calls_that_look_alike_are_told_apart() -> None:
+    torch.manual_seed(0)
+    q, Z, kappa = torch.randn(1, 2, 3, 4), torch.randn(2, 4, 4), torch.rand(2, 4)
+    wanted = ntk_attention(q, q, q, Z, kappa)
+    for _ in range(2):
+        assert torch.equal(ntk_attention(q, q, q, Z, kappa, feature_map=Unhashable()), wanted)
+    scale = torch.tensor(0.5)
+    half = ntk_attention(q, q, q, Z, kappa, scale=scale)
+    assert torch.equal(half, ntk_attention(q, q, q, Z, kappa, scale=0.5))
+    scale.fill_(0.25)
+    assert torch.equal(ntk_attention(q, q, q, Z, kappa, scale=scale), ntk_attention(q, q, q, Z, kappa, scale=0.25))
+    with pytest.raises(InlayError, match="below 0"):
+        ntk_attention(q, q, q, Z, -kappa)
+    with pytest.raises(InlayError, match="must broadcast"):
+        ntk_attention(q, q, q, Z, kappa, attn_mask=torch.ones(5, 3).bool())
+
+
+@pytest.mark.parametrize("call", ["lse", "ntk"])
+@pytest.mark.parametrize("dropout_p", [0.0, 1e-12])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_rows_whose_keys_all_get_the_most_negative_number(
+    call: str, dropout_p: float, causal: bool, dtype: torch.dtype
+) -> None:
+    """As the definition has them: the mean of the values, whose gradient is shared among them."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 2, 4, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
+    state = [torch.randn(2, 8, 8, dtype=dtype, requires_grad=True), torch.rand(2, 8, dtype=dtype, requires_grad=True)]
+    least = torch.finfo(dtype).min
+    for shape in ((2, 1, 4, 4), (2, 1, 1, 4)):
+        mask = torch.zeros(shape, dtype=dtype)
+        mask[0, 0, 0] = least
+        mask[1, 0, :, :2] = least
+        grads = []
+        for backend in ("cpu", "plain"):
+            options = {"attn_mask": mask, "is_causal": causal, "backend": backend, "dropout_p": dropout_p}
+            leaves = inputs
+            if call == "lse":
+                out = attention_with_lse(*inputs, **options)[0]
+            else:
+                out, leaves = ntk_attention(*inputs, *state, **options), [*inputs, *state]
+            weight = torch.arange(out.numel(), dtype=dtype).reshape(out.shape).cos()
+            grads.append(torch.autograd.grad((out * weight).sum(), leaves))
+        # With features those of query and key are approximate in such rows.
+        for found, right in zip(*(each if call == "lse" else each[2:] for each in grads), strict=True):
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)

@@ -1,8 +1,8 @@
 """The CUDA backend against the definition in float64: values and every gradient; without a GPU, what needs none.
 
-On a machine that has torch and a GPU but no pytest: `python tests/attention/test_cuda.py`. The Triton kernels by
-themselves also run without a GPU, where Triton is installed, and a NumPy that its interpreter knows (3.6: before 2.4):
-`TRITON_INTERPRET=1 pytest tests/attention/test_cuda.py`.
+On a machine that has torch and a GPU but no pytest: `python tests/attention/test_cuda.py`, with words of the names of
+checks to run those alone. The Triton kernels by themselves also run without a GPU, where Triton is installed, and a
+NumPy that its interpreter knows (3.6: before 2.4): `TRITON_INTERPRET=1 pytest tests/attention/test_cuda.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from cuda_cases import BOUND, CASES, DECODINGS, FP32, Case
+from cuda_cases import CASES, DECODINGS, FP32, Case
 from cuda_checks import (
     BACKENDS,
     EPILOGUES,
@@ -46,8 +46,19 @@ from cuda_checks import (
     check_range_of_half,
     check_signed,
 )
+from dropout_checks import (
+    CALLS,
+    COMPILERS,
+    DROPPING,
+    check_dropout,
+    check_dropout_captured,
+    check_dropout_compiled,
+    check_dropout_follows_the_seed,
+    check_dropout_outside_of_its_context,
+)
 
 from inlay.attention import attention_with_lse, cuda_kernels
+from inlay.attention.cuda import TYPES
 from inlay.errors import InlayError
 
 try:
@@ -67,7 +78,7 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_signed, (dtype, backend)) for dtype in (torch.float32, torch.bfloat16) for backend in BACKENDS]
     made += [(check_prefix, (case, "cuda", shared)) for case in (*some[:8], FP32) for shared in (True, False)]
     made += [(check_identity, (dtype, causal)) for dtype in (torch.float32, torch.bfloat16) for causal in (False, True)]
-    made += [(check_extremes, (dtype, mask)) for dtype in BOUND for mask in ("none", "padding", "rows")]
+    made += [(check_extremes, (dtype, mask)) for dtype in TYPES for mask in ("none", "padding", "rows")]
     made += [(check_layouts, (dtype,)) for dtype in (torch.float32, torch.bfloat16)]
     made += [(check_other_maps, (kind,)) for kind in ("paper", "taylor", "favor")]
     made += [(check_needs, (which,)) for which in ("inputs", "state")]
@@ -75,9 +86,13 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_compiled, ("inductor", "padding"))]
     made += [(check_launches, ()), (check_range_of_half, ())]
     made += [(check_decoding, (case,)) for case in DECODINGS]
-    made += [(check_decoding_layouts, (dtype,)) for dtype in BOUND]
+    made += [(check_decoding_layouts, (dtype,)) for dtype in TYPES]
     made += [(check_decoding_compiled, (compiler,)) for compiler in ("aot_eager", "inductor")]
     made += [(check_decoding_follows, ()), (check_decoding_captured, ())]
+    made += [(check_dropout, (case, call, "cuda")) for case in DROPPING for call in CALLS]
+    made += [(check_dropout_compiled, (compiler, mask)) for compiler in COMPILERS for mask in ("none", "padding")]
+    made += [(check_dropout_outside_of_its_context, ())]
+    made += [(check_dropout_captured, ()), (check_dropout_follows_the_seed, (Case(torch.bfloat16), "cuda"))]
     return [*made, (check_deterministic, ()), (check_captured, ()), (check_autocast, ()), (check_chosen, ())]
 
 
@@ -134,14 +149,29 @@ if pytest is not None:
     @pytest.mark.parametrize("size", [64, 36])
     def test_each_kernel_takes_what_it_is_handed(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Arguments and shapes, by the kernels' own description for tensors without data."""
-        monkeypatch.setattr(cuda_kernels, "_kind", lambda *call: kind)
+        monkeypatch.setattr(cuda_kernels, "kernel_for", lambda *call: kind)
         q, g = (torch.empty(2, 33, 4, size, device="meta", dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
         mask = torch.empty(2, 1, 1, 33, device="meta", dtype=torch.bool) if kind == "efficient" else None
-        out, lse = cuda_kernels.attend(q, q, q, mask, False, 0.1)
-        assert out.shape == q.shape
-        assert lse.shape == q.shape[:3]
-        grads = cuda_kernels.attend_backward(g, q, q, q, out, lse, mask, False, 0.1)
-        assert [x.shape for x in grads] == [q.shape] * 3
+        for dropout_p in (0.0, 0.1):
+            out, lse, seed, offset = cuda_kernels.attend(q, q, q, mask, False, 0.1, dropout_p)
+            assert out.shape == q.shape
+            assert lse.shape == q.shape[:3]
+            assert (seed is None, offset is None) == (not dropout_p, not dropout_p)
+            rest = mask, False, 0.1, dropout_p, seed, offset
+            grads = cuda_kernels.attend_backward(g, q, q, q, out, lse, *rest)
+            assert [x.shape for x in grads] == [q.shape] * 3
+
+    @pytest.mark.parametrize("kind", ["cudnn", "flash"])
+    def test_the_backward_pass_has_the_kernel_of_the_forward_pass(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With dropout, whatever was switched on or off in between."""
+        q = torch.empty(2, 4, 33, 64, device="meta", dtype=torch.bfloat16)
+        with monkeypatch.context() as patched:
+            patched.setattr(cuda_kernels, "kernel_for", lambda *call: kind)
+            _, _, seed, _ = cuda_kernels.attend(q, q, q, None, False, 0.1, 0.2)
+        for other in ("cudnn", "flash"):
+            monkeypatch.setattr(cuda_kernels, "kernel_for", lambda *call, other=other: other)
+            assert cuda_kernels.kernel_of(q, q, None, False, seed) == kind
+            assert cuda_kernels.kernel_of(q, q, None, False, None) == other
 
     @pytest.mark.parametrize("shape", [(1, 1, 1, 33), (2, 1, 7, 33), (1, 4, 7, 48), (2, 1, 1, 48), (2, 4, 7, 1)])
     @pytest.mark.parametrize("kind", [torch.bool, torch.float32, torch.bfloat16])
@@ -193,7 +223,8 @@ if pytest is not None:
 
 def main() -> None:
     begin, failed = time.perf_counter(), 0
-    checks = gpu_checks()
+    wanted = sys.argv[1:]
+    checks = [one for one in gpu_checks() if not wanted or any(word in named(*one) for word in wanted)]
     for number, (check, args) in enumerate(checks):
         if number % 20 == 0:
             print(

@@ -1,7 +1,8 @@
 """Which backend computes a call: the first that can, or the one named.
 
-A backend has a `name`, says by `refuses` why it cannot do a call, and computes `with_lse` and `joined`. `plain` comes
-last and refuses nothing. A kernel for another device is one more `Fused` with its own `Kernel`, placed before `plain`.
+A backend has a `name`, says by `refuses` why it cannot do a call, and computes `with_lse` and `joined`. Of the exact
+ones `plain` comes last and refuses nothing. A kernel for another device is one more `Fused` with its own `Kernel`,
+placed before `plain`. Approximate backends are used where they are named, and are neither chosen nor suggested.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from inlay.attention.cpu import Cpu
 from inlay.attention.cuda import Cuda
 from inlay.attention.features import FeatureMap
 from inlay.attention.plain import Plain
+from inlay.attention.taylor import TaylorAttention
 from inlay.attention.term import State
 from inlay.errors import InlayError, unknown
 
@@ -32,18 +34,20 @@ class Backend(Protocol):
         """T of join.py."""
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Cpu(), Cuda(), Plain())}
+EXACT: tuple[Backend, ...] = (Cpu(), Cuda(), Plain())
+APPROXIMATE: tuple[Backend, ...] = (TaylorAttention(2), TaylorAttention(4))
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (*EXACT, *APPROXIMATE)}
 
 
 def choose(name: str | None, call: Call) -> Backend:
-    """The backend of that name, or the first that takes the call."""
+    """The backend of that name, or the first exact one that takes the call."""
     if name is None:
-        return next(backend for backend in BACKENDS.values() if backend.refuses(call) is None)
+        return next(backend for backend in EXACT if backend.refuses(call) is None)
     if name not in BACKENDS:
         raise unknown("attention backend", name, BACKENDS, "Leave it out to have one chosen.")
     backend = BACKENDS[name]
     if (reason := backend.refuses(call)) is not None:
-        fit = [other.name for other in BACKENDS.values() if other.refuses(call) is None]
+        fit = [other.name for other in EXACT if other.refuses(call) is None]
         raise InlayError(
             f"The attention backend {name!r} cannot do this: {reason}. Backends that can: {', '.join(fit)}. "
             "Leave it out to have one chosen."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,16 +11,14 @@ from torch import Tensor
 from inlay.errors import InlayError
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """Keys and values that every query sees, `[batch or 1, kv_heads, m, head_dim]`; one row is shared by the batch."""
 
     key: Tensor
     value: Tensor
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """Queries `[batch, heads, length, head_dim]` over keys and values `[batch, kv_heads, keys, head_dim]`.
 
     `mask` is None or four-dimensional and broadcasts to `[batch, heads, length, keys]`: boolean (True may be seen) or
@@ -42,6 +41,45 @@ def autocasts(query: Tensor) -> bool:
     return (device in ("cpu", "cuda") or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
 
 
+def in_function_transform() -> bool:
+    """Whether torch.func differentiates or maps the function that calls."""
+    compiling = torch.compiler.is_compiling()  # then the compiler sees to it, and the question cannot be traced
+    return not compiling and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def transformed() -> bool:
+    """Whether a call is part of something that sees operations, and not only what they give: torch.func, a mode that
+    dispatches (fake tensors, a tracer). Never asked while a graph is compiled."""
+    return in_function_transform() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def lowered(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As autocast would round them, and torch's own attention does."""
+    lower = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(x.to(lower) if x.dtype != torch.float64 else x for x in tensors)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """For products whose types are chosen by hand."""
+    if not autocasts(tensor):
+        return nullcontext()
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if torch.compiler.is_compiling() else _WithoutAutocast(device)
+
+
+class _WithoutAutocast(AbstractContextManager[None]):
+    """As `torch.autocast(device, enabled=False)` inside an enabled one, at a tenth of its cost."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(self.device, False)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_autocast_enabled(self.device, True)
+
+
 def make_call(
     query: Tensor,
     key: Tensor,
@@ -55,9 +93,8 @@ def make_call(
     prefix_value: Tensor | None = None,
 ) -> Call:
     """Check the arguments against each other; raise an `InlayError` that names what does not fit."""
-    if autocasts(query):  # as torch's own attention does
-        lower = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(lower) if x.dtype != torch.float64 else x for x in (query, key, value))
+    if autocasts(query):
+        query, key, value = lowered(query, key, value)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise InlayError(

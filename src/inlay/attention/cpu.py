@@ -2,7 +2,7 @@
 
 torch differentiates the kernel's output but not the log-sum-exp it returns with it; fused.py does. Facts about the
 kernel that its interface does not show: it gives a log-sum-exp of 0 where a query may see no key, reads a last
-dimension whose stride is not 1 as if it were, and ends the process on empty tensors.
+dimension whose stride is not 1 as if it were, and ends the process on empty tensors. It has no dropout: chunked.py has.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from inlay.attention.call import Call
-from inlay.attention.fused import Fused, Kernel
+from inlay.attention import chunked
+from inlay.attention.call import Call, in_function_transform, transformed
+from inlay.attention.fused import Attended, Fused, Kernel
 
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -20,13 +21,26 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 class CpuKernel(Kernel):
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float,
+        dropout_p: float,
+    ) -> Attended:
+        if dropout_p:
+            given = query, key, value, mask, is_causal, scale, dropout_p
+            if not torch.compiler.is_compiling() and not transformed():
+                return chunked.attend(*given)
+            out, lse, seed = torch.ops.inlay.dropped_attention(*given)
+            return out, lse, seed, seed
         added = _added(mask, query.dtype)
         out, lse = FORWARD(_dense(query), _dense(key), _dense(value), 0.0, is_causal, attn_mask=added, scale=scale)
         if added is not None:
             lse = lse.masked_fill(_sees_nothing(added, is_causal, query.shape[2]), -torch.inf)
-        return out, lse
+        return out, lse, None, None
 
     def backward(
         self,
@@ -39,8 +53,17 @@ class CpuKernel(Kernel):
         mask: Tensor | None,
         is_causal: bool,
         scale: float,
+        dropout_p: float,
+        seed: Tensor | None,
+        offset: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found: tuple[Tensor, Tensor, Tensor] = BACKWARD(
+        found: tuple[Tensor, Tensor, Tensor]
+        if seed is not None:
+            seen = torch.compiler.is_compiling() or transformed()
+            run = torch.ops.inlay.dropped_attention_backward if seen else chunked.attend_backward
+            found = run(g_out, query, key, value, out, lse, mask, is_causal, scale, dropout_p, seed)
+            return found
+        found = BACKWARD(
             *(_dense(x) for x in (g_out, query, key, value, out)),
             lse,
             0.0,
@@ -94,8 +117,8 @@ class Cpu(Fused):
             return f"the tensors are on {call.query.device.type}"
         if call.query.dtype not in TYPES:
             return f"the kernel does not take {call.query.dtype}"
-        if call.dropout_p:
-            return "the kernel has no dropout"
+        if call.dropout_p and in_function_transform():
+            return "a function is transformed (torch.func), and what is dropped must be seen"
         if any(x.shape[-1] != call.query.shape[-1] for x in tensors):
             return "the kernel takes keys and values of one head size"
         if any(x.numel() == 0 for x in tensors):

@@ -6,6 +6,9 @@ masks, float32, and causal attention to more or fewer keys than queries (flash w
 not asked). Facts about them that their interfaces do not show, each relied on here:
 
 - None reads its random state without dropout, and an undefined `cum_seq` is what says that tensors are dense.
+- With dropout each gives back the state of its random numbers, and its backward pass, handed that state, drops the same
+  weights: also when output and log-sum-exp are those of a sum of parts. The memory-efficient one has the state on the
+  host, unless a CUDA graph is captured; the others have it on the GPU.
 - cuDNN keeps the backward plan by the strides of q, k and v alone: output and gradient must lie as the forward pass
   laid the output. It takes the log-sum-exp as `[batch, heads, length, 1]`.
 - The memory-efficient one gives a query that sees nothing output 0 and log-sum-exp 0, as if it saw one key of score 0:
@@ -19,6 +22,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from inlay.attention.fused import Attended
 
 aten = torch.ops.aten
 CUDNN_SIZE, FLASH_SIZE = 128, 256
@@ -48,7 +53,8 @@ def is_flash(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -
     return mask is None and query.dtype.itemsize == 2 and fits and query.size(3) <= FLASH_SIZE
 
 
-def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> str:
+def kernel_for(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> str:
+    """Which of the three kernels does it."""
     if not is_flash(query, key, mask, is_causal):
         return "efficient"
     prefers = (
@@ -62,31 +68,46 @@ def _kind(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> s
     return "cudnn" if prefers else "flash"
 
 
+def kernel_of(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, seed: Tensor | None) -> str:
+    """Which of them did it, for the backward pass: what is switched on or off may have changed since. Only with dropout
+    does it matter, since each drops weights of its own. Flash attention's state is two numbers, cuDNN's one."""
+    if seed is None or seed.numel() == 0 or not is_flash(query, key, mask, is_causal):
+        return kernel_for(query, key, mask, is_causal)
+    return "flash" if seed.numel() == 2 else "cudnn"
+
+
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; where nothing is seen the second is -inf, and the first may be anything."""
-    kind = _kind(query, key, mask, is_causal)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+) -> Attended:
+    """Where nothing is seen the log-sum-exp is -inf, and the output may be anything."""
+    kind = kernel_for(query, key, mask, is_causal)
     size, length = query.shape[3], query.shape[2]
     if size % 8 or not query.stride(3) == key.stride(3) == value.stride(3) == 1 or 0 in query.stride():
         query, key, value = _dense(query), _dense(key), _dense(value)
     if kind == "cudnn":
         found = aten._scaled_dot_product_cudnn_attention.default(
-            query, key, value, None, True, 0.0, is_causal, False, scale=scale
+            query, key, value, None, True, dropout_p, is_causal, False, scale=scale
         )
-        out, lse = found[0], found[1].view(query.shape[:3])
+        out, lse, seed, offset = found[0], found[1].view(query.shape[:3]), found[6], found[7]
     elif kind == "flash":
-        found = aten._scaled_dot_product_flash_attention.default(query, key, value, 0.0, is_causal, scale=scale)
-        out, lse = found[0], found[1]
+        found = aten._scaled_dot_product_flash_attention.default(query, key, value, dropout_p, is_causal, scale=scale)
+        out, lse, seed, offset = found[0], found[1], found[6], found[7]
     else:
         added = _added(mask, query, key)
         found = aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, added, True, 0.0, is_causal, scale=scale
+            query, key, value, added, True, dropout_p, is_causal, scale=scale
         )
-        out, lse = found[0], found[1][..., :length]
+        out, lse, seed, offset = found[0], found[1][..., :length], found[2], found[3]
         if mask is not None:
             lse = torch.where(_sees(mask, query, is_causal), lse, -torch.inf)
-    return out if size == out.shape[3] else out[..., :size], lse
+    out = out if size == out.shape[3] else out[..., :size]
+    return (out, lse, seed, offset) if dropout_p else (out, lse, None, None)
 
 
 def attend_backward(
@@ -99,9 +120,14 @@ def attend_backward(
     mask: Tensor | None,
     is_causal: bool,
     scale: float,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
+    offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value as fused.py defines them; `lse` is finite."""
-    kind = _kind(query, key, mask, is_causal)
+    kind = kernel_of(query, key, mask, is_causal, seed)
+    if seed is None or offset is None:
+        seed = offset = lse  # not read
     size, length, keys = query.shape[3], query.shape[2], key.shape[2]
     g_out, query, key, value, out = _dense(g_out), _dense(query), _dense(key), _dense(value), _dense(out)
     if kind == "cudnn":
@@ -109,42 +135,22 @@ def attend_backward(
         out, g_out = strided(out, strides), strided(g_out, strides)
         stats = lse.contiguous().unsqueeze(-1)
         found = aten._scaled_dot_product_cudnn_attention_backward.default(
-            g_out, query, key, value, out, stats, lse, lse, None, None, None, length, keys, 0.0, is_causal, scale=scale
+            *(g_out, query, key, value, out, stats, seed, offset),
+            *(None, None, None, length, keys, dropout_p, is_causal),
+            scale=scale,
         )
     elif kind == "flash":
         found = aten._scaled_dot_product_flash_attention_backward.default(
-            g_out,
-            query,
-            key,
-            value,
-            out,
-            lse.contiguous(),
-            None,
-            None,
-            length,
-            keys,
-            0.0,
-            is_causal,
-            lse,
-            lse,
+            *(g_out, query, key, value, out, lse.contiguous()),
+            *(None, None, length, keys, dropout_p, is_causal, seed, offset),
             scale=scale,
         )
     else:
         lse = pad(lse, (0, -length % 32), value=torch.inf) if length % 32 else lse.contiguous()
         out = out.transpose(1, 2).contiguous().transpose(1, 2)
         found = aten._scaled_dot_product_efficient_attention_backward.default(
-            g_out,
-            query,
-            key,
-            value,
-            _added(mask, query, key),
-            out,
-            lse,
-            lse,
-            lse,
-            0.0,
-            [True, True, True, False],
-            is_causal,
+            *(g_out, query, key, value, _added(mask, query, key), out),
+            *(lse, seed, offset, dropout_p, [True, True, True, False], is_causal),
             scale=scale,
         )
     g_query, g_key, g_value = found[:3]

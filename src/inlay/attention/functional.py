@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from inlay.attention.backends import choose
-from inlay.attention.call import autocasts, make_call
+from inlay.attention.backends import Backend, choose
+from inlay.attention.call import Call, autocasts, lowered, make_call, transformed, without_autocast
 from inlay.attention.features import FeatureMap
 from inlay.attention.features import feature_map as find_map
 from inlay.attention.term import State
@@ -30,10 +31,11 @@ def attention_with_lse(
 
     query `[batch, heads, length, d]`, key and value `[batch, kv_heads, keys, d]`, heads a multiple of kv_heads. The
     first result has the query's type, the second (`[batch, heads, length]`) at least float32. A query that may see no
-    key gets 0 and -inf. Dropout acts on the softmax, not on the log-sum-exp.
+    key gets 0 and -inf. Dropout acts on the softmax, not on the log-sum-exp. `backend` names one of `BACKENDS`; by
+    default an exact one is chosen. `taylor` and `taylor-4` are approximate, and linear in the length (taylor.py).
     """
     call = make_call(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p)
-    with _full_precision(query):
+    with without_autocast(query):
         return choose(backend, call).with_lse(call)
 
 
@@ -62,12 +64,63 @@ def ntk_attention(
     dropout concern the keys alone. It is computed in log space: finite for scores of any size, for queries that may
     see no key (they get `phi Z / (1 + phi kappa)`; join.py says why) and for kappa = 0.
     """
-    call = make_call(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p)
-    features = find_map(feature_map)
-    with _full_precision(query):
-        state = _state(Z, kappa, signed, call.query, call.value, features.positive)
-        features.check(kappa.shape[1], query.shape[-1])
-        return choose(backend, call).joined(call, features, state)
+    features = find_map(feature_map) if isinstance(feature_map, str) else feature_map
+    left, right = (Z, None) if isinstance(Z, Tensor) else Z
+    casts = autocasts(query)
+    if casts:
+        query, key, value = lowered(query, key, value)
+    how = attn_mask, is_causal, None if scale is None else float(scale), dropout_p
+    state = State(left, right, kappa, signed)
+    choose_for = _chosen if torch.compiler.is_compiling() or transformed() else _chosen_once
+    chosen, call = choose_for(backend, query, key, value, how, features, state)
+    if kappa.device.type == "cpu" and features.positive and not signed:
+        _refuse_negative(kappa)
+    with without_autocast(query) if casts else _AS_IS:
+        return chosen.joined(call, features, state)
+
+
+Scoring: TypeAlias = tuple[Tensor | None, bool, float | None, float]
+"""attn_mask, is_causal, scale and dropout_p, as a caller gave them."""
+_AS_IS: AbstractContextManager[None] = nullcontext()
+_KNOWN: dict[tuple[Any, ...], tuple[Backend, float]] = {}
+MOST_KNOWN = 4096
+
+
+def _chosen(
+    name: str | None, query: Tensor, key: Tensor, value: Tensor, how: Scoring, features: FeatureMap, state: State
+) -> tuple[Backend, Call]:
+    """Everything checked against each other, and the backend for it."""
+    mask, is_causal, scale, dropout_p = how
+    call = make_call(query, key, value, attn_mask=mask, is_causal=is_causal, scale=scale, dropout_p=dropout_p)
+    _check_state(state, call.query, call.value)
+    find_map(features).check(state.kappa.shape[1], query.shape[-1])
+    return choose(name, call), call
+
+
+def _chosen_once(
+    name: str | None, query: Tensor, key: Tensor, value: Tensor, how: Scoring, features: FeatureMap, state: State
+) -> tuple[Backend, Call]:
+    """The same, done once for calls that are alike: a small model, or one token of a large one, waits for the host."""
+    mask, is_causal, scale, dropout_p = how
+    left, right, kappa, _ = state
+    if type(features).__hash__ is None:
+        return _chosen(name, query, key, value, how, features, state)
+    signature = (
+        *(query.shape, key.shape, value.shape, left.shape, kappa.shape, None if right is None else right.shape),
+        *(query.dtype, key.dtype, value.dtype, query.device, key.device, value.device),
+        *(None if mask is None else (mask.shape, mask.dtype, mask.requires_grad), type(features), hash(features)),
+        *(is_causal, scale, dropout_p, name),
+    )
+    known = _KNOWN.get(signature)
+    if known is None:
+        chosen, call = _chosen(name, query, key, value, how, features, state)
+        if len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[signature] = chosen, call.scale
+        return chosen, call
+    if mask is not None and mask.dim() < 4:
+        mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    return known[0], Call(query, key, value, mask, is_causal, known[1], dropout_p)
 
 
 def prefix_attention(
@@ -100,40 +153,17 @@ def prefix_attention(
         prefix_key=prefix_key,
         prefix_value=prefix_value,
     )
-    with _full_precision(query):
+    with without_autocast(query):
         return choose(backend, call).joined(call, None, None)
 
 
-def _full_precision(query: Tensor) -> AbstractContextManager[object]:
-    """Our own products stay in the type we chose; `make_call` has already cast what autocast would have."""
-    if not autocasts(query):
-        return nullcontext()
-    device = query.device.type
-    return torch.autocast(device, enabled=False) if torch.compiler.is_compiling() else _WithoutAutocast(device)
-
-
-class _WithoutAutocast(AbstractContextManager[None]):
-    """As `torch.autocast(device, enabled=False)` inside an enabled one, at a tenth of its cost."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-    def __enter__(self) -> None:
-        torch.set_autocast_enabled(self.device, False)
-
-    def __exit__(self, *error: object) -> None:
-        torch.set_autocast_enabled(self.device, True)
-
-
-def _state(
-    Z: Tensor | tuple[Tensor, Tensor], kappa: Tensor, signed: bool, query: Tensor, value: Tensor, positive: bool
-) -> State:
-    """Z and kappa, checked against the query and the value, and with positive features against 0."""
+def _check_state(state: State, query: Tensor, value: Tensor) -> None:
+    """Z and kappa against the query and the value."""
+    left, right, kappa, _ = state
     heads, size = query.shape[1], value.shape[-1]
     if kappa.dim() != 2 or kappa.shape[0] != heads:
         raise InlayError(f"kappa has shape {list(kappa.shape)}; it must be [heads, r] with {heads} heads.")
     rows = kappa.shape[1]
-    left, right = (Z, None) if isinstance(Z, Tensor) else Z
     if right is not None and (left.dim() != 3 or right.dim() != 3 or left.shape[2] != right.shape[1]):
         raise InlayError(
             f"Z_A and Z_B have shapes {list(left.shape)} and {list(right.shape)}; they must be [heads, r, s] and "
@@ -145,11 +175,12 @@ def _state(
             f"Z is {list(found)}; with this query, value and kappa it must be [heads, r, head_dim] = "
             f"{[heads, rows, size]}."
         )
-    # Elsewhere looking would wait for the device, and inside a compiled graph break it.
-    on_cpu = kappa.device.type == "cpu" and not torch.compiler.is_compiling()
-    if positive and not signed and on_cpu and not bool((kappa.detach() >= 0).all()):
+
+
+def _refuse_negative(kappa: Tensor) -> None:
+    """Elsewhere than on a CPU looking would wait for the device, and inside a compiled graph break it."""
+    if not torch.compiler.is_compiling() and not bool((kappa.detach() >= 0).all()):
         raise InlayError(
             f"kappa has values below 0 or NaN (the least is {float(kappa.detach().min()):g}): the softmax could divide "
             "by 0. Give its absolute value, or rho with signed=True."
         )
-    return State(left, right, kappa, signed)

@@ -33,20 +33,29 @@ class Launch:
         bits = 0
         for pointer in pointers:
             bits |= pointer
-        if bits % 16 or self.compiled is None or not Launch.directly:
-            options = {"num_warps": self.warps, "num_stages": self.stages}
-            compiled = self.kernel[grid](*tensors, *numbers, *self.constants, **options)
-            if not bits % 16:
-                self.compiled = compiled  # None from Triton's interpreter
+        compiled = self.compiled
+        if compiled is None or bits % 16 or not Launch.directly:
+            self._first(grid, tensors, numbers, aligned=not bits % 16)
             return
         try:
-            self.compiled[grid](*pointers, *numbers, *self.constants)
-        except (TypeError, ValueError):  # raised before anything is launched, as is the next
+            stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
+            # No metadata and no hooks, for which Triton's own way would ask.
+            given = stream, compiled.function, compiled.packed_metadata, None, None, None
+            compiled.run(*grid, *given, *pointers, *numbers, *self.constants)
+        except (AttributeError, TypeError, ValueError):  # raised before anything is launched, as is the next
             Launch.directly = False
             self(grid, tensors, numbers)
         except OverflowError:  # a number of more than 32 bits: Triton has, or makes, a kernel for such
             self.compiled = None
             self(grid, tensors, numbers)
+
+    def _first(
+        self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], numbers: tuple[float, ...], aligned: bool
+    ) -> None:
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        compiled = self.kernel[grid](*tensors, *numbers, *self.constants, **options)
+        if aligned:
+            self.compiled = compiled  # None from Triton's interpreter
 
 
 class Prepared(NamedTuple):
@@ -67,8 +76,11 @@ def multiprocessors(device: torch.device) -> int:
 
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device, whichever the tensors are on."""
-    here = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return nullcontext() if here else torch.cuda.device(device)
+    here = device.type != "cuda" or device.index == torch._C._cuda_getDevice()
+    return _HERE if here else torch.cuda.device(device)
+
+
+_HERE: AbstractContextManager[None] = nullcontext()
 
 
 def unit(*strides: int) -> int:

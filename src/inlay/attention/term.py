@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
 from inlay.attention.features import Elementwise, FeatureMap
+from inlay.attention.once import differentiable_once
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """What stands for the prefix: `Z` `[heads, r, head_dim]`, given as `left`, or as the product of `left`
     `[heads, r, s]` and `right` `[heads, s, head_dim]`; and `kappa` `[heads, r]`, or with `signed` the rho of which it
     is the magnitude."""
@@ -39,8 +37,7 @@ def magnitude(rho: Tensor) -> Tensor:
     return leaky_relu(-rho, -1.0)  # -x up to x = 0, so that rho = 0 is on the side of slope +1
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """`product` is `[batch, heads, length, head_dim + 1]`: `phi(q) Z`, and `phi(q) kappa` in the last column."""
 
     product: Tensor
@@ -96,7 +93,7 @@ class _ElementwiseTerm(torch.autograd.Function):
         return features.raw(query.to(state.dtype), rows, scale) @ (state * features.norm(rows))
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g_product: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         query, state = ctx.saved_tensors
         features, scale, rows = ctx.features, ctx.scale, state.shape[1]

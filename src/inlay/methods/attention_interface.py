@@ -20,6 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -47,7 +48,7 @@ def with_child(implementation: str, child: str, innermost: bool = False) -> str:
     name = f"{child}_{implementation}"
     if name not in _OURS:
         _OURS[name] = (child, implementation)
-        AttentionInterface.register(name, partial(_attention, child, implementation))
+        AttentionInterface.register(name, partial(_attention, child, partial(_behind, implementation)))
         if implementation in ALL_MASK_ATTENTION_FUNCTIONS:
             ALL_MASK_ATTENTION_FUNCTIONS.register(name, ALL_MASK_ATTENTION_FUNCTIONS[implementation])
     return name
@@ -91,6 +92,7 @@ class AttentionLayer(ChildLayer):
 
     child: ClassVar[str]
     innermost: ClassVar[bool] = False
+    implementation: str
 
     def attach(self) -> None:
         if not on_interface(self.host):
@@ -98,6 +100,7 @@ class AttentionLayer(ChildLayer):
                 f"{type(self.host).__name__} does not look its attention function up in Transformers' attention "
                 f"interface: {type(self).__name__} cannot take part in it."
             )
+        self._seen: str | None = None
         self._ensure(self.host, ())
         self._handle = self.host.register_forward_pre_hook(self._ensure)
 
@@ -111,6 +114,7 @@ class AttentionLayer(ChildLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """The attention of the host, of (batch, heads, tokens, channels); called only while an adapter runs.
 
+        `self.implementation` names what runs behind all layers of ours.
         `previous(self.host, query, key, value, mask, **kwargs)` is what would have been called without this layer. It
         gives the output, as (batch, tokens, heads, channels), and the weights where the implementation has them.
         """
@@ -118,14 +122,28 @@ class AttentionLayer(ChildLayer):
 
     def _ensure(self, host: nn.Module, args: tuple[Any, ...]) -> None:
         """Also before every call: someone may have chosen another implementation since (`set_attn_implementation`)."""
-        current = host.config._attn_implementation
+        current = _implementation(host.config)
+        if current == self._seen:
+            return
         if self.child not in children(current):
-            host.config._attn_implementation_internal = with_child(current, self.child, self.innermost)
+            current = with_child(current, self.child, self.innermost)
+            host.config._attn_implementation_internal = current
+        self._seen, self.implementation = current, behind_all(current)
+
+
+def _implementation(config: Any) -> Any:
+    """What `config._attn_implementation` is; read past the config's own way, which asks twice for every attribute."""
+    if torch.compiler.is_compiling():
+        return config._attn_implementation
+    try:
+        return object.__getattribute__(config, "_attn_implementation_internal")
+    except AttributeError:
+        return config._attn_implementation
 
 
 def _attention(
     child: str,
-    implementation: str,
+    previous: Attend,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -133,11 +151,14 @@ def _attention(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    previous = _function(module, implementation)
-    layer = getattr(module, child, None)
+    layer: Any = module._modules.get(child)
     if layer is None or not layer.running():
         return previous(module, query, key, value, attention_mask, **kwargs)
     return layer.attend(previous, query, key, value, attention_mask, **kwargs)
+
+
+def _behind(implementation: str, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    return _function(module, implementation)(module, *args, **kwargs)
 
 
 def _function(module: nn.Module, implementation: str) -> Attend:

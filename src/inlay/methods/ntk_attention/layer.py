@@ -12,7 +12,7 @@ from inlay.attention import FeatureMap, ntk_attention
 from inlay.attention.features import Centred
 from inlay.attention.term import magnitude
 from inlay.errors import InlayError
-from inlay.methods.attention_interface import Attend, AttentionLayer, behind_all
+from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.ntk_attention.start import Start
 
 IMPLEMENTATIONS = ("sdpa", "eager")
@@ -93,16 +93,28 @@ class TrainedPrefix(nn.Module):
 
     def given(self) -> tuple[Tensor, Tensor, Tensor, bool]:
         """The same, but rho in place of kappa, and True, where nobody waits for the call: some kernels take rho."""
-        kappa = self.kappa
+        parts = self._modules  # looked up where nn.Module keeps them: its own way takes longer than the call
+        z_a, z_b, kappa = parts["z_a"], parts["z_b"], parts["kappa"]
+        assert z_a is not None
+        assert z_b is not None
+        assert kappa is not None
         signed = type(kappa) is Kappa and not kappa._forward_pre_hooks
-        return _value(self.z_a), _value(self.z_b), kappa.weight if signed else _value(kappa), signed
+        return _value(z_a), _value(z_b), _weight(kappa) if signed else _value(kappa), signed
 
 
 def _value(module: nn.Module) -> Tensor:
     """What a parameter's module gives; by a full call, which costs several times as much, only where someone waits for
     it: FSDP changes the class, DeepSpeed hangs on the call."""
-    found: Tensor = module() if type(module) not in PARAMETERS or module._forward_pre_hooks else module.forward()
+    kind = type(module)
+    if kind is LoadedParameter and not module._forward_pre_hooks:
+        return _weight(module)
+    found: Tensor = module() if kind not in PARAMETERS or module._forward_pre_hooks else module.forward()
     return found
+
+
+def _weight(module: nn.Module) -> Tensor:
+    found = module._parameters.get("weight")
+    return module.weight if found is None else found
 
 
 class NTKAttentionLayer(AttentionLayer):
@@ -124,17 +136,22 @@ class NTKAttentionLayer(AttentionLayer):
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        implementation = behind_all(self.host.config._attn_implementation)
-        self._check(implementation, kwargs)
+        implementation = self.implementation
+        if implementation not in IMPLEMENTATIONS or "softcap" in kwargs or "s_aux" in kwargs:
+            self._check(implementation, kwargs)
         names = self.running()
         bias = kwargs.get("position_bias")
+        z_a, z_b, kappa, signed = self._prefixes(names)
         seen: dict[str, Any] = {
+            "feature_map": self._prefix(names[0]).features,
             "scale": kwargs.get("scaling"),
-            "is_causal": implementation != "eager" and mask is None and self._is_causal(query, kwargs.get("is_causal")),
             "attn_mask": mask if bias is None else _with_bias(mask, bias),
-            "feature_map": self.pieces[names[0]].features,
+            "is_causal": mask is None
+            and implementation != "eager"
+            and query.shape[2] > 1
+            and self._is_causal(kwargs.get("is_causal")),
+            "signed": signed,
         }
-        z_a, z_b, kappa, seen["signed"] = self._prefixes(names)
         output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
         weights = None
         if implementation == "eager":
@@ -145,17 +162,22 @@ class NTKAttentionLayer(AttentionLayer):
             weights = None if weights is None else weights * share
         return output.transpose(1, 2).contiguous(), weights
 
-    def _is_causal(self, query: Tensor, is_causal: bool | None) -> bool:
+    def _is_causal(self, is_causal: bool | None) -> bool:
         """As `sdpa` in Transformers decides where there is no mask; a single query is the last, and sees all keys."""
-        return query.shape[2] > 1 and bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
+        return bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
+
+    def _prefix(self, name: str) -> TrainedPrefix:
+        """That of one adapter, looked up where nn.Module keeps it."""
+        found: Any = self._modules[self.adapter_layer_names[0]]
+        piece: TrainedPrefix = found._modules[name]
+        return piece
 
     def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, bool]:
         """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`; and
         whether it is rho that stands for kappa."""
-        prefixes: list[Any] = [self.pieces[name] for name in names]
+        prefixes = [self._prefix(name) for name in names]
         if len(prefixes) == 1:
-            given: tuple[Tensor, Tensor, Tensor, bool] = prefixes[0].given()
-            return given
+            return prefixes[0].given()
         found = [prefix() for prefix in prefixes]
         alike = {(prefix.features, kappa.shape) for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)}
         if len(alike) > 1 or any(prefix.centre is not None for prefix in prefixes):
