@@ -26,6 +26,7 @@ PUBLIC = {
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
     "predict": "inlay.workflow.predict",
+    "rounded_once": "inlay.training.precision",
     "tune": "inlay.workflow.tune",
 }
 

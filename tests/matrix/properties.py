@@ -37,6 +37,7 @@ from probing import logits, probe
 from zoo import tiny
 
 BATCH_NORM = nn.modules.batchnorm._NormBase
+WHOLE = ("bert", "llama", "vit", "resnet")  # benchmarks/compile_sweep.py tries their training steps too
 # Merging rounds once more, to the base's precision; the logits here are of the order of one.
 MERGED = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 
@@ -389,12 +390,15 @@ def checkpoints_gradients(case: Case) -> None:
 
 
 def compiles(case: Case, backend: str) -> None:
-    """A compiled model computes what the model does: to the bit where nothing is fused, else also its gradients."""
+    """A compiled model computes what the model does: to the bit where nothing is fused, else also its gradients.
+
+    One graph on `WHOLE`; of other families Transformers itself breaks some.
+    """
     model, batch = case.adapted()
     shorten(model, keep=1 if backend == "inductor" else 2)
     stir(model, seed=1)
     torch._dynamo.reset()
-    compiled = torch.compile(model.eval(), backend=backend)
+    compiled = torch.compile(model.eval(), backend=backend, fullgraph=case.family in WHOLE)
     if backend == "eager":
         assert torch.equal(logits(compiled, batch), logits(model, batch))
         return

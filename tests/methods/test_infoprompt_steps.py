@@ -182,6 +182,46 @@ def test_a_missing_mask_is_not_silent_in_what_is_compiled(method: dict[str, Any]
         compiled(**without_mask(batch))
 
 
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+def test_a_compiled_model_is_one_graph_and_keeps_phi(half: torch.dtype | None) -> None:
+    """Each copy by its own encoder, as it is when it runs."""
+    first, batch = made()
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(1.1)
+    wanted, found = [], []
+    with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
+        for model in (first.eval(), second.eval()):
+            torch.compiler.reset()
+            wanted.append(model(**batch).logits)
+            layer_of(model).clear_cache()
+            compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+            before = layer_of(model).recalled
+            found.append([compiled(**batch).logits for _ in range(2)])
+            recalled, computed = (now - then for now, then in zip(layer_of(model).recalled, before, strict=True))
+            assert (recalled, computed) == (3, 3)
+    for logits, (once, again) in zip(wanted, found, strict=True):
+        torch.testing.assert_close(once, logits)
+        assert torch.equal(once, again)
+    assert not torch.allclose(wanted[0], wanted[1])
+
+
+def test_a_compiled_step_has_the_gradients_of_the_plain_one() -> None:
+    model, batch = made()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    steps = []
+    for called in (model, compiled):
+        torch.manual_seed(1)
+        model.zero_grad()
+        called(**batch).loss.backward()
+        steps.append({name: p.grad.clone() for name, p in trained_parameters(model).items()})
+    plain, traced = steps
+    assert all(gradient.abs().sum() > 0 for gradient in plain.values())
+    for name, gradient in plain.items():
+        torch.testing.assert_close(traced[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
 # ------------------------------------------------------------------------------------------------- the cache
 
 

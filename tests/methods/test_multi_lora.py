@@ -374,7 +374,7 @@ def test_the_number_of_kernels_does_not_depend_on_the_number_of_tasks(family: st
         model.zero_grad()
         return forward.count, backward.count
 
-    count(3)  # what is imported and looked up once
+    count(3), count(12)  # what is imported, looked up or moved once
     few, more = count(3), count(12)
     assert few[0] == more[0]
     # Autograd writes one gradient for each trained tensor: that alone grows.
@@ -459,6 +459,31 @@ def test_mixed_precision(family: str) -> None:
     assert found.logits.dtype == torch.bfloat16
     found.loss.backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in half.parameters() if p.requires_grad)
+
+
+class Products(TorchDispatchMode):
+    """The types of what matrices are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(name in str(function) for name in ("mm", "linear", "convolution")):
+            self.types |= {each.dtype for each in args if isinstance(each, Tensor)}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "resnet"])
+def test_under_autocast_every_product_is_of_its_type(family: str, grad: bool) -> None:
+    """Also `x A`, of an x that a norm gives in float32: as autocast does for any linear layer."""
+    model, batch = several(family, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(grad), Products() as products:
+        out = model(**inputs(batch), adapter_names=["rte", "sst2", "stsb"]).logits
+        if grad:
+            out[out.isfinite()].sum().backward()
+    assert products.types == {torch.bfloat16}
 
 
 def test_compiled_with_names() -> None:

@@ -306,6 +306,31 @@ def test_tasks_that_adapt_different_layers_and_rows_without_a_task() -> None:
     check(unlike(), ["t2", "__base__"])
 
 
+@pytest.mark.parametrize("tasks", [3, 4])
+def test_where_a_kernel_finds_each_rows_own(tasks: int) -> None:
+    """By slots: the parameters themselves, scales of 0 where a task does not adapt a layer, and all as kernels read it:
+    scales without gaps, from multiples of 16 bytes on."""
+    model = unlike()
+    for i in range(3, tasks):
+        model.add_adapter(f"t{i}", config())
+    names = ["t2", "__base__", "t0", "t1", "t0", f"t{tasks - 1}"]
+    rows = TaskRows.of(names, [f"t{i}" for i in range(tasks)])
+    for _ in range(2):
+        for layer in layers(model):
+            found = rows.located(layer)
+            assert found is not None
+            b, scales, slots = found
+            assert scales.is_contiguous()
+            assert scales.data_ptr() % 16 == 0
+            for name, slot in zip(names, slots.tolist(), strict=True):
+                piece = layer.factors.get(name)
+                assert scales[slot] == (0 if piece is None else piece.scale)
+                if piece is not None:
+                    assert b[slot].data_ptr() == piece.weight.data_ptr()
+        _other_memory_at_one_layer(model)
+        rows = TaskRows.of(names, [f"t{i}" for i in range(tasks)])
+
+
 @pytest.mark.parametrize("make", [several, unlike])
 def test_the_gradients_are_those_of_the_definition(make: Callable[[], Any]) -> None:
     model = make()

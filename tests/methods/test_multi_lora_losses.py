@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
 from inlay.errors import InlayError
+from inlay.methods.multi_lora.model import rename_task
+from inlay.methods.multi_lora.rows import NAMES_KEPT
 from manytasks import gradients, inputs, several
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -37,6 +40,28 @@ def test_a_row_without_a_label_counts_for_nothing(without: int) -> None:
     its = gradients(model)
     for name, gradient in mine.items():
         torch.testing.assert_close(gradient, its.get(name, torch.zeros_like(gradient)))
+
+
+def test_what_a_name_means_now() -> None:
+    """Not what it meant in the passes before, of which something is kept by the names."""
+    model, batch = four()
+    call = batch | {"labels": torch.tensor([1.0, 4.0, 2.0, 0.0], dtype=torch.float64), "adapter_names": NAMES}
+    before = model(**call).loss
+    for old, new in (("stsb", "other"), ("rte", "stsb"), ("other", "rte")):
+        rename_task(model, old, new)
+    found = model(**call).loss
+    torch.testing.assert_close(found, copy.deepcopy(model)(**call).loss)  # which has kept nothing
+    assert not torch.isclose(found, before)
+
+
+def test_what_is_kept_of_names_is_bounded() -> None:
+    model, batch = four()
+    with torch.no_grad():
+        for i in range(2 * NAMES_KEPT):
+            names = ["rte" if i >> j & 1 else "sst2" for j in range(6)]
+            model(**{key: value[[0, 1, 2, 0, 1, 2]] for key, value in batch.items()}, adapter_names=names)
+    assert len(model.base_model.routing._places) == NAMES_KEPT
+    assert copy.deepcopy(model).base_model.routing._places == {}
 
 
 @pytest.mark.parametrize(

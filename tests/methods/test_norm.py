@@ -196,9 +196,10 @@ def test_bias_and_norm_act_together_on_one_layer() -> None:
     stir(first)
     with_bias = logits(first, batch)
     second = get_peft_model(model, inlay.NormTuningConfig(newly_initialised=[]), adapter_name="two")
-    assert torch.equal(logits(second, batch), with_bias)
+    # On a host of two methods the delta is added to the output, and not to the bias: another rounding.
+    torch.testing.assert_close(logits(second, batch), with_bias, rtol=1e-5, atol=1e-6)
     stir(second)
-    assert not torch.equal(logits(second, batch), with_bias)
+    assert not torch.allclose(logits(second, batch), with_bias, rtol=1e-3, atol=1e-4)
     with second.disable_adapter():
         assert torch.equal(logits(second, batch), logits(*tiny("bert")))
 

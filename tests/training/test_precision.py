@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from inlay.errors import InlayError
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.capabilities import capabilities
 from inlay.training.precision import rounded_once
@@ -126,3 +127,9 @@ def test_gives_the_weights_back_when_training_fails() -> None:
         raise RuntimeError("out of memory")
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_another_type_is_refused() -> None:
+    refused = pytest.raises(InlayError, match=r"torch.bfloat16 or torch.float16, not to torch.float32")
+    with refused, rounded_once(nn.Linear(2, 2), torch.float32):
+        pass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -57,3 +59,44 @@ def like(own: nn.Module | Tensor, values: Tensor) -> Tensor:
     if isinstance(own, nn.Module):
         own = next(parameter for parameter in own.parameters() if parameter.is_floating_point())
     return values.to(own.device, torch.promote_types(own.dtype, torch.float32))
+
+
+def is_plain(weight: Tensor) -> bool:
+    """Whether a weight is an ordinary tensor of numbers: not quantised, not one of a mesh's shards."""
+    return type(weight) in (nn.Parameter, Tensor) and weight.is_floating_point()
+
+
+def _linear(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def _transposed_linear(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    made = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    return made if x.ndim == 2 else made.view(*x.shape[:-1], weight.shape[1])
+
+
+def _convolution(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = host._conv_forward(x, weight, bias)
+    return found
+
+
+def _layer_norm(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.layer_norm(x, host.normalized_shape, weight, bias, host.eps)
+
+
+def _rms_norm(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.rms_norm(x, host.normalized_shape, weight, host.eps)
+
+
+def _group_norm(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.group_norm(x, host.num_groups, weight, bias, host.eps)
+
+
+Computation = Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
+LINEAR: dict[type, Computation] = {nn.Linear: _linear, Conv1D: _transposed_linear}
+CONVOLUTIONS: dict[type, Computation] = dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution)
+PLAIN_NORMS: dict[type, Computation] = {nn.LayerNorm: _layer_norm, nn.RMSNorm: _rms_norm, nn.GroupNorm: _group_norm}
+COMPUTED = LINEAR | CONVOLUTIONS | PLAIN_NORMS
+"""What modules of exactly these classes compute, with a weight and a bias that are given: of the module, the input, the
+weight and the bias. A subclass may compute something else."""

@@ -29,8 +29,9 @@ def check_names(names: Any, known: Sequence[str], what: str = "adapter") -> list
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not names or not all(isinstance(name, str) for name in names):
         raise InlayError(f"adapter_names={names!r}: give a list with the name of one {what} for each row of the batch.")
+    there = {BASE, *known}
     for name in dict.fromkeys(names):
-        if name != BASE and name not in known:
+        if name not in there:
             raise unknown(f"{what} in adapter_names", name, known)
     return list(names)
 

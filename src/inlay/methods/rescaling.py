@@ -5,18 +5,31 @@ Shared by SSF and by the scaling of attention, which differ only in what they sc
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from peft.tuners.tuners_utils import check_adapters_to_merge
+from peft.tuners.tuners_utils import BaseTunerLayer, check_adapters_to_merge
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import NORMS, is_norm
 from inlay.errors import InlayError
-from inlay.methods.channels import channel_axis
-from inlay.methods.tuner import ChannelLayer
+from inlay.methods.channels import LINEAR, PLAIN_NORMS, channel_axis, is_plain
+from inlay.methods.column_sums import LEAST
+from inlay.methods.folding import FoldingLayer
+from inlay.methods.scaled_linear import scaled_linear
+from inlay.methods.tuner import ChildLayer, InlayTuner
+
+LEFT_ALONE = frozenset(
+    {"bert", "clip", "convnext", "deberta_v2", "deit", "dinov2", "distilbert", "electra", "gemma3", "gpt2", "llama"}
+    | {"modernbert", "mpnet", "opt", "resnet", "roberta", "swin", "t5", "vit"}
+)
+"""Architectures of Transformers that never change the output of a linear layer in place: tested on each."""
+
+STEPS = 16
 
 
-class RescalingLayer(ChannelLayer):
+class RescalingLayer(FoldingLayer):
     """Scales and shifts the channels of its host `f`:
 
         y = gamma * f(x) + beta,      gamma = 1, beta = 0 at the start.
@@ -26,16 +39,62 @@ class RescalingLayer(ChannelLayer):
 
         W' = gamma W,      b' = gamma b + beta.
 
-    Several adapters act one after the other.
+    Several adapters act one after the other. One by itself is folded into the parameters in training too, so that no
+    pass over the output is needed: of a layer, RMS or group norm of torch's always, of a linear layer where it computes
+    in half precision (scaled_linear.py). Other hosts (convolutions, batch norms, norms that an architecture writes for
+    itself) are scaled on their output, which is kept for the backward pass.
     """
 
     merges_into = ("weight", "bias")
+    folds = LINEAR | PLAIN_NORMS
+    outputs_stay: bool | None = None
+    """Whether the model leaves the output of the host alone, so that it need not be copied to be kept; None: the next
+    pass will tell."""
+    _asked_at, _changes, _small_scale = -1, 0, False
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__(host)
+        self._axis = channel_axis(host)
+
+    def folded(self, host: Any, names: list[str], x: Tensor) -> Tensor | None:
+        """`y`, of the one adapter that runs."""
+        if len(names) > 1:
+            return None
+        compute = PLAIN_NORMS.get(type(host))
+        if compute is None:
+            return scaled_linear(self, host, x, self.pieces[names[0]]) if type(host) in LINEAR else None
+        weight, bias = host.weight, getattr(host, "bias", None)
+        if not is_plain(weight):
+            return None
+        gamma, beta = self.pieces[names[0]]()
+        scale = (weight * gamma).to(weight.dtype)
+        if bias is not None:
+            bias = (bias * gamma if beta is None else torch.addcmul(beta, bias, gamma)).to(bias.dtype)
+        return compute(host, x, scale, bias)
+
+    def has_small_scale(self, piece: nn.Module, gamma: Tensor) -> bool:
+        """Whether some scale is below `LEAST`: its gradient then needs what it multiplies. Asked anew when parameters
+        have changed; of a GPU, which has to be waited for, every `STEPS`-th time. A pass that is recomputed in the
+        backward pass gets the answer of the first."""
+        version = sum(parameter._version for parameter in piece.parameters())
+        if version == self._asked_at:
+            return self._small_scale
+        self._asked_at = version
+        self._changes += 1
+        if gamma.is_cuda and (self._changes % STEPS != 1 or torch.cuda.is_current_stream_capturing()):
+            return self._small_scale
+        self._small_scale = bool((gamma.detach().abs() < LEAST).any())
+        return self._small_scale
 
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """`gamma * output + beta`."""
-        shape = [1] * output.ndim
-        shape[channel_axis(self.host)] = -1
-        gamma, beta = (None if one is None else one.to(output.dtype).view(shape) for one in self.pieces[adapter_name]())
+        gamma, beta = self.pieces[adapter_name]()
+        if gamma.dtype != output.dtype:
+            gamma, beta = gamma.to(output.dtype), None if beta is None else beta.to(output.dtype)
+        if self._axis != -1:
+            shape = [1] * output.ndim
+            shape[self._axis] = -1
+            gamma, beta = gamma.view(shape), None if beta is None else beta.view(shape)
         # One pass over the features, not two.
         return output * gamma if beta is None else torch.addcmul(beta, output, gamma)
 
@@ -46,6 +105,19 @@ class RescalingLayer(ChannelLayer):
             if name not in self.pieces:
                 continue
             self.merge_values(name, _folded(self.host, *self.pieces[name]()), safe=safe_merge)
+
+
+class RescalingTuner(InlayTuner):
+    """Knows which models leave the outputs of their layers alone."""
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        """As always. Another method's layers around ours may change their outputs in place, as some of PEFT's do."""
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        others = any(isinstance(one, BaseTunerLayer) and not isinstance(one, ChildLayer) for one in model.modules())
+        package, _, rest = type(model).__module__.partition("transformers.models.")
+        if not package and rest.partition(".")[0] in LEFT_ALONE and not others:
+            for layer in self._layers():
+                layer.outputs_stay = True
 
 
 def _folded(host: nn.Module, gamma: Tensor, beta: Tensor | None) -> dict[str, Tensor]:

@@ -68,7 +68,8 @@ class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
     @property
     def pieces(self) -> nn.ModuleDict:
         """The adapters' pieces by name."""
-        found: nn.ModuleDict = getattr(self, self.adapter_layer_names[0])
+        # Not by getattr: this is asked for in every pass of every layer.
+        found: Any = self._modules[self.adapter_layer_names[0]]
         return found
 
     def base_parameters(self) -> Iterator[nn.Parameter]:
@@ -92,9 +93,17 @@ class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
 
     def running(self) -> list[str]:
         """The adapters that take part in a forward pass of this layer."""
-        if self.disable_adapters or self.merged:
+        if self._disable_adapters or self.merged_adapters:
             return []
-        return [name for name in self.active_adapters if name in self.pieces]
+        active, known = self._active_adapter, self.pieces._modules
+        return [name for name in ([active] if isinstance(active, str) else active) if name in known]
+
+    def share_host(self) -> None:
+        """Another child is about to be attached to the same host."""
+
+    def replaces_host(self) -> bool:
+        """Whether this child computes in place of its host now, past whoever shadowed the host's forward before it."""
+        return False
 
     def enable_adapters(self, enabled: bool) -> None:
         """A merged adapter lies in the host, where disabling would not reach it: it is taken out first."""
@@ -307,6 +316,9 @@ class InlayTuner(TunerHooks, BaseTuner):
         layer = getattr(host, self.child, None)
         if layer is None:
             layer = self.layer_class(plain_name(current_key))(host)
+            for other in host.children():
+                if isinstance(other, ChildLayer):
+                    other.share_host()
             setattr(host, self.child, layer)
             layer.attach()
         layer.update_layer(adapter_name, self.settings_at(peft_config, plain_name(current_key)))

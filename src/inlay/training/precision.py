@@ -3,7 +3,8 @@
 Under autocast a linear layer or a convolution computes with its weight and its input rounded to the lower precision.
 
 - A frozen weight is rounded to the same numbers in every step. Kept rounded, it takes half of an accelerator's memory,
-  nothing has to be rounded and kept for the backward pass, and the result is the same to the bit.
+  nothing has to be rounded and kept for the backward pass, and the result is the same to the bit; up to a rounding,
+  where a method multiplies the weight itself by something trained.
 - What enters attention is rounded by the projections of queries, keys and values, each for itself. Rounded once, before
   them, the forward pass is the same to the bit and moves a third of the bytes. In the backward pass the three
   gradients are added in the lower precision, as they are where one projection makes all three.
@@ -35,11 +36,23 @@ ROUNDED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # exactly these:
 def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Inside, the frozen weights of a model are kept as autocast to `dtype` rounds them; None: nothing is done.
 
-    The weights as they were wait in ordinary memory and are put back in the end, to the bit.
+        with inlay.rounded_once(model, torch.bfloat16):
+            for batch in batches:
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss = model(**batch).loss
+                ...
+
+    For any method that leaves weights frozen, PEFT's too. The weights as they were wait in ordinary memory and are put
+    back in the end, to the bit: save a whole model after that, an adapter whenever you like.
     """
     if dtype is None:
         yield
         return
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise InlayError(
+            f"rounded_once: autocast rounds to torch.bfloat16 or torch.float16, not to {dtype}. Give the type that you "
+            "give to torch.autocast, or None to round nothing."
+        )
     owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     others = _read_elsewhere(model)
     frozen = [

@@ -10,10 +10,10 @@ from inlay.methods.attention_scale.layer import AttentionScaleLayer, ScaledChann
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_out
 from inlay.methods.plain import plain_modules, plain_name
-from inlay.methods.tuner import InlayTuner
+from inlay.methods.rescaling import RescalingTuner
 
 
-class AttentionScaleModel(InlayTuner):
+class AttentionScaleModel(RescalingTuner):
     """`get_peft_model(model, AttentionScaleConfig())` makes one of these."""
 
     prefix = "inlay_attention_scale_"

@@ -33,7 +33,8 @@ class PrunedPrompts(TokenPrompts):
     @property
     def count(self) -> int:
         """How many prompts there are, those pruned aside."""
-        return super().count if self.kept is None else len(self.kept)
+        # Not by `super()`, whose properties torch.compile cannot read.
+        return self.place.config.num_prompt_tokens if self.kept is None else len(self.kept)
 
     def keep(self, kept: Kept, full: Tensor | None) -> None:
         """Become the given prompts and segments of `full`, p x D; without it, of prompts that run through."""

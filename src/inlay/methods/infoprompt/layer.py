@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from inlay.backbones.pooled import paused
 from inlay.errors import InlayError
-from inlay.methods.infoprompt import losses
+from inlay.methods.infoprompt import losses, traced
 from inlay.methods.infoprompt.phi import Batch, encoded
 from inlay.methods.infoprompt.pieces import Pieces, Site
 from inlay.methods.infoprompt.slots import (
@@ -103,6 +103,12 @@ class InfoPromptLayer(ChildLayer):
         self._handles: list[RemovableHandle] = []
         self._arguments: list[str] = []
         self._takes: set[str] = set()
+        self._number = traced.numbered(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has a number of its own."""
+        super().__setstate__(state)
+        self._number = traced.numbered(self)
 
     def attach(self) -> None:
         """The hooks are put on with the first adapter: only then is it known which model this is an encoder of."""
@@ -177,7 +183,11 @@ class InfoPromptLayer(ChildLayer):
         observed = self._observed
         informed = site.config.informed or observed is not None
         if informed:
-            context = self._context(pieces, batch, real, given)
+            if torch.compiler.is_compiling():
+                like = site.hidden_size, pieces.dtype
+                context = traced.context(self._number, names[0], batch, real, given, like)
+            else:
+                context = self._context(pieces, batch, real, given)
         else:
             context = None
             if given is not None:
@@ -232,7 +242,7 @@ class InfoPromptLayer(ChildLayer):
 
         `given` are the ids as they came, where nobody has looked at them yet.
 
-        Never compiled: what is kept is looked up in a dictionary, and on a CPU must be the same every time.
+        Never compiled (traced.py): what is kept is looked up in a dictionary, and on a CPU must be the same every time.
         """
         site = pieces.site
 
@@ -253,6 +263,14 @@ class InfoPromptLayer(ChildLayer):
             pieces.cache.clear()  # what comes after may have been changed in ways that cannot be seen
             return compute(batch)
         return encoded(batch, real, range(len(real)), compute)
+
+    def encode_now(self, adapter: str, batch: Batch, real: Tensor, given: Tensor | None) -> Tensor:
+        """The same inside what is compiled, where hooks have run that have not been carried out yet."""
+        before, self._pass = self._pass, None
+        try:
+            return self._context(self.pieces[adapter], batch, real, given)
+        finally:
+            self._pass = before
 
     @torch.no_grad()
     def _encoded(self, site: Site, batch: Batch) -> Tensor:

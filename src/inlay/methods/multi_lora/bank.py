@@ -1,8 +1,10 @@
 """Where the `B`s of many tasks lie while tasks are mixed: side by side, so that a pass fetches its rows' own at once.
 
 Fetched layer by layer, the `B`s of a batch take more kernels than what is computed with them. So the parameters of all
-tasks at several layers are pieces of one tensor, a bank. A parameter is still a parameter: whatever writes to it, an
-optimiser, loading, or someone who goes by `.data`, writes to the bank, and there is no copy that could be out of date.
+tasks at several layers are pieces of one tensor, a bank. A kernel that is told each row's slot reads them there
+(`slots`); for torch's own products they are fetched (`fetch`). A parameter is still a parameter: whatever writes to it,
+an optimiser, loading, or someone who goes by `.data`, writes to the bank, and there is no copy that could be out of
+date.
 What gives a parameter other memory (`.to()`, say) takes it out; the next pass sees that and puts it back.
 """
 
@@ -16,6 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from inlay.errors import InlayError
 
 if TYPE_CHECKING:
     from inlay.methods.multi_lora.layer import MultiLoraLayer
@@ -23,21 +28,22 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.rows import TaskRows
 
 LAYERS = 16  # of a bank: what is fetched at once takes memory for each row
-WEIGHT = itemgetter("weight")
+WEIGHT, MEMORY = itemgetter("weight"), Tensor.data_ptr
+TASKS_KNOWN = 64  # lists of tasks of which is kept what they are known by
 NOBODY = 0  # the slot of rows without a task: always zero
 LOCK = threading.Lock()  # for passes of several threads, which share where the `B`s lie
 
 
 class TaskSlot(NamedTuple):
-    """Where a task lies in a bank, and what `stands` knows it by.
+    """Where a task lies in a bank, and what it is known by.
 
     A parameter, or its memory, may be changed by anybody at any layer, and each is looked at in every pass. The module
     that holds it comes and goes with its task, at all layers at once: of these one is looked at.
     """
 
     slot: int
-    layer: MultiLoraLayer
-    piece: nn.Module
+    pieces: dict[str, Any]  # of one layer, by task
+    piece: nn.Module  # that of this task
     numbers: list[int]  # of the layers that it adapts
     holders: list[dict[str, Any]]  # of the parameters there
     pointers: list[int]
@@ -48,13 +54,29 @@ class TaskSlot(NamedTuple):
         """The parameters, or what stands in for one while a function is called."""
         return [*map(WEIGHT, self.holders)]
 
-    def stands(self, task: str) -> bool:
-        """Whether all of it is as it was."""
+
+class KnownTasks:
+    """Tasks that come together in a batch, and what they are known by, in one list for all."""
+
+    def __init__(
+        self, tasks: Sequence[str], found: Sequence[TaskSlot | None], layers: Sequence[MultiLoraLayer]
+    ) -> None:
+        self.found, self.layers = found, layers
+        here = [(task, kept) for task, kept in zip(tasks, found, strict=True) if kept is not None]
+        self.absent = [task for task, kept in zip(tasks, found, strict=True) if kept is None]
+        self.pieces = [(kept.pieces, task, kept.piece) for task, kept in here]
+        self.holders = [holder for _, kept in here for holder in kept.holders]
+        self.pointers = [pointer for _, kept in here for pointer in kept.pointers]
+
+    def stand(self) -> bool:
+        """Whether all of them is as it was: asked in every pass, of every parameter."""
+        for pieces, task, piece in self.pieces:
+            if pieces.get(task) is not piece:
+                return False
+        if self.absent and any(task in layer.factors for task in self.absent for layer in self.layers):
+            return False
         try:
-            return (
-                self.layer.factors.get(task) is self.piece
-                and [*map(Tensor.data_ptr, map(WEIGHT, self.holders))] == self.pointers
-            )
+            return [*map(MEMORY, map(WEIGHT, self.holders))] == self.pointers
         except (KeyError, RuntimeError, TypeError):  # a parameter is gone, or is one that has no memory
             return False
 
@@ -70,11 +92,23 @@ class Bank:
     def __init__(self, layers: Sequence[MultiLoraLayer], shape: torch.Size) -> None:
         self.layers, self.shape = tuple(layers), tuple(shape)
         self.whole: Tensor | None = None
+        self.by_layer: list[tuple[Tensor, Tensor]] = []  # each layer's part of it, and its slots' scales
         self.kept: dict[str, TaskSlot] = {}
+        self.known: dict[tuple[str, ...], KnownTasks] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has parameters of its own, and puts them into a bank of its own."""
-        return {**self.__dict__, "whole": None, "kept": {}}
+        return {**self.__dict__, "whole": None, "by_layer": [], "kept": {}, "known": {}}
+
+    def slots(self, rows: TaskRows) -> list[tuple[Tensor, Tensor, Tensor]] | None:
+        """For each layer its `B`s (slots, s, r, width), the slots' scales, 0 where a task does not adapt the layer, and
+        each row's slot. None: as of `fetch`."""
+        with LOCK:
+            tasks = self._places(rows.tasks)
+            if tasks is None or self.whole is None:
+                return None
+            own = rows.spread(tuple(NOBODY if task is None else task.slot for task in tasks), self.whole.device)
+            return [(*layer, own) for layer in self.by_layer]
 
     def fetch(self, rows: TaskRows, dtype: torch.dtype, tracked: bool = False) -> list[Factors] | None:
         """For each layer each row's `B`, (rows, r, width) of every part, and what the product is multiplied by.
@@ -123,14 +157,20 @@ class Bank:
 
     # ---- taking in
 
-    def _places(self, tasks: Sequence[str]) -> list[TaskSlot | None] | None:
+    def _places(self, tasks: tuple[str, ...]) -> Sequence[TaskSlot | None] | None:
         """Where each task lies, None for one that adapts none of these layers; None: some cannot be kept here."""
-        for task in tasks:
-            kept = self.kept.get(task)
-            stands = not any(task in layer.factors for layer in self.layers) if kept is None else kept.stands(task)
-            if not stands and not self._take_in():
+        known = self.known.get(tasks) or self._note(tasks)
+        if not known.stand():
+            if not self._take_in():
                 return None
-        return [self.kept.get(task) for task in tasks]
+            known = self._note(tasks)
+        return known.found
+
+    def _note(self, tasks: tuple[str, ...]) -> KnownTasks:
+        if len(self.known) >= TASKS_KNOWN:
+            self.known.clear()
+        found = self.known[tasks] = KnownTasks(tasks, [*map(self.kept.get, tasks)], self.layers)
+        return found
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -141,11 +181,17 @@ class Bank:
         weights = [piece._parameters.get("weight") for own in pieces.values() for piece in own if piece is not None]
         if not all(map(self._is_free, weights)) or len({(w.device, w.dtype) for w in weights}) > 1:
             return False
-        self.kept = {}
+        refuse_capture(weights[0].device if weights else None)
+        self.kept, self.known = {}, {}
         if weights:
             self.whole = weights[0].new_zeros(len(self.layers), 1 + len(names), *self.shape)
-        for slot, (name, own) in enumerate(pieces.items(), start=1):
-            self.kept[name] = self._settle(slot, own)
+            for slot, (name, own) in enumerate(pieces.items(), start=1):
+                self.kept[name] = self._settle(slot, own)
+            by_task = [[0.0 if piece is None else piece.scale for piece in own] for own in pieces.values()]
+            scales = torch.tensor([[0.0] * len(self.layers), *by_task], dtype=torch.float32).T
+            # Each layer's at a multiple of 16 bytes, as kernels want them.
+            padded = pad(scales, (0, -(1 + len(names)) % 4)).contiguous().to(self.whole.device)
+            self.by_layer = [*zip(self.whole.unbind(), padded.unbind(), strict=True)]
         return True
 
     def _settle(self, slot: int, pieces: Sequence[Any]) -> TaskSlot:
@@ -160,7 +206,7 @@ class Bank:
         scales = tuple((pieces[shown] if piece is None else piece).scale for piece in pieces)
         holders = [pieces[number]._parameters for number in numbers]
         pointers = [memory[number].data_ptr() for number in numbers]
-        return TaskSlot(slot, self.layers[shown], pieces[shown], numbers, holders, pointers, scales)
+        return TaskSlot(slot, self.layers[shown].factors, pieces[shown], numbers, holders, pointers, scales)
 
     def _is_free(self, weight: Any) -> bool:
         """Whether a parameter may be given other memory: it has its own, or lies here. What distributes a model keeps
@@ -214,6 +260,15 @@ class _Fetch(torch.autograd.Function):
         wanted = ctx.needs_input_grad[4:]
         of_weights = (each if needed else None for each, needed in zip(found, wanted, strict=True))
         return None, None, None, None, *of_weights
+
+
+def refuse_capture(device: torch.device | None) -> None:
+    """An error where a CUDA graph is being captured: what is allocated or moved now would be done in its replays."""
+    if device is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise InlayError(
+            "A pass with adapter_names is captured in a CUDA graph before it was run: run it once with the same names, "
+            "and then capture it."
+        )
 
 
 def put_together(layers: Iterable[MultiLoraLayer]) -> None:

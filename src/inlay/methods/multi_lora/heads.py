@@ -67,7 +67,8 @@ class TaskHead(Switch, ModulesToSaveWrapper):
         rows = self.routing.rows
         if rows is None or self.disable_adapters:
             return super().forward(*args, **kwargs)
-        heads = [self._head(task) for task in rows.tasks]
+        known: Any = self.modules_to_save._modules  # a ModuleDict's own look-ups take long for many tasks
+        heads = [known[task] if task in known else self._head(task) for task in rows.tasks]
         if not rows.mixed:
             return heads[0](*args, **kwargs)
         x, *others = args
@@ -90,13 +91,13 @@ class TaskHead(Switch, ModulesToSaveWrapper):
 
 def _linear(heads: Sequence[nn.Module], x: Tensor, rows: TaskRows) -> Tensor:
     """`x W_i^T + b_i` for the rows of each task i."""
-    weight, sizes = _stacked([head.weight for head in heads], rows)
+    weight, sizes = _stacked(_parameters(heads, "weight"), rows)
     grouped = _grouped(x, rows)
     flat = grouped.reshape(len(heads), -1, x.shape[-1])
     if heads[0].bias is None:
         found = torch.bmm(flat, weight.mT.to(flat.dtype))
     else:
-        bias, _ = _stacked([head.bias for head in heads], rows)
+        bias, _ = _stacked(_parameters(heads, "bias"), rows)
         found = torch.baddbmm(bias.unsqueeze(1).to(flat.dtype), flat, weight.mT.to(flat.dtype))
     return _cut(_in_order(found.view(*grouped.shape[:-1], found.shape[-1]), rows), sizes, rows)
 
@@ -107,8 +108,7 @@ def _together(
     """Heads of any kind: the same computation for each task's rows, with that task's parameters."""
     if any(True for _ in heads[0].buffers()):
         raise InlayError(f"{type(heads[0]).__name__} has buffers, which cannot be mixed. Run one task at a time.")
-    states = [dict(head.named_parameters()) for head in heads]
-    stacked = {key: _stacked([state[key] for state in states], rows) for key in states[0]}
+    stacked = {key: _stacked(_parameters(heads, key), rows) for key, _ in heads[0].named_parameters()}
     sizes = next((sizes for _, sizes in stacked.values() if sizes is not None), None)
 
     def run(parameters: dict[str, Tensor], own: Tensor) -> Tensor:
@@ -125,6 +125,16 @@ def _together(
             "a time."
         ) from error
     return _cut(_in_order(found, rows), sizes, rows)
+
+
+def _parameters(heads: Sequence[nn.Module], name: str) -> list[Tensor]:
+    """The parameter of this name of each head; `get_parameter` would take longer than what is computed with them."""
+    *path, last = name.split(".")
+    modules: list[Any] = [*heads]
+    for part in path:
+        modules = [module._modules[part] for module in modules]
+    found = [module._parameters.get(last) for module in modules]
+    return [getattr(module, last) if each is None else each for module, each in zip(modules, found, strict=True)]
 
 
 def _grouped(x: Tensor, rows: TaskRows) -> Tensor:
@@ -148,7 +158,7 @@ def _stacked(tensors: Sequence[Tensor], rows: TaskRows) -> tuple[Tensor, tuple[i
     """The tasks' tensors as one. Where they differ in their first axis, the last of the shorter is repeated, and their
     lengths are given too: `_cut` takes away what comes of it."""
     joined = torch.cat(list(tensors))
-    sizes = tuple(len(tensor) for tensor in tensors)
+    sizes = tuple(tensor.shape[0] for tensor in tensors)
     if len(set(sizes)) == 1:
         return joined.view(len(tensors), *tensors[0].shape), None
 

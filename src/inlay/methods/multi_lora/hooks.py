@@ -68,7 +68,8 @@ class ModelHooks:
         slots = torch.zeros(len(logits), dtype=torch.long, device=logits.device) if slots is None else slots
         regression = None
         if any(values):
-            regression = rows.kept("values", logits.device, lambda: torch.tensor(values)).index_select(0, slots)
+            key = ("values", *values)
+            regression = rows.kept(key, logits.device, lambda: torch.tensor(values)).index_select(0, slots)
         return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
 
     def _labels(self, model: nn.Module, task: str) -> int | None:

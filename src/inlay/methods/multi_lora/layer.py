@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, dropout, embedding, linear
 from transformers.pytorch_utils import Conv1D
 
+from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
+from inlay.methods import low_rank
 from inlay.methods.channels import NEVER_CALLED, beside, widths
 from inlay.methods.multi_lora.bank import Bank
-from inlay.methods.multi_lora.products import Factors, Parts, add_products, without_autocast
+from inlay.methods.multi_lora.products import Factors, Parts, add_products
 from inlay.methods.multi_lora.rows import Routing, TaskRows
 from inlay.methods.multi_lora.shared import digest_of, draw
 from inlay.methods.multi_lora.switch import Switch
@@ -79,13 +81,16 @@ class MultiLoraLayer(Switch, HookedLayer):
         self.digest = ""
         self.width_in, self.width_out = (width or 0 for width in widths(host))
         self.first = isinstance(host, nn.Conv2d)  # channels come before pixels
+        self.flat = isinstance(host, (nn.Linear, Conv1D))
         self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
 
     @property
     def factors(self) -> dict[str, Any]:
         """The tasks' `B`s by name: a ModuleDict's own look-ups would take longer than the products do."""
-        return self.inlay_multi_lora_b._modules
+        container: Any = self._modules["inlay_multi_lora_b"]
+        found: dict[str, Any] = container._modules
+        return found
 
     def update_layer(self, adapter_name: str, config: LayerSettings) -> None:
         self.check(adapter_name, config)
@@ -111,6 +116,7 @@ class MultiLoraLayer(Switch, HookedLayer):
         width = self.width_out // 3 if config.thirds else self.width_out
         thirds = config.thirds or (0,)
         self.parts: Parts = tuple((third * width, (third + 1) * width) for third in thirds)
+        self.offsets = self.parts[0][0], self.parts[-1][0] - self.parts[0][0]  # the first part's, and to the next
         rank = config.rank * len(thirds)
         host, weight = self.host, self.host.weight
         lookup = isinstance(host, nn.Embedding)
@@ -178,18 +184,25 @@ class MultiLoraLayer(Switch, HookedLayer):
         return self._add(args[0], output, rows)
 
     def _add(self, x: Tensor, output: Tensor, rows: TaskRows) -> Tensor:
+        if rows.mixed and self.flat and not self.training and rows.unwatched(output):
+            lies, a = rows.located(self), self._a()
+            if lies is not None and low_rank.fits(output, x, a, lies[0]):
+                rows.check(output)
+                low_rank.add_by_slot(output, x, a, *lies, self.offsets)
+                return output
         with without_autocast(output):  # precision is chosen by hand here
-            if self.training:
-                x = self._dropped(x, [self.factors[task] for task in rows.tasks if task in self.factors])
-            trains = torch.is_grad_enabled() and any(
-                _weight_of(self.factors[task]).requires_grad for task in rows.tasks if task in self.factors
-            )
+            trains = torch.is_grad_enabled()
+            if self.training or trains:
+                known = self.factors
+                pieces = [known[task] for task in rows.tasks if task in known]
+                trains = trains and any(_weight_of(piece).requires_grad for piece in pieces)
+                x = self._dropped(x, pieces) if self.training else x
             if trains and not torch.compiler.is_compiling():
                 self.routing.refuse_second_trainer()
             found = self._of_rows(rows, output, trains) if rows.mixed else self._of_task(rows.tasks[0], output.dtype)
             if found is None:
                 return output
-            target, z = output, self._project(x)
+            target, z = output, self._project(x, output.dtype)
             if rows.mixed or self.first:
                 target, z = _by_row(target, rows, self.first), _by_row(z, rows, self.first)
             made = add_products(target, z, found, self.parts, first=self.first)
@@ -235,19 +248,20 @@ class MultiLoraLayer(Switch, HookedLayer):
             raise InlayError("lora_dropout drops numbers, and an embedding is given the ids of tokens: set it to 0.")
         return dropout(x, shares.pop())
 
-    def _project(self, x: Tensor) -> Tensor:
-        """`x A`."""
-        a, host = self._buffers.get("inlay_multi_lora_a"), self.host
-        if a is None:
-            a = self.inlay_multi_lora_a  # someone trains it
-        if type(host) is nn.Linear:
-            return linear(x, a if a.dtype == x.dtype else a.to(x.dtype))  # keeps `A` alone, as the host does its weight
+    def _a(self) -> Tensor:
+        found = self._buffers.get("inlay_multi_lora_a")
+        return self.inlay_multi_lora_a if found is None else found  # someone trains it
+
+    def _project(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """`x A`, both rounded to the output's type, as autocast rounds what enters a linear layer."""
+        a, host = self._a(), self.host
         if isinstance(host, nn.Embedding):
             found, scale = embedding(x, a), self._get_embed_scale()
             return found if scale is None else found * scale.to(found.dtype)
+        x, a = (each if each.dtype == dtype else each.to(dtype) for each in (x, a))
         if isinstance(host, nn.Conv2d):
-            return conv2d(x, a.to(x.dtype), None, host.stride, host.padding, host.dilation)
-        return linear(x, a.to(x.dtype))
+            return conv2d(x, a, None, host.stride, host.padding, host.dilation)
+        return linear(x, a)  # keeps `A` alone for the backward pass, as the host does its weight
 
     # ---- merging
 
@@ -286,13 +300,10 @@ def _by_row(tensor: Tensor, rows: TaskRows, first: bool) -> Tensor:
 
     The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
     """
-    count = rows.count or 1
-    if rows.mixed and not (tensor.ndim == 3 and len(tensor) == count):
-        counted = len(tensor) in (count, count * rows.copies)
-        if not (counted or rows.counted) or len(tensor) % count or (first and len(tensor) != count):
-            raise InlayError(
-                f"adapter_names has {count} names, and a layer was given {len(tensor)} rows that they cannot be "
-                "divided among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
-            )
-        return tensor.flatten(2) if first else tensor.reshape(count, -1, tensor.shape[-1])
-    return tensor.flatten(2) if first else tensor
+    if first:
+        rows.check(tensor, first=True)
+        return tensor.flatten(2)
+    if rows.mixed and not (tensor.ndim == 3 and tensor.shape[0] == rows.count):
+        rows.check(tensor)
+        return tensor.reshape(rows.count or 1, -1, tensor.shape[-1])
+    return tensor

@@ -280,7 +280,7 @@ class MultiLoraModel(InlayTuner):
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
         routing, names = self.routing, kwargs.get("adapter_names")
         if names is not None:
-            rows = TaskRows.of(names, self.tasks)
+            rows = routing.rows_of(names, self.tasks)
             if check_rows(self.model, args, kwargs, rows):  # as `generate` is called: it repeats them itself
                 rows.copies = _copies(self.model, kwargs)
         elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):

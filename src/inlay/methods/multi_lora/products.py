@@ -8,12 +8,13 @@ in one of them stays there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from inlay.attention.call import without_autocast
 
 Parts: TypeAlias = tuple[tuple[int, int], ...]  # from where to where, along the output's channels
 # Of each part each row's `B`, (rows, r, width), or one for all rows, (1, r, width); and what the product is scaled by.
@@ -86,9 +87,3 @@ def _product(left: Tensor, right: Tensor, scale: float) -> Tensor:
     if scale == 1:
         return torch.bmm(left, right)
     return torch.baddbmm(left.new_empty(()), left, right, beta=0, alpha=scale)
-
-
-def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Precision is chosen by hand here."""
-    kind = tensor.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

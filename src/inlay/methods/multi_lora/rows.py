@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
+from inlay.methods import low_rank
 from inlay.methods.mixing import check_names
-from inlay.methods.multi_lora.bank import LOCK, put_together
+from inlay.methods.multi_lora.bank import LOCK, put_together, refuse_capture
 from inlay.methods.plain import plain_modules
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from inlay.methods.multi_lora.products import Factors
 
 BACKWARD_PASSES = 16  # that may be under way at once, one within another
+NAMES_KEPT = 32  # lists of names whose rows' places are kept
 ROUTING = "_inlay_multi_lora_routing"
 
 
@@ -46,8 +48,10 @@ class TaskRows:
         self.labels: Tensor | None = None
         self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
         self.mixed = self._places is not None  # whether rows of several tasks are in the batch
-        self._kept: dict[tuple[Any, torch.device], Tensor] = {}
-        self._fetched: dict[Any, tuple[Bank, list[Factors] | None]] = {}
+        self.places: dict[Any, tuple[int, Tensor]] = {}  # small tensors, and the stream that each was moved in
+        self._fetched: dict[Any, tuple[Bank, Any]] = {}
+        self._located: dict[Bank, Any] = {}
+        self._unwatched: bool | None = None
 
     @classmethod
     def of(cls, names: Sequence[str], known: Sequence[str]) -> TaskRows:
@@ -55,6 +59,17 @@ class TaskRows:
         tasks = list(dict.fromkeys(check_names(names, known, "task")))
         place = {task: i for i, task in enumerate(tasks)}
         return cls(tasks, [place[name] for name in names])
+
+    def check(self, tensor: Tensor, *, first: bool = False) -> None:
+        """An error where a layer's rows cannot be divided among the names; with channels `first`, are not as many."""
+        given, count = tensor.shape[0], self.count or 1
+        if not self.mixed or given == count:
+            return
+        if not (self.counted or given == count * self.copies) or given % count or first:
+            raise InlayError(
+                f"adapter_names has {count} names, and a layer was given {given} rows that they cannot be divided "
+                "among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
+            )
 
     def names(self, count: int) -> list[str]:
         """The task of each of so many rows."""
@@ -82,22 +97,59 @@ class TaskRows:
         `tracked`: as autograd needs them. Of each shape those of one bank are kept: the layers ask in order, forward
         and backward.
         """
+        return self._of(layer, (dtype, tracked), lambda bank: bank.fetch(self, dtype, tracked))
+
+    def located(self, layer: MultiLoraLayer) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where each row's `B` lies at a layer: see `Bank.slots`."""
         if layer.bank is None:
             put_together(layer.routing.layers.values())
-        bank, number = layer.bank or (None, 0)
-        if bank is None:
-            return None
-        key = bank.shape, dtype, tracked
-        before = self._fetched.get(key)
+            if layer.bank is None:
+                return None
+        bank, number = layer.bank
+        found = self._located.get(bank, self)
+        if found is self:
+            found = self._located[bank] = bank.slots(self)
+        return None if found is None else found[number]
+
+    def unwatched(self, output: Tensor) -> bool:
+        """Whether layers of this pass may write to their outputs: see `low_rank.unwatched`. Asked once in a pass, but
+        for gradients, which a model may switch on and off within."""
+        if torch.is_grad_enabled():
+            return False
+        if self._unwatched is None:
+            self._unwatched = low_rank.unwatched(output)
+        return self._unwatched
+
+    def _of(self, layer: MultiLoraLayer, how: Any, fetch: Callable[[Bank], Any]) -> Any:
+        if layer.bank is None:
+            put_together(layer.routing.layers.values())
+            if layer.bank is None:
+                return None
+        bank, number = layer.bank
+        before = self._fetched.get((bank.shape, how))
         if before is None or before[0] is not bank:
-            before = self._fetched[key] = bank, bank.fetch(self, dtype, tracked)
+            before = self._fetched[bank.shape, how] = bank, fetch(bank)
         return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-        """A small tensor that many layers of this pass ask for: moved to their device once."""
-        if (key, device) not in self._kept:
-            self._kept[key, device] = make().to(device, non_blocking=True)
-        return self._kept[key, device]
+        """A small tensor that many layers ask for, moved to their device once; the key says all that it depends on
+        beside the names. Another stream than it was moved in has its own, since nothing says that it is there by then.
+        A CUDA graph takes what passes before it have moved, and it is never let go."""
+        before, stream, traced = self.places.get((key, device)), 0, torch.compiler.is_compiling()
+        if device.type == "cuda" and not traced:
+            if before is None:
+                refuse_capture(device)
+            elif torch.cuda.is_current_stream_capturing():
+                CAPTURED.add(before[1])
+                return before[1]
+            stream = torch.cuda.current_stream(device).cuda_stream
+        if before is None or before[0] != stream:
+            with nullcontext() if traced else torch.inference_mode(False):  # a later pass may train
+                before = self.places[key, device] = stream, make().to(device, non_blocking=True)
+        return before[1]
+
+
+CAPTURED: set[Tensor] = set()  # what CUDA graphs read, for as long as they may be replayed
 
 
 class _Pass(threading.local):
@@ -125,6 +177,7 @@ class Routing:
         self.taken: frozenset[str] | None = None  # names that no task can have; None: not looked up
         self.checkpointed: list[nn.Module] = []  # may recompute; whether they do is asked in every pass
         self._in_backward: dict[int, set[tuple[str, ...]]] = {}  # of a backward pass, its forward passes' tasks
+        self._places: dict[tuple[str, ...], dict[Any, tuple[int, Tensor]]] = {}  # of passes with these names
 
     @classmethod
     def of(cls, model: nn.Module) -> Routing:
@@ -138,12 +191,23 @@ class Routing:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has been run by nobody."""
-        return {**self.__dict__, "_trainer": None}
+        return {**self.__dict__, "_trainer": None, "_places": {}}
 
     @property
     def rows(self) -> TaskRows | None:
         """Those of the forward pass that this thread is in."""
         return self._pass.rows
+
+    def rows_of(self, names: Sequence[str], known: Sequence[str]) -> TaskRows:
+        """The rows of a pass with these names, with what earlier passes with the same have moved to their devices."""
+        rows = TaskRows.of(names, known)
+        if not torch.compiler.is_compiling():
+            key = tuple(names)
+            with LOCK:
+                self._places[key] = rows.places = self._places.pop(key, rows.places)  # the last used come last
+                if len(self._places) > NAMES_KEPT:
+                    del self._places[next(iter(self._places))]
+        return rows
 
     def refuse_second_trainer(self) -> None:
         """An error where two threads run the model with gradients: torch may then wait for itself, for ever.

@@ -11,6 +11,7 @@ from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
+from inlay.methods.channels import PLAIN_NORMS
 from inlay.methods.norm.config import NormTuningConfig
 from inlay.methods.tuner import ChildLayer
 
@@ -56,12 +57,19 @@ class NormLayer(ChildLayer):
             bare.__dict__[name] = type(self.host.__dict__[name])()
         return bare
 
+    def replaces_host(self) -> bool:
+        """The copy runs."""
+        return bool(self.running())
+
     def train(self, mode: bool = True) -> NormLayer:
         """Stays in eval mode."""
         return super().train(False)
 
     def route(self, *args: Any, **kwargs: Any) -> Tensor:
         """The host's forward: the active adapter's copy, or the host itself."""
+        names = self.running()
+        if len(names) == 1 and self._mixed is None:
+            return self._normed(names[0], *args, **kwargs)
         forward = self._earlier or partial(type(self.host).forward, self.host)
         rows = self.row_names()
         if rows is not None and not self.disable_adapters:
@@ -70,7 +78,6 @@ class NormLayer(ChildLayer):
                 raise InlayError(f"{type(self.host).__name__} reads more than features: run one adapter at a time.")
             made = forward(*args, **kwargs)
             return self.by_row(rows, x, made, self._normed, self.pieces)
-        names = self.running()
         if not names:
             return forward(*args, **kwargs)
         if len(names) > 1:
@@ -79,11 +86,15 @@ class NormLayer(ChildLayer):
 
     def _normed(self, adapter_name: str, *args: Any, **kwargs: Any) -> Tensor:
         """What an adapter's copy computes."""
-        copy = self.pieces[adapter_name]
-        own, trained = (next(module.parameters(), None) for module in (self.host, copy))
+        copy: Any = self.pieces[adapter_name]
+        own, trained = self.host._parameters.get("weight"), copy._parameters.get("weight")
         if own is None or trained is None or own.dtype == trained.dtype:  # None: FSDP has flattened them away
             return copy(*args, **kwargs)
         # PEFT keeps adapters in float32; the norm computes in the base model's precision, as the host would.
+        compute = PLAIN_NORMS.get(type(copy))
+        if compute is not None and len(args) == 1:
+            bias = copy._parameters.get("bias")
+            return compute(copy, args[0], trained.to(own.dtype), None if bias is None else bias.to(own.dtype))
         cast = {name: parameter.to(own.dtype) for name, parameter in copy.named_parameters()}
         return torch.func.functional_call(copy, cast, args, kwargs)
 

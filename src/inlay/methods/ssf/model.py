@@ -11,11 +11,12 @@ from inlay.anatomy import in_backbone, is_norm
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import NEVER_CALLED, Convolution
 from inlay.methods.plain import base_of, plain_modules
+from inlay.methods.rescaling import RescalingTuner
 from inlay.methods.ssf.layer import SSFLayer
-from inlay.methods.tuner import ChildLayer, InlayTuner
+from inlay.methods.tuner import ChildLayer
 
 
-class SSFModel(InlayTuner):
+class SSFModel(RescalingTuner):
     """`get_peft_model(model, SSFConfig())` makes one of these."""
 
     prefix = "inlay_ssf_"
