@@ -7,7 +7,7 @@ WORKERS ?= 2
 METHOD ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all test-peft lint types docs docs-check probe clean
+.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,10 +35,11 @@ lint: env  ## ruff: lint and format
 types: env  ## mypy over src
 	$(BIN)/mypy
 
-docs: env  ## Regenerate what is generated: tables of methods, rooms and claims, the method pages' headers
+docs: env  ## Regenerate what is generated: tables of methods, rooms, claims and costs, the method pages' headers
 	$(BIN)/python scripts/document_methods.py --write
 	$(BIN)/python scripts/document_fidelity.py --write
 	$(BIN)/python scripts/document_rooms.py --write
+	$(BIN)/python scripts/document_cost.py --write
 
 probe: env  ## Try every method on every architecture and record what works
 	$(BIN)/python scripts/probe_methods.py
@@ -47,12 +48,18 @@ docs-check: env
 	$(BIN)/python scripts/document_methods.py --check
 	$(BIN)/python scripts/document_fidelity.py --check
 	$(BIN)/python scripts/document_rooms.py --check
+	$(BIN)/python scripts/document_cost.py --check
 
 test: lint types docs-check  ## Lint, types, docs, and the whole test suite
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) -m 'not slow'
 
 test-all: lint types docs-check  ## The same and the long checks (inductor on every architecture, ...)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS)
+
+test-kernels: env  ## The Triton kernels in Triton's interpreter, which needs no GPU
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/interpreter 'triton==3.6.0' 'numpy<2.4'
+	PYTHONPATH=$(VENV)/interpreter TRITON_INTERPRET=1 $(TEST_ENV) $(BIN)/pytest -n $(WORKERS) \
+		tests/attention/test_cuda.py tests/methods/test_low_rank.py tests/methods/test_column_sums.py
 
 test-peft: env  ## PEFT's own tests with our methods: PEFT=<a checkout of PEFT> [METHOD=ssf] [RECORD=1] [ARGS='-k merge']
 	@test -n "$(PEFT)" || { echo "make test-peft PEFT=<a checkout of PEFT>: see docs/peft-suite.md"; exit 2; }

@@ -50,6 +50,11 @@ def difference(mine: Sequence[float], theirs: Sequence[float], size: float = 100
 
 def fill(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
     """Put tables into a page, each between its marks; the words around them are people's."""
+    page.write_text(filled(page, parts))
+
+
+def filled(page: Path, parts: Mapping[str, Sequence[str]]) -> str:
+    """The page's text with the tables in it."""
     text = page.read_text()
     for name, lines in parts.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -57,4 +62,4 @@ def fill(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
             raise SystemExit(f"{page} has no marks for {name!r}")
         before, _, rest = text.partition(begin)
         text = before + begin + "\n" + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text)
+    return text
