@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from peak_memory import peak_memory
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -188,40 +186,24 @@ def test_a_mask_that_is_trained_has_its_gradient() -> None:
         attention_with_lse(q, k, v, attn_mask=bias, backend="cpu")
 
 
-PEAK = """
-import torch
-from pathlib import Path
-from inlay.attention import attention_with_lse, ntk_attention, prefix_attention
-Z, kappa = torch.randn(1, 16, 16, requires_grad=True), torch.rand(1, 16, requires_grad=True)
-def run(kind, length):
-    q, k, v = (torch.randn(1, 1, length, 16, requires_grad=True) for _ in range(3))
-    if kind == "lse":
-        out, lse = attention_with_lse(q, k, v, is_causal=True)
-        (out.sum() + lse.sum()).backward()
-    elif kind == "prefix":
-        prefix_attention(q, k, v, k[0], v[0]).sum().backward()
-    else:
-        ntk_attention(q, k, v, Z, kappa, backend=kind).sum().backward()
-def peak():  # of this process; resource's maximum begins with that of the process which started it
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-for kind in ("lse", "prefix", "cpu", "plain"):
-    run(kind, 64)
-    before = peak()
-    run(kind, 4096)
-    print((peak() - before) / 1024)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the kernel's account of a process, on Linux")
 def test_memory_is_linear_in_the_length() -> None:
     """A matrix of scores of 4096 x 4096 is 64 MiB: fused passes stay far below one, and the plain one shows that the
     measurement would see it."""
-    command = [sys.executable, "-c", PEAK]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    *fused, plain = map(float, lines)
-    assert max(fused) < 24
-    assert plain > 64
+    Z, kappa = torch.randn(1, 16, 16, requires_grad=True), torch.rand(1, 16, requires_grad=True)
+    q, k, v = (torch.randn(1, 1, 4096, 16, requires_grad=True) for _ in range(3))
+
+    def run(kind: str) -> None:
+        if kind == "lse":
+            out, lse = attention_with_lse(q, k, v, is_causal=True)
+            (out.sum() + lse.sum()).backward()
+        elif kind == "prefix":
+            prefix_attention(q, k, v, k[0], v[0]).sum().backward()
+        else:
+            ntk_attention(q, k, v, Z, kappa, backend=kind).sum().backward()
+
+    fused = {kind: peak_memory(lambda kind=kind: run(kind)) for kind in ("lse", "prefix", "cpu")}
+    assert max(fused.values()) < 24, fused
+    assert peak_memory(lambda: run("plain")) > 64
 
 
 @pytest.mark.parametrize(("call", "backend"), [("ntk", "cpu"), ("prefix", "cpu"), ("lse", "cpu"), ("ntk", "plain")])
