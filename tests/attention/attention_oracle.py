@@ -34,6 +34,7 @@ def attend(
     scale: float | None = None,
     prefix_key: Tensor | None = None,
     prefix_value: Tensor | None = None,
+    prefix_bias: Tensor | None = None,
     phi: Callable[[Tensor], Tensor] | None = None,
     Z: Tensor | None = None,
     kappa: Tensor | None = None,
@@ -55,7 +56,12 @@ def attend(
                     pk = prefix_key if own is None else prefix_key[own]
                     pv = prefix_value if own is None else prefix_value[own]
                     group = h // (heads // pk.shape[0])
-                    seen += [(q @ pk[group, j] * scale, pv[group, j]) for j in range(pk.shape[1])]
+                    for j in range(pk.shape[1]):
+                        more = q.new_zeros(())
+                        if prefix_bias is not None:
+                            more = (prefix_bias if own is None else prefix_bias[own])[group, j]
+                        if more > -math.inf:
+                            seen.append((q @ pk[group, j] * scale + more, pv[group, j]))
                 for j in range(key.shape[2]):
                     added = visible(mask, is_causal, b, h, i, j)
                     if added is not None:

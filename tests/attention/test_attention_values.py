@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from inlay.attention import attention_with_lse, feature_map, ntk_attention, prefix_attention
+from inlay.errors import InlayError
 
 BACKENDS = ("plain", "cpu")
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -199,21 +200,76 @@ def printed_features(kind: str, z: Tensor, rows: int, scale: float) -> Tensor:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @few
-@given(case=cases, prefix=st.integers(0, 4), shared=st.booleans())
-def test_prefix_attention(backend: str, case: Case, prefix: int, shared: bool) -> None:
+@given(
+    case=cases,
+    prefix=st.integers(0, 4),
+    shared=st.booleans(),
+    bias=st.sampled_from([None, 1.0, 8.0]),
+    hides=st.booleans(),
+)
+def test_prefix_attention(backend: str, case: Case, prefix: int, shared: bool, bias: float | None, hides: bool) -> None:
     tensors = case.tensors()
     shape = (case.kv_heads, prefix, case.size) if shared else (case.batch, case.kv_heads, prefix, case.size)
-    for name in ("prefix_key", "prefix_value"):
+    names = ["prefix_key", "prefix_value"]
+    for name in names:
         tensors[name] = torch.randn(shape).to(case.dtype).double()
+    if bias is not None:  # of its own type, with more digits than half precision has
+        names.append("prefix_bias")
+        tensors["prefix_bias"] = bias * torch.randn(shape[:-1]).double()
+        if hides and prefix:
+            tensors["prefix_bias"][..., 0] = -math.inf
+        if case.dtype != torch.float64:
+            tensors["prefix_bias"] = tensors["prefix_bias"].float().double()
     true = {name: x.requires_grad_() for name, x in tensors.items()}
-    mine = given_to(case, true)
+    mine = given_to(case, true, fixed=("prefix_bias",))
     mask, causal = case.masking()
     found = prefix_attention(**mine, attn_mask=mask, is_causal=causal, backend=backend)
     right, _ = attend(**true, mask=mask, is_causal=causal)
     if prefix == 0:
-        for name in ("prefix_key", "prefix_value"):
+        for name in names:
             true.pop(name), mine.pop(name)
     compare(case, [found], [right], mine, true)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_key_with_a_bias_counts_as_many_keys(backend: str, dtype: torch.dtype) -> None:
+    """exp(log n) keys are the key n times; a bias that half precision alone would round by 0.03."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 5, 64, dtype=dtype) for _ in range(3))
+    pk, pv = torch.randn(4, 3, 64, dtype=dtype), torch.randn(4, 3, 64, dtype=dtype)
+    bias = torch.tensor([1000.0, 37.0, 1.0]).log().expand(4, 3)
+    repeated = torch.repeat_interleave(torch.arange(3), torch.tensor([1000, 37, 1]))
+    found = prefix_attention(q, k, v, pk, pv, prefix_bias=bias, backend=backend)
+    right = prefix_attention(*(x.double() for x in (q, k, v, pk[:, repeated], pv[:, repeated])))
+    assert gap(found, right) <= BOUND[dtype] / 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hidden_prefixes_are_not_there(backend: str) -> None:
+    """Rows whose prefix is hidden whole, and prefixes of unlike lengths filled up to one."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 2, 4, 8) for _ in range(3))
+    pk, pv = torch.randn(3, 2, 5, 8), torch.randn(3, 2, 5, 8)
+    bias = torch.randn(3, 2, 5)
+    bias[1] = -math.inf
+    bias[2, :, 2:] = -1e4
+    found = prefix_attention(q, k, v, pk, pv, prefix_bias=bias, is_causal=True, backend=backend)
+    torch.testing.assert_close(
+        found[1:2], attention_with_lse(q[1:2], k[1:2], v[1:2], is_causal=True, backend=backend)[0]
+    )
+    shorter = prefix_attention(
+        q[2:], k[2:], v[2:], pk[2:, :, :2], pv[2:, :, :2], prefix_bias=bias[2:, :, :2], is_causal=True, backend=backend
+    )
+    torch.testing.assert_close(found[2:], shorter)
+
+
+def test_a_bias_of_another_shape_is_refused() -> None:
+    q = torch.randn(2, 4, 5, 8)
+    with pytest.raises(InlayError, match=r"prefix_bias has shape \[4, 2\].*\[4, 3\]"):
+        prefix_attention(q, q, q, torch.randn(4, 3, 8), torch.randn(4, 3, 8), prefix_bias=torch.zeros(4, 2))
+    with pytest.raises(InlayError, match="prefix_bias"):
+        prefix_attention(q, q, q, q[0], q[0], prefix_bias=torch.zeros(4, 5), backend="taylor")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -269,3 +325,7 @@ def test_gradcheck(backend: str) -> None:
         lambda q, k, v, a, b, kappa: ntk_attention(q, k, v, (a, b), kappa, **options), (q, k, v, Z_A, Z_B, kappa)
     )
     assert torch.autograd.gradcheck(lambda *a: prefix_attention(*a, **options), (q, k, v, made(1, 2, 4), made(1, 2, 4)))
+    assert torch.autograd.gradcheck(
+        lambda *a: prefix_attention(*a[:-1], prefix_bias=a[-1], **options),
+        (q, k, v, made(2, 1, 2, 4), made(2, 1, 2, 4), made(2, 1, 2)),
+    )

@@ -4,6 +4,7 @@ functional.py  attention_with_lse, ntk_attention, prefix_attention
 prefix.py      prefix_to_features, Eq. (4)
 features.py    the feature maps and the kernels they stand for
 term.py        phi(q) [Z | kappa]
+biased.py      a bias for every key of a prefix, as one more channel
 join.py        how parts of one softmax are put together in log space
 call.py        the arguments, checked
 backends.py    which backend computes a call
@@ -23,6 +24,7 @@ launch.py      how Triton kernels are launched
 from __future__ import annotations
 
 from inlay.attention.backends import BACKENDS
+from inlay.attention.biased import LEAST_BIAS
 from inlay.attention.features import FEATURE_MAPS, Elu, Favor, FeatureMap, Paper, Taylor, feature_map
 from inlay.attention.functional import attention_with_lse, ntk_attention, prefix_attention
 from inlay.attention.prefix import prefix_to_features
@@ -31,6 +33,7 @@ from inlay.attention.taylor_error import TaylorBound, taylor_bound, taylor_error
 __all__ = [
     "BACKENDS",
     "FEATURE_MAPS",
+    "LEAST_BIAS",
     "Elu",
     "Favor",
     "FeatureMap",

@@ -12,10 +12,12 @@ from inlay.errors import InlayError
 
 
 class Prefix(NamedTuple):
-    """Keys and values that every query sees, `[batch or 1, kv_heads, m, head_dim]`; one row is shared by the batch."""
+    """Keys and values that every query sees, `[batch or 1, kv_heads, m, head_dim]`; one row is shared by the batch.
+    `bias`, `[batch or 1, kv_heads, m]`, is added to the scaled scores."""
 
     key: Tensor
     value: Tensor
+    bias: Tensor | None = None
 
 
 class Call(NamedTuple):
@@ -91,6 +93,7 @@ def make_call(
     dropout_p: float = 0.0,
     prefix_key: Tensor | None = None,
     prefix_value: Tensor | None = None,
+    prefix_bias: Tensor | None = None,
 ) -> Call:
     """Check the arguments against each other; raise an `InlayError` that names what does not fit."""
     if autocasts(query):
@@ -115,7 +118,7 @@ def make_call(
         raise InlayError(f"dropout_p is {dropout_p}; it must be at least 0 and less than 1.")
     prefix = None
     if prefix_key is not None and prefix_value is not None:
-        prefix = _make_prefix(prefix_key, prefix_value, query)
+        prefix = _make_prefix(prefix_key, prefix_value, prefix_bias, query)
     mask = None if attn_mask is None else _make_mask(attn_mask, query, key)
     return Call(query, key, value, mask, is_causal, scale, dropout_p, prefix)
 
@@ -135,9 +138,15 @@ def _make_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.reshape(padded)
 
 
-def _make_prefix(key: Tensor, value: Tensor, query: Tensor) -> Prefix | None:
+def _make_prefix(key: Tensor, value: Tensor, bias: Tensor | None, query: Tensor) -> Prefix | None:
+    if bias is not None and bias.shape != key.shape[:-1]:
+        raise InlayError(
+            f"prefix_bias has shape {_shape(bias)}; with prefix_key of shape {_shape(key)} it must be "
+            f"{list(key.shape[:-1])}: one number for each key."
+        )
     if key.dim() == 3 and value.dim() == 3:
         key, value = key.unsqueeze(0), value.unsqueeze(0)
+        bias = None if bias is None else bias.unsqueeze(0)
     if key.dim() != 4 or value.dim() != 4:
         raise InlayError(
             f"prefix_key and prefix_value have shapes {_shape(key)} and {_shape(value)}; they are "
@@ -146,7 +155,7 @@ def _make_prefix(key: Tensor, value: Tensor, query: Tensor) -> Prefix | None:
     _check_keys("prefix_key", "prefix_value", key, value, query)
     if key.shape[0] not in (1, query.shape[0]):
         raise InlayError(f"prefix_key has {key.shape[0]} rows; it needs 1, or the query's {query.shape[0]}.")
-    return None if key.shape[2] == 0 else Prefix(key.to(query.dtype), value.to(query.dtype))
+    return None if key.shape[2] == 0 else Prefix(key.to(query.dtype), value.to(query.dtype), bias)
 
 
 def _check_keys(key_name: str, value_name: str, key: Tensor, value: Tensor, query: Tensor) -> None:

@@ -130,6 +130,7 @@ def prefix_attention(
     prefix_key: Tensor,
     prefix_value: Tensor,
     *,
+    prefix_bias: Tensor | None = None,
     scale: float | None = None,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
@@ -141,6 +142,10 @@ def prefix_attention(
     prefix_key and prefix_value are `[kv_heads, m, head_dim]`, shared by the batch, or `[batch, kv_heads, m, head_dim]`.
     Every query sees the whole prefix; mask and causality concern the text. Prefix and text are attended to apart and
     joined by their log-sum-exps, so that neither is copied. The time is linear in m.
+
+    prefix_bias, `[kv_heads, m]` or `[batch, kv_heads, m]`, is added to the prefix's scores: key j counts as
+    `exp(prefix_bias_j)` keys. A bias of `LEAST_BIAS` (-10,000) or less, -inf included, hides a key: prefixes of
+    different lengths are filled up to one length so.
     """
     call = make_call(
         query,
@@ -152,6 +157,7 @@ def prefix_attention(
         dropout_p=dropout_p,
         prefix_key=prefix_key,
         prefix_value=prefix_value,
+        prefix_bias=prefix_bias,
     )
     with without_autocast(query):
         return choose(backend, call).joined(call, None, None)

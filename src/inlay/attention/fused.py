@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from inlay.attention.biased import lift, lower, unseen
 from inlay.attention.call import Call
 from inlay.attention.features import FeatureMap
 from inlay.attention.join import UNSEEN, finite, mix, weigh
@@ -294,46 +295,56 @@ class _Joined(torch.autograd.Function):
         dropout_p: float,
         prefix_key: Tensor | None,
         prefix_value: Tensor | None,
+        prefix_bias: Tensor | None,
         product: Tensor | None,
         log_scale: Tensor | None,
     ) -> Tensor:
         out, lse, *state = forward_part(kernel, query, key, value, mask, is_causal, scale, dropout_p)
         outputs, lses, of_prefix = [out], [lse], [None, None]
         if prefix_key is not None and prefix_value is not None:
-            out, lse, *of_prefix = forward_part(kernel, query, prefix_key, prefix_value, None, False, scale, dropout_p)
+            lifted = lift(query, prefix_key, prefix_value, prefix_bias, scale)
+            out, lse, *of_prefix = forward_part(kernel, *lifted, None, False, scale, dropout_p)
+            if prefix_bias is not None:
+                out, lse = out[..., : prefix_value.shape[-1]], unseen(lse)
             outputs.append(out)
             lses.append(lse)
         term = None if product is None else Term(product, log_scale)
         weights = weigh(lses, term and term.denominator, log_scale)
         found = mix(outputs, weights, term and term.numerator, query.dtype)
         sums = found, weights.total, weights.feature
-        ctx.save_for_backward(query, key, value, mask, prefix_key, prefix_value, *sums, *state, *of_prefix)
+        prefix = prefix_key, prefix_value, prefix_bias
+        ctx.save_for_backward(query, key, value, mask, *prefix, *sums, *state, *of_prefix)
         ctx.kernel, ctx.is_causal, ctx.scale, ctx.dropout_p = kernel, is_causal, scale, dropout_p
         return found
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, prefix_key, prefix_value, found, total, feature, *states = ctx.saved_tensors
+        query, key, value, mask, prefix_key, prefix_value, prefix_bias, *rest = ctx.saved_tensors
+        found, total, feature, *states = rest
         needs = ctx.needs_input_grad
-        g_query = g_key = g_value = g_prefix_key = g_prefix_value = g_product = None
+        g_query = g_key = g_value = g_product = None
+        g_prefix: tuple[Tensor | None, ...] = (None,) * 3
         if any(needs[1:4]):
             # For a query that sees no key the features weigh as much as the keys: see join.py.
             g_keys = share_lost_rows(g_out, mask, ctx.is_causal, total, feature)
             how = mask, ctx.is_causal, ctx.scale, ctx.dropout_p, *states[:2]
             g_query, g_key, g_value = backward_part(ctx.kernel, g_keys, query, key, value, found, finite(total), *how)
         total = finite(total)
-        if prefix_key is not None and (needs[1] or any(needs[8:10])):
-            given = g_out, query, prefix_key, prefix_value, found, total
-            how = None, False, ctx.scale, ctx.dropout_p, *states[2:]
-            g_more, g_prefix_key, g_prefix_value = backward_part(ctx.kernel, *given, *how)
+        if prefix_key is not None and (needs[1] or any(needs[8:11])):
+            lifted = lift(query, prefix_key, prefix_value, prefix_bias, ctx.scale)
+            more = lifted[0].shape[-1] - query.shape[-1]
+            wide = (pad(g_out, (0, more)), *lifted, pad(found, (0, more))) if more else (g_out, *lifted, found)
+            how = total, None, False, ctx.scale, ctx.dropout_p, *states[2:]
+            grads = backward_part(ctx.kernel, *wide, *how)
+            g_more, *g_prefix = lower(grads, query.shape[-1], prefix_bias, ctx.scale)
             g_query = g_more if g_query is None else g_query + g_more
-        if feature is not None and needs[10]:
+        if feature is not None and needs[11]:
             # T = ... + feature n,  dT/dD = -feature T
             g = g_out.to(feature.dtype)
             delta = (g * found).sum(-1, keepdim=True)
             g_product = torch.cat([g, -delta], -1).mul_(feature.unsqueeze(-1))
-        return None, g_query, g_key, g_value, *(None,) * 4, g_prefix_key, g_prefix_value, g_product, None
+        return None, g_query, g_key, g_value, *(None,) * 4, *g_prefix, g_product, None
 
 
 class Fused(ABC):
@@ -366,6 +377,7 @@ class Fused(ABC):
             call.dropout_p,
             call.prefix and call.prefix.key,
             call.prefix and call.prefix.value,
+            call.prefix and call.prefix.bias,
             term and term.product,
             term and term.log_scale,
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
+from inlay.attention.biased import hiding
 from inlay.attention.call import Call
 from inlay.attention.features import FeatureMap
 from inlay.attention.join import finite, mix, weigh
@@ -31,7 +32,8 @@ class Plain:
     def joined(self, call: Call, features: FeatureMap | None, state: State | None) -> Tensor:
         parts = [_attend(call, call.key, call.value, call.mask, call.is_causal)]
         if call.prefix is not None:
-            parts.append(_attend(call, call.prefix.key, call.prefix.value, None, False))
+            bias = None if call.prefix.bias is None else hiding(call.prefix.bias)
+            parts.append(_attend(call, call.prefix.key, call.prefix.value, None, False, bias))
         outputs, lses = zip(*parts, strict=True)
         if features is None or state is None:
             return mix(outputs, weigh(lses, None, None), None, call.query.dtype)
@@ -40,12 +42,16 @@ class Plain:
         return mix(outputs, weights, term.numerator, call.query.dtype)
 
 
-def _attend(call: Call, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor]:
+def _attend(
+    call: Call, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp in the working type; 0 and -inf for a query that may see no key."""
     dtype = working_type(call.query.dtype)
     groups = call.query.shape[1] // key.shape[1]
     key, value = (x.to(dtype).repeat_interleave(groups, 1) for x in (key, value))
     scores = (call.query.to(dtype) * call.scale) @ key.mT
+    if bias is not None:
+        scores = scores + bias.to(dtype).repeat_interleave(groups, 1).unsqueeze(2)
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
     if mask is not None:

@@ -374,6 +374,8 @@ class TaylorAttention(Fused):
     def refuses(self, call: Call) -> str | None:
         if call.dropout_p:
             return "it has no scores to drop"
+        if call.prefix is not None and call.prefix.bias is not None:
+            return "it has no scores to add prefix_bias to"
         if call.mask is not None and (call.mask.dtype != torch.bool or call.mask.shape[1:3] != (1, 1)):
             return "it takes a boolean mask that hides keys, [batch, 1, 1, keys], and is_causal"
         if call.is_causal and call.query.shape[2] != call.key.shape[2]:

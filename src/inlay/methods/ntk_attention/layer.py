@@ -12,35 +12,9 @@ from inlay.attention import FeatureMap, ntk_attention
 from inlay.attention.features import Centred
 from inlay.attention.term import magnitude
 from inlay.errors import InlayError
-from inlay.methods.attention_interface import Attend, AttentionLayer
+from inlay.methods.loaded import LoadedParameter
 from inlay.methods.ntk_attention.start import Start
-
-IMPLEMENTATIONS = ("sdpa", "eager")
-
-
-class LoadedParameter(nn.Module):
-    """One parameter; what is loaded into it must fit and be finite."""
-
-    weight: Tensor
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-    def forward(self) -> Tensor:
-        return self.weight
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        found = state_dict.get(f"{prefix}weight")
-        if found is not None and found.shape != self.weight.shape:
-            raise InlayError(
-                f"{prefix}weight has shape {list(found.shape)}, and this model needs {list(self.weight.shape)}: the "
-                "adapter was trained on a model with heads of another size or number. Load it into that one."
-            )
-        if found is not None and not found.is_meta and not torch.isfinite(found).all():
-            raise InlayError(f"{prefix}weight holds values that are not finite. Train the adapter again.")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
+from inlay.methods.softmax_layer import SoftmaxLayer
 
 class Kappa(LoadedParameter):
     """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
@@ -117,7 +91,7 @@ def _weight(module: nn.Module) -> Tensor:
     return module.weight if found is None else found
 
 
-class NTKAttentionLayer(AttentionLayer):
+class NTKAttentionLayer(SoftmaxLayer):
     """Of one head, with q, k, v as the attention function receives them (after rotary embedding):
 
         T = (exp(q k^T scale) v + phi(q) Z_A Z_B) / (exp(q k^T scale) 1 + phi(q) kappa)
@@ -127,44 +101,23 @@ class NTKAttentionLayer(AttentionLayer):
     """
 
     child = "inlay_ntk"
-    innermost = True
     adapter_layer_names = ("inlay_ntk_prefix",)
 
     def update_layer(self, adapter_name: str, start: Start) -> None:
         self.pieces[adapter_name] = TrainedPrefix(start)
 
-    def attend(
-        self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    def softmax(
+        self, query: Tensor, key: Tensor, value: Tensor, dropout_p: float, shares: bool, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
-        implementation = self.implementation
-        if implementation not in IMPLEMENTATIONS or "softcap" in kwargs or "s_aux" in kwargs:
-            self._check(implementation, kwargs)
         names = self.running()
-        bias = kwargs.get("position_bias")
         z_a, z_b, kappa, signed = self._prefixes(names)
-        seen: dict[str, Any] = {
-            "feature_map": self._prefix(names[0]).features,
-            "scale": kwargs.get("scaling"),
-            "attn_mask": mask if bias is None else _with_bias(mask, bias),
-            "is_causal": mask is None
-            and implementation != "eager"
-            and query.shape[2] > 1
-            and self._is_causal(kwargs.get("is_causal")),
-            "signed": signed,
-        }
-        output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=kwargs.get("dropout") or 0.0, **seen)
-        weights = None
-        if implementation == "eager":
-            # The keys' share of the denominator: what attention to values of 1 gives.
-            ones = torch.ones_like(value[..., :1])
-            share = ntk_attention(query, key, ones, torch.zeros_like(kappa).unsqueeze(-1), kappa, **seen)
-            weights = previous(self.host, query, key, value, mask, **kwargs)[1]
-            weights = None if weights is None else weights * share
-        return output.transpose(1, 2).contiguous(), weights
-
-    def _is_causal(self, is_causal: bool | None) -> bool:
-        """As `sdpa` in Transformers decides where there is no mask; a single query is the last, and sees all keys."""
-        return bool(getattr(self.host, "is_causal", True) if is_causal is None else is_causal)
+        how |= {"feature_map": self._prefix(names[0]).features, "signed": signed}
+        output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=dropout_p, **how)
+        if not shares:
+            return output, None
+        # What attention to values of 1 gives.
+        ones, nothing = torch.ones_like(value[..., :1]), torch.zeros_like(kappa).unsqueeze(-1)
+        return output, ntk_attention(query, key, ones, nothing, kappa, **how)
 
     def _prefix(self, name: str) -> TrainedPrefix:
         """That of one adapter, looked up where nn.Module keeps it."""
@@ -188,25 +141,3 @@ class NTKAttentionLayer(AttentionLayer):
             )
         left, right, kappas = zip(*found, strict=True)
         return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0), False
-
-    def _check(self, implementation: str, kwargs: dict[str, Any]) -> None:
-        if implementation not in IMPLEMENTATIONS:
-            raise InlayError(
-                f"ntk-attention computes attention itself and reads the masks of {' and '.join(IMPLEMENTATIONS)}, not "
-                f'of {implementation!r}: model.set_attn_implementation("sdpa").'
-            )
-        for name in ("softcap", "s_aux"):
-            if kwargs.get(name) is not None:
-                raise InlayError(
-                    f"{type(self.host).__name__} changes its scores by {name!r}: ntk-attention knows the plain softmax "
-                    "only. Take another method for this model."
-                )
-
-
-def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
-    """What is added to the scores, a bias of position included; hidden keys get what Transformers gives them."""
-    if mask is None:
-        return bias
-    if mask.dtype == torch.bool:
-        return torch.where(mask, bias, torch.finfo(bias.dtype).min)
-    return bias + mask

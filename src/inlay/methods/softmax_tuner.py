@@ -1,0 +1,69 @@
+"""What the tuners of softmax layers share: they adapt every attention module that looks its function up."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from inlay.anatomy import Attention, Block, anatomy
+from inlay.errors import InlayError
+from inlay.methods.attention_interface import on_interface
+from inlay.methods.capabilities import alternatives
+from inlay.methods.plain import plain_name
+from inlay.methods.softmax_layer import SoftmaxLayer
+from inlay.methods.tuner import InlayTuner
+
+
+class SoftmaxTuner(InlayTuner):
+    """A tuner whose layers are `SoftmaxLayer`s."""
+
+    method: ClassVar[str]
+    """Its name in the registry, for messages."""
+
+    def hosts(self, config: Any) -> list[str]:
+        return list(self.places())
+
+    def places(self) -> dict[str, Block]:
+        """The blocks whose attention can be adapted, by the plain name of the attention module."""
+        attentions = [(block, block.attention) for block in anatomy(self.model).blocks]
+        return {plain_name(at.name): block for block, at in attentions if at is not None and why_not(at) is None}
+
+    def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
+        places = self.places()
+        if peft_config.resolved:  # loaded: PEFT would leave out what has no place
+            elsewhere = [name for name in peft_config.target_modules if name not in places]
+            if elsewhere:
+                raise InlayError(
+                    f"The adapter was trained at {len(peft_config.target_modules)} attentions, and "
+                    f"{type(self.model).__name__} has no {elsewhere[0]!r}: it belongs to another model. Load it into "
+                    "the one it was trained on."
+                )
+        found = super()._prepare_adapter_config(peft_config, model_config)
+        for name in found.target_modules:
+            attention = places[name].attention
+            assert attention is not None
+            for other in attention.module.children():
+                if isinstance(other, SoftmaxLayer) and not isinstance(other, self.tuner_layer_cls):
+                    raise InlayError(
+                        f"{name} has a {type(other).__name__} already, which computes its softmax, as {self.method} "
+                        "would. Put this adapter on other layers (`layers`), or into a model of its own."
+                    )
+        return found
+
+    @classmethod
+    def refusal(cls, model: nn.Module) -> str:
+        """Convolutional networks; MPNet, DeBERTa and timm's models; Gemma 2."""
+        attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
+        reason = "it has no attention" if attention is None else why_not(attention)
+        return f"{cls.method} cannot adapt {type(model).__name__}: {reason}. {alternatives(model, cls.method)}"
+
+
+def why_not(attention: Attention) -> str | None:
+    """Why the softmax of an attention module cannot be computed in its place; None if it can."""
+    name = type(attention.module).__name__
+    if not on_interface(attention.module):
+        return f"{name} does not look its function up in Transformers' attention interface"
+    if getattr(attention.module, "attn_logit_softcapping", None):
+        return f"{name} caps its scores, which are then no plain softmax"
+    return None
