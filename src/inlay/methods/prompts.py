@@ -32,12 +32,14 @@ CHANGING = ("dynamic", "longrope")
 @dataclass(frozen=True)
 class Prompt:
     """A prompt that was read: `cache` holds its keys and values, `following` is the position of the next token, and
-    `logits` (1, vocabulary) what the model expects there, where that was asked for."""
+    `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens; a trained
+    prefix has none."""
 
     cache: Cache
     length: int
     following: int
     logits: Tensor | None = None
+    ids: tuple[int, ...] = ()
 
     def keys_and_values(self, block: int) -> tuple[Tensor, Tensor]:
         """Of one block, counted from 1: `[kv_heads, m, d]` each; of a sliding window what lies in it."""
@@ -75,7 +77,7 @@ def read(model: nn.Module, ids: Sequence[int], *, logits: bool = False) -> Promp
                 use_cache=True,
             )
     assert last is not None
-    return Prompt(cache, len(ids), first + len(ids), last.logits[:, -1] if logits else None)
+    return Prompt(cache, len(ids), first + len(ids), last.logits[:, -1] if logits else None, tuple(ids))
 
 
 @torch.no_grad()

@@ -155,6 +155,9 @@ class ConfigHooks:
     def settle(self, base: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Before a saved adapter is put into `base`: fill in what only that model and the saved tensors can say."""
 
+    distillation_rate: ClassVar[float] = 3e-3
+    """The learning rate with which it is distilled from a prompt: a step, relative to each part's size."""
+
     @property
     def num_virtual_tokens(self) -> int:
         """How many of the model's positions the method takes from the text."""
@@ -288,7 +291,11 @@ class TunerHooks:
         """Whether `fit_passes` applies to the adapters as they are set."""
         return False
 
-    def fit_passes(self, passes: Passes) -> None:
+    fit_batch: ClassVar[int | None] = None
+    """How many texts a batch of `fit_passes` has; None: as many as there are in a step of training. With a number, the
+    prompt's keys do not come with the text's: they are taken from the prompt."""
+
+    def fit_passes(self, passes: Passes, prompt: Any) -> None:
         """Fit the adapter to what the prompted model does, without gradients. Each call of `passes` gives every batch
         once: which of its tokens are real, and a function that runs the prompted model on it."""
         raise NotImplementedError

@@ -59,7 +59,7 @@ class SoftmaxLayer(AttentionLayer):
         if implementation not in IMPLEMENTATIONS:
             raise InlayError(
                 f"{type(self).__name__} computes attention itself and reads the masks of "
-                f"{' and '.join(IMPLEMENTATIONS)}, not of {implementation!r}: model.set_attn_implementation(\"sdpa\")."
+                f'{" and ".join(IMPLEMENTATIONS)}, not of {implementation!r}: model.set_attn_implementation("sdpa").'
             )
         for name in ("softcap", "s_aux"):
             if kwargs.get(name) is not None:

@@ -1,9 +1,11 @@
-"""What the tuners of softmax layers share: they adapt every attention module that looks its function up."""
+"""What the tuners of softmax layers share: they adapt every attention module that looks its function up, and may start
+from a prompt that the model reads."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from inlay.anatomy import Attention, Block, anatomy
@@ -11,15 +13,21 @@ from inlay.errors import InlayError
 from inlay.methods.attention_interface import on_interface
 from inlay.methods.capabilities import alternatives
 from inlay.methods.plain import plain_name
+from inlay.methods.prompts import Prompt, read
 from inlay.methods.softmax_layer import SoftmaxLayer
 from inlay.methods.tuner import InlayTuner
 
+SEEDS = 2**31
+
 
 class SoftmaxTuner(InlayTuner):
-    """A tuner whose layers are `SoftmaxLayer`s."""
+    """A tuner whose layers are `SoftmaxLayer`s. Its config has the settings `seed`, `prompt_ids` and `prompt_length`,
+    which are filled in here."""
 
     method: ClassVar[str]
     """Its name in the registry, for messages."""
+    prompt: Prompt | None = None
+    """While an adapter that starts from one is put in."""
 
     def hosts(self, config: Any) -> list[str]:
         return list(self.places())
@@ -31,6 +39,8 @@ class SoftmaxTuner(InlayTuner):
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
         places = self.places()
+        if peft_config.seed is None:
+            peft_config.seed = int(torch.randint(SEEDS, (), device="cpu"))
         if peft_config.resolved:  # loaded: PEFT would leave out what has no place
             elsewhere = [name for name in peft_config.target_modules if name not in places]
             if elsewhere:
@@ -39,8 +49,11 @@ class SoftmaxTuner(InlayTuner):
                     f"{type(self.model).__name__} has no {elsewhere[0]!r}: it belongs to another model. Load it into "
                     "the one it was trained on."
                 )
+        if peft_config.prompt_ids is not None and not next(self.model.parameters()).is_meta:
+            self.prompt = read(self.model, peft_config.prompt_ids)
+            peft_config.prompt_length = len(peft_config.prompt_ids)
         found = super()._prepare_adapter_config(peft_config, model_config)
-        for name in found.target_modules:
+        for name in found.target_modules or ():
             attention = places[name].attention
             assert attention is not None
             for other in attention.module.children():
@@ -50,6 +63,12 @@ class SoftmaxTuner(InlayTuner):
                         "would. Put this adapter on other layers (`layers`), or into a model of its own."
                     )
         return found
+
+    def inject_adapter(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().inject_adapter(*args, **kwargs)
+        finally:
+            self.prompt = None
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
+from inlay.methods.shared_prompt import SharedPrompt
 
 RIDGE = 1e-4
 """Added to the diagonal, relative to its mean: features that hardly occur stay small."""
@@ -50,7 +51,8 @@ class Seen:
 
 
 class Watcher(AttentionLayer):
-    """Sees the queries of one attention while prompt and text are among its keys; changes nothing.
+    """Sees the queries of one attention behind a prompt; changes nothing. The prompt's keys are before the text's, or
+    beside the attention (`SharedPrompt`).
 
     `real` marks the tokens of a batch that are not padding.
     """
@@ -73,8 +75,10 @@ class Watcher(AttentionLayer):
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
+        shared: Any = self.host._modules.get(SharedPrompt.child)
         with torch.no_grad():
-            found = self.products(look(query, key, value, mask, kwargs.get("scaling"), self.real))
+            whole = (key, value, mask) if shared is None else shared.joined(key, value, mask)
+            found = self.products(look(query, *whole, kwargs.get("scaling"), self.real))
             self.sums = found if self.sums is None else (self.sums[0] + found[0], self.sums[1] + found[1])
         return previous(self.host, query, key, value, mask, **kwargs)
 

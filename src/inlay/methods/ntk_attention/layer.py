@@ -16,6 +16,7 @@ from inlay.methods.loaded import LoadedParameter
 from inlay.methods.ntk_attention.start import Start
 from inlay.methods.softmax_layer import SoftmaxLayer
 
+
 class Kappa(LoadedParameter):
     """`kappa = |rho|`, with derivative +1 at 0: it starts at 0, leaves it at the first step, and is never negative."""
 

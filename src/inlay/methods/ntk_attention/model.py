@@ -10,11 +10,9 @@ from inlay.methods.ntk_attention.config import NTKAttentionConfig
 from inlay.methods.ntk_attention.fit import Centring, Squares, watching
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import Start, start_at
-from inlay.methods.prompts import Prompt, read
+from inlay.methods.prompts import Prompt
 from inlay.methods.protocol import Passes
 from inlay.methods.softmax_tuner import SoftmaxTuner
-
-SEEDS = 2**31
 
 
 class NTKAttentionModel(SoftmaxTuner):
@@ -24,27 +22,15 @@ class NTKAttentionModel(SoftmaxTuner):
     child = "inlay_ntk"
     tuner_layer_cls = NTKAttentionLayer
     method = "ntk-attention"
-    _prompt: Prompt | None = None  # while an adapter that starts from one is put in
 
     def settings_at(self, config: NTKAttentionConfig, name: str) -> Start:
-        return start_at(config, self.places()[name], self._prompt)
+        return start_at(config, self.places()[name], self.prompt)
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
-        if peft_config.seed is None:
-            peft_config.seed = int(torch.randint(SEEDS, (), device="cpu"))
         for block in self.places().values():  # before any layer is made
             assert block.attention is not None
             peft_config.rank_at(block.attention.head_size)
-        if peft_config.prompt_ids is not None and not next(self.model.parameters()).is_meta:
-            self._prompt = read(self.model, peft_config.prompt_ids)
-            peft_config.prompt_length = len(peft_config.prompt_ids)
         return super()._prepare_adapter_config(peft_config, model_config)
-
-    def inject_adapter(self, *args: Any, **kwargs: Any) -> None:
-        try:
-            super().inject_adapter(*args, **kwargs)
-        finally:
-            self._prompt = None
 
     @torch.no_grad()
     def start_from(self, prompt: Prompt, adapter_name: str = "default") -> None:
@@ -61,7 +47,7 @@ class NTKAttentionModel(SoftmaxTuner):
         return all(prefix.features.positive for prefix in prefixes)
 
     @torch.no_grad()
-    def fit_passes(self, passes: Passes) -> None:
+    def fit_passes(self, passes: Passes, prompt: Prompt) -> None:
         """Begin at the least squares of the queries that the passes bring (`fit.py`).
 
         Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.

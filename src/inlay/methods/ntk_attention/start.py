@@ -5,18 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
+from torch import Tensor
 
 from inlay.anatomy import Attention, Block
 from inlay.attention import FeatureMap, prefix_to_features
 from inlay.attention.features import Centred
-from inlay.methods.channels import like, width_in, width_out
+from inlay.methods.attention_parts import bare, query_heads, scale_of
+from inlay.methods.channels import like, width_in
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
 from inlay.methods.prompts import Prompt
-
-# They scale the queries themselves, and tell the attention function to scale by 1.
-SCALE_QUERIES = ("opt",)
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = N
     assert config.seed is not None  # filled in before any layer is made
     generator = torch.Generator().manual_seed(config.seed + block.index)
     size = attention.head_size
-    heads = _width(attention.query.module, attention) // size
+    heads = query_heads(attention)
     rows, rank = config.rows(size), config.rank_at(size)
     on_meta = next(attention.module.parameters()).is_meta
     centre = torch.zeros(heads, size) if config.start == "text" else None
@@ -74,27 +71,18 @@ def low_rank(z: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return left[..., :rank] * roots[..., None, :], roots[..., None] * right[..., :rank, :]
 
 
-def scale_of(attention: Attention) -> float:
-    """What the attention function will be told to multiply the scores by."""
-    module = attention.module
-    if module.config.model_type in SCALE_QUERIES:
-        return 1.0
-    found = (getattr(module, name, None) for name in ("scaling", "scale"))
-    return next((scale for scale in found if isinstance(scale, float)), attention.head_size**-0.5)
-
-
 @torch.no_grad()
 def _prefix(
     config: NTKAttentionConfig, block: Block, attention: Attention, heads: int, rows: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Eq. (4) of `P ~ N(0, 1)`, m x hidden, through the frozen key and value projections."""
-    made_by = _bare(attention.key.module)
+    made_by = bare(attention.key.module)
     own = next(parameter for parameter in made_by.parameters() if parameter.is_floating_point())
     prefix = torch.randn(config.prefix_length, width_in(made_by), generator=generator, device="cpu").to(own)
     if attention.fused:
         _, key, value = made_by(prefix).chunk(3, -1)
     else:
-        key, value = made_by(prefix), _bare(attention.value.module)(prefix)
+        key, value = made_by(prefix), bare(attention.value.module)(prefix)
     key, value = (x.unflatten(-1, (-1, attention.head_size)).transpose(0, 1) for x in (key, value))
     norms = [norm for norm in block.norms if norm.name.startswith(f"{attention.name}.")]
     if norms:  # of the queries, then of the keys, head by head
@@ -115,13 +103,3 @@ def _text(
     phi = replace(phi, centre=centre)
     z, kappa = prefix_to_features(key, value, phi, features=rows, scale=scale_of(attention), heads=heads)
     return z, kappa, centre.repeat_interleave(heads // len(centre), 0)
-
-
-def _bare(module: nn.Module) -> nn.Module:
-    """The frozen projection inside a LoRA, if there is one around it."""
-    return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
-
-
-def _width(projection: nn.Module, attention: Attention) -> int:
-    width = width_out(_bare(projection))
-    return width // 3 if attention.fused else width
