@@ -54,7 +54,7 @@ def test_compress(printed, tmp_path: Path) -> None:
     (tmp_path / "prompt.txt").write_text(" ".join(f"w{number}" for number in range(12)))
     given = ("--model", "decoder", "--prompt", "prompt.txt", "--out", "x", "--count", "10", "--length", "6")
     found = printed("compress", *given, "--steps", "3", "--batch-size", "4")
-    for stage, total, units in (("sampling", 60, "tokens"), ("fitting", 4, "batches"), ("distilling", 3, "steps")):
+    for stage, total, units in (("sampling", 60, "tokens"), ("fitting", 6, "steps"), ("distilling", 3, "steps")):
         assert re.search(rf"{stage}: {LINE.format(total=total, units=units)}", found.err), stage
 
 

@@ -114,6 +114,57 @@ def test_samples_follow_from_the_seed_and_the_prompt() -> None:
     assert float((often - wanted).abs().max()) < 5 * math.sqrt(float(wanted.max()) / 2000)
 
 
+@pytest.mark.parametrize("lead", [(), (0,)])
+def test_rows_that_share_the_prompt_are_as_those_that_each_have_it(lead: tuple[int, ...]) -> None:
+    shared, copied = make_pair(lead=lead), make_pair(lead=lead)
+    assert shared.shared
+    copied.shared = False
+    ids = torch.tensor([[7, 21, 14, 40], [11, 11, 3, 28]])
+    torch.testing.assert_close(shared.prompted(ids), copied.prompted(ids), atol=1e-10, rtol=1e-10)
+    assert shared.sample(2, 6, 0) == copied.sample(2, 6, 0)
+    assert torch.equal(shared.go_on(ids, 5, prompted=True), copied.go_on(ids, 5, prompted=True))
+    texts = ids.tolist()
+    for pair in (shared, copied):
+        fit(pair, texts)
+    other = trained_parameters(copied.model)
+    for name, weight in trained_parameters(shared.model).items():
+        torch.testing.assert_close(weight, other[name], atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "gemma"])
+def test_the_last_logits_alone_are_the_last_of_all(family: str) -> None:
+    pair = make_pair(family, (0,), rank=2)
+    ids = torch.tensor([[7, 21, 14, 40], [11, 11, 3, 28]])
+    found = pair.prompted(ids, last_only=True)
+    assert found.shape == (2, 1, 48)
+    torch.testing.assert_close(found, pair.prompted(ids)[:, -1:], atol=1e-10, rtol=1e-10)
+
+
+def test_a_prompt_that_is_shared_is_in_no_cache() -> None:
+    for family, length in (("llama", 0), ("gemma", len(PROMPT))):
+        pair = make_pair(family, rank=2)
+        with pair._prompting(3) as cache:
+            assert cache.get_seq_length() == length
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gemma"])
+def test_what_is_written_begins_as_given_and_goes_on_as_the_prompted_model_does(family: str) -> None:
+    pair = make_pair(family, rank=2)
+    with torch.no_grad():  # next to certain of what comes next: a draw is then the likeliest token
+        head = pair.model.get_base_model().lm_head
+        head.weight.mul_(1e5)
+    starts = [[7, 21, 14], [11], [9, 4, 4, 4, 30, 3], [5, 5]]
+    told: list[int] = []
+    found = pair.write(starts, 6, 0, told.append)
+    assert sum(told) == 4 * 6
+    for start, text in zip(starts, found, strict=True):
+        more = pair.go_on(torch.tensor([start]), 6 - len(start), prompted=True)[0].tolist()
+        assert text == start + more
+    assert pair.write([[7, 21, 14, 8]], 3, 0) == [[7, 21, 14]]
+    assert pair.write([], 3, 0) == []
+    assert pair.write(starts, 6, 5) == pair.write(starts, 6, 5)
+
+
 def test_a_step_is_relative_to_the_size_of_each_head() -> None:
     weight = nn.Parameter(torch.tensor([[100.0, 100.0], [0.01, -0.01], [0.0, 0.0]]))
     optimiser = Relative([weight], lr=0.1)
@@ -159,11 +210,11 @@ def test_it_ends_where_it_was_best_for_texts_to_check() -> None:
 
 def test_the_fit_beats_the_closed_form_where_features_are_few() -> None:
     pair = make_pair(feature_multiplier=1)
-    texts = pair.sample(48, 6, 0)
-    closed = scores(pair, texts[32:], pair.bare).divergence
-    nothing = scores(pair, texts[32:], lambda ids: pair.bare(ids, adapter=False)).divergence
-    fit(pair, texts[:32])
-    fitted = scores(pair, texts[32:], pair.bare).divergence
+    texts = pair.sample(96, 6, 0)
+    closed = scores(pair, texts[64:], pair.bare).divergence
+    nothing = scores(pair, texts[64:], lambda ids: pair.bare(ids, adapter=False)).divergence
+    fit(pair, texts[:64])
+    fitted = scores(pair, texts[64:], pair.bare).divergence
     assert fitted < closed
     assert fitted < nothing / 2
 

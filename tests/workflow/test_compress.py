@@ -20,10 +20,11 @@ from inlay import console
 from inlay.cli.app import app
 from inlay.errors import InlayError
 from inlay.training import distil
-from inlay.workflow.compress import Options, compress, parted, split
+from inlay.workflow.compress import Options, compress, parted, split, targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PROMPT = " ".join(f"w{number}" for number in range(12))
+NTK = "ntk-attention"
 QUICK = Options(steps=3, texts=10, length=6, batch_size=4, learning_rate=1e-2)
 
 
@@ -124,7 +125,7 @@ def test_without_a_terminal_it_says_how_far_it_is(
     assert said[0].startswith("model: ")
     assert "scoring 2 held-out texts; 8 to learn from" in said
     told = capsys.readouterr().err.splitlines()
-    for stage, size in (("sampling", "60 tokens"), ("fitting", "4 batches"), ("distilling", "25 steps")):
+    for stage, size in (("sampling", "60 tokens"), ("fitting", "6 steps"), ("distilling", "25 steps")):
         lines = [line for line in told if line.startswith(f"{stage}: ")]
         assert lines[0] == f"{stage}: {size}"
         assert lines[-1].startswith(f"{stage}: done in ")
@@ -203,7 +204,7 @@ def test_a_trained_prefix_becomes_an_adapter(decoder: Path, tmp_path: Path) -> N
     assert found.scores["closed form"].divergence < found.scores["no prompt"].divergence
     assert PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(decoder), str(tmp_path / "a"))
     for given, words in (
-        ({"prefix_adapter": tmp_path / "a", "texts": texts}, r"type INLAY_NTK_ATTENTION, not PREFIX_TUNING"),
+        ({"prefix_adapter": tmp_path / "a", "texts": texts}, r"type INLAY_COMPACT_PREFIX, not PREFIX_TUNING"),
         ({"prefix_adapter": tmp_path / "nowhere", "texts": texts}, r"prefix in .*nowhere.* cannot be loaded"),
         ({"prefix_adapter": tmp_path / "p"}, r"give texts"),
         ({}, r"one of the two"),
@@ -214,9 +215,8 @@ def test_a_trained_prefix_becomes_an_adapter(decoder: Path, tmp_path: Path) -> N
 
 def test_settings_reach_the_adapter(decoder: Path, tmp_path: Path) -> None:
     settings = {"feature_map": "taylor", "taylor_order": 4, "layers": [2]}
-    compress(
-        str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, settings=settings, distil=False), progress=False
-    )
+    options = replace(QUICK, to=NTK, settings=settings, distil=False)
+    compress(str(decoder), PROMPT, tmp_path / "a", options=options, progress=False)
     config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert (config["feature_map"], config["taylor_order"], config["rank"]) == ("taylor", 4, 4)
     assert config["target_modules"] == ["model.layers.1.self_attn"]
@@ -255,10 +255,16 @@ def test_texts_are_parted() -> None:
             {"options": Options(length=50)},
             r"behind it 50; .*Shorten the texts \(`length`, --length\) to 28 tokens",
         ),
-        ({"options": replace(QUICK, settings={"taylor_order": 2})}, r"taylor_order=2 says nothing.*feature_map=taylor"),
+        (
+            {"options": replace(QUICK, to=NTK, settings={"taylor_order": 2})},
+            r"taylor_order=2 says nothing.*feature_map=taylor",
+        ),
         ({"texts": ["w1"]}, r"0 texts of two tokens or more"),
-        ({"options": replace(QUICK, settings={"feature_map": "sigmoid"})}, r"Unknown feature_map 'sigmoid'.*elu"),
-        ({"options": replace(QUICK, settings={"rank": 5})}, r"rank=5 is larger than the model's head size, 4"),
+        (
+            {"options": replace(QUICK, to=NTK, settings={"feature_map": "sigmoid"})},
+            r"Unknown feature_map 'sigmoid'.*elu",
+        ),
+        ({"options": replace(QUICK, to=NTK, settings={"rank": 5})}, r"rank=5 is larger than the model's head size, 4"),
         ({"options": replace(QUICK, settings={"start": "zero"})}, r"start: compress sets this itself"),
         ({"options": replace(QUICK, settings={"prompt_ids": [3]})}, r"prompt_ids: compress sets this itself"),
     ],
@@ -294,7 +300,8 @@ def test_an_encoder_and_a_full_folder_are_refused(text_model: Path, tmp_path: Pa
     ("field", "value"), [("steps", -1), ("texts", 1), ("length", 1), ("batch_size", 0), ("learning_rate", 0.0)]
 )
 def test_numbers_out_of_range(field: str, value: float) -> None:
-    with pytest.raises(InlayError, match=rf"{field}=.*{getattr(Options, field):g} is usual"):
+    usual = getattr(Options, field) or Options().rate
+    with pytest.raises(InlayError, match=rf"{field}=.*{usual:g} is usual"):
         Options(**{field: value})  # type: ignore[arg-type]
 
 
@@ -311,3 +318,105 @@ def test_an_adapter_with_nan_is_refused(decoder: Path, tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(InlayError, match=r"not finite"):
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(decoder), str(tmp_path / "a"))
+
+
+# ---- what a prompt becomes
+
+
+def logits_of(folder: Path, adapter: Path | None, text: str) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
+    with torch.no_grad():
+        return model.eval()(**AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")).logits
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("to", list(targets()))
+def test_every_target_keeps_something_of_the_prompt_and_loads(to: str, family: str, tmp_path: Path) -> None:
+    """By PEFT, in a model that was never adapted here; on texts of the prompt's own kind it comes nearer to it."""
+    folder, out = checkpoint(tmp_path / family, family), tmp_path / "adapter"
+    texts = [f"w{number} w{number + 1} w{number + 2} w{number + 3}" for number in range(24)]
+    options = replace(QUICK, to=to, steps=30, learning_rate=None)
+    found = compress(str(folder), PROMPT, out, texts=texts, options=options, progress=False)
+    assert found.scores["distilled"].divergence < found.scores["no prompt"].divergence
+    assert not torch.allclose(logits_of(folder, out, "w3 w4"), logits_of(folder, None, "w3 w4"), atol=1e-4)
+    record = json.loads((out / "compress.json").read_text())
+    assert record["options"]["to"] == to
+    assert record["size"] == found.tokens == (6 if targets()[to].method.takes("size") else None)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
+def test_a_prompt_of_its_full_size_is_the_prompt(family: str, tmp_path: Path) -> None:
+    """Every key kept and matched: the logits of the prompted model, from the folder, whoever computes them."""
+    folder = checkpoint(tmp_path / family, family)
+    texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(30)]
+    tokens = len(split(AutoTokenizer.from_pretrained(folder), PROMPT)[1])
+    options = replace(QUICK, size=tokens, steps=0)
+    found = compress(str(folder), PROMPT, tmp_path / "a", texts=texts, options=options, progress=False)
+    assert found.tokens == tokens
+    if family == "llama":  # learned positions begin at 0 again without the prompt: that is not the prompted model
+        assert found.scores["least squares"].divergence < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_peft_alone_computes_what_the_compact_prefix_does(family: str, tmp_path: Path) -> None:
+    """A cartridge: PEFT puts it into the cache, and the text's positions begin behind it."""
+    folder = checkpoint(tmp_path / family, family)
+    texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(30)]
+    options = replace(QUICK, steps=0, size=4)
+    compress(str(folder), PROMPT, tmp_path / "c", texts=texts, options=replace(options, to="cartridge"), progress=False)
+    alike = replace(options, settings={"biases": False, "budgets": "equal"})
+    compress(str(folder), PROMPT, tmp_path / "p", texts=texts, options=alike, progress=False)
+    config = json.loads((tmp_path / "c" / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["num_virtual_tokens"]) == ("CARTRIDGE", 4)
+    if family == "llama":
+        found, right = (logits_of(folder, tmp_path / name, "w3 w4 w5") for name in ("c", "p"))
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
+
+
+def test_a_share_and_a_quality_decide_the_size(decoder: Path, tmp_path: Path) -> None:
+    prompt = " ".join(f"w{number % 30}" for number in range(24))
+    texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(40)]
+    shared = compress(
+        str(decoder), prompt, tmp_path / "s", texts=texts, options=replace(QUICK, share=0.25, steps=0), progress=False
+    )
+    assert shared.tokens == 6
+    said: list[str] = []
+    options = replace(QUICK, quality=0.5, steps=0)
+    found = compress(
+        str(decoder), prompt, tmp_path / "q", texts=texts, options=options, progress=False, say=said.append
+    )
+    tried = {int(size): kept for size, kept in found.record["sizes_tried"].items()}
+    assert tried
+    enough = [size for size, kept in tried.items() if kept is not None and kept >= 0.5]
+    assert found.tokens == (min(enough) if enough else 8)
+    assert len([line for line in said if line.startswith("size ")]) == len(tried)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"to": "zip"}, r"Unknown target \(--to\) 'zip'.*compact-prefix"),
+        ({"size": 0}, r"size=0 .*at least 1"),
+        ({"share": 1.5}, r"share=1.5 .*between 0 and 1"),
+        ({"quality": 0.0}, r"quality=0 .*between 0 and 1"),
+        ({"size": 3, "quality": 0.5}, r"size and quality both decide"),
+        ({"to": "lora", "size": 3}, r"'lora' becomes has no size in tokens.*--to compact-prefix or cartridge"),
+        ({"study": "poems"}, r"Unknown study 'poems'.*questions"),
+    ],
+)
+def test_sizes_and_targets_that_do_not_fit(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InlayError, match=words):
+        Options(**given)
+
+
+def test_a_size_beyond_the_prompt_is_refused(decoder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match=r"size=13 \(--size\) is more than the prompt has, 12 tokens"):
+        compress(str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, size=13), progress=False)
+    with pytest.raises(InlayError, match=r"no closed form"):
+        compress(str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, to="lora", steps=0), progress=False)
+
+
+def test_a_prompt_of_one_token(decoder: Path, tmp_path: Path) -> None:
+    found = compress(str(decoder), "w3", tmp_path / "a", options=QUICK, progress=False)
+    assert (found.prompt_tokens, found.tokens) == (1, 1)

@@ -3,9 +3,9 @@
     scale [q, c] . [k_j, b_j / (scale c)] = scale q . k_j + b_j
 
 So the kernel stays what it is, forward and backward, and the gradient of b_j is that of the key's last channel, divided
-by `scale c`. Here c is the power of two nearest to `1 / scale`, which every type holds exactly. A type of half precision
-has too few digits for a bias: there a second channel holds the rest of it. Values are filled up with zeros, since
-kernels want keys and values of one size.
+by `scale c`. Here c is the power of two nearest to `1 / scale`, which every type holds exactly. Half precision has too
+few digits for a bias: there a second channel holds the rest of it. Values are filled up with zeros, since kernels want
+keys and values of one size.
 """
 
 from __future__ import annotations

@@ -14,8 +14,22 @@ if TYPE_CHECKING:
     from inlay.workflow.compress import Compression
 
 
+SIZE = "What it becomes"
 # What `workflow.compress.Options` takes; `texts` is called --count here, and --texts the user's own.
 HOW = {
+    "to": o.Option(
+        "What it becomes: compact-prefix (a few keys, values and biases), ntk-attention (features of fixed size), "
+        "cartridge (keys and values that PEFT alone loads, without biases), lora (what any server runs). Default: the "
+        "first.",
+        SIZE,
+    ),
+    "size": o.Option("Tokens it may take room of. Default: 128, at most half of the prompt.", SIZE, int | None),
+    "share": o.Option("The same as a share of the prompt, such as 0.05.", SIZE, float | None),
+    "quality": o.Option(
+        "Find the smallest size that keeps this share of the prompt's benefit, such as 0.95: several times the work.",
+        SIZE,
+        float | None,
+    ),
     "distil": o.Option(
         "Train the adapter to match the prompted model; without it, the closed form alone: seconds, but far less of "
         "the prompt.",
@@ -26,10 +40,21 @@ HOW = {
     ),
     "count": o.Option("How many continuations the model writes; a fifth is held out.", o.DATA, int, 320),
     "length": o.Option("Tokens of a continuation.", o.DATA, int, 64),
-    "steps": o.Option("Updates; 0: the least-squares fit alone.", o.TRAINING, int, 300),
+    "study": o.Option(
+        "What the texts are: own (how the prompted model goes on), prompt (pieces of the prompt), questions (self-made "
+        "questions and answers about it), mixed.",
+        o.DATA,
+        str,
+        "own",
+    ),
+    "steps": o.Option("Updates; 0: the least-squares fit alone.", o.TRAINING, int, 150),
     "batch_size": o.Option("Texts per update.", o.TRAINING, int, 8),
     "learning_rate": o.Option(
-        "How much a step changes, relative to each head.", o.TRAINING, float, 3e-3, ("--learning-rate", "--lr")
+        "How much a step changes, relative to each head. Default: the method's own.",
+        o.TRAINING,
+        float | None,
+        None,
+        ("--learning-rate", "--lr"),
     ),
     "seed": o.Option("Decides everything that is random.", None, int, 0),
     **{name: o.SPEC[name] for name in ("precision", "set_", "layers", "revision", "trust_remote_code")},
@@ -56,21 +81,24 @@ def command(
     ] = None,
     quiet: o.Quiet = False,
 ) -> None:
-    """Compress a prompt into an adapter of fixed size.
+    """Compress a prompt into an adapter.
 
-    With the adapter (NTK-Attention) the model behaves as if the prompt stood before every text, but the prompt takes
-    no tokens, no cache and no context. The table shows how much of the prompt's benefit is left, on held-out
-    continuations. Use the adapter with `PeftModel.from_pretrained(model, OUT)` after
-    `import inlay`.
+    With the adapter the model behaves as if the prompt stood before every text, but it costs as much as a prompt of 128
+    tokens (--size), or less. The table shows how much of the prompt's benefit is left, on held-out texts. Use the
+    adapter with `PeftModel.from_pretrained(model, OUT)` after `import inlay`; try it with `inlay chat`; serve many with
+    `inlay serve`.
 
     \b
     inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/
 
     \b
-    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --texts dialogues.jsonl
+    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --share 0.05 --steps 0
 
     \b
-    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --no-distil --set feature_map=taylor
+    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --quality 0.95
+
+    \b
+    inlay compress --model embedded:smollm2 --prompt long_prompt.txt --out adapter/ --texts dialogues.jsonl --to lora
     """
     from inlay.workflow.compress import Options, compress
 
@@ -99,13 +127,18 @@ def command(
         )
     if not quiet:
         show.say(
-            f"{found.prompt_tokens:,} tokens are now {show.count(found.trained)} parameters in {found.folder} "
-            f"({show.size(found.saved_bytes)})."
+            f"{found.prompt_tokens:,} tokens are now {room(found)}{show.count(found.trained)} parameters in "
+            f"{found.folder} ({show.size(found.saved_bytes)})."
         )
     show.say(
         "Lossy: the prompt's general instructions survive best. Names, numbers and exact wording of the prompt may be "
         "lost. Compare the continuations above before you rely on it."
     )
+
+
+def room(found: Compression) -> str:
+    """What is kept in place of the prompt's tokens, where it has a size in tokens."""
+    return "" if found.tokens is None else f"{found.tokens:,} ({found.tokens / found.prompt_tokens:.1%}): "
 
 
 def table(found: Compression) -> None:

@@ -94,11 +94,11 @@ def trained_prefix(model: PeftModel) -> Prompt:
         return Prompt(cache, length, length)
     for block, layer in zip(anatomy(base).blocks, cache.layers, strict=True):
         assert block.attention is not None
-        layer.keys = _rotated(base, block.attention.module, layer.keys, -length)
+        layer.keys = rotated(base, block.attention.module, layer.keys, -length)
     return Prompt(cache, length, 0)
 
 
-def _rotated(base: Any, attention: nn.Module, keys: Tensor, by: int) -> Tensor:
+def rotated(base: Any, attention: nn.Module, keys: Tensor, by: int) -> Tensor:
     """Keys, turned by the model's own rotary embedding as if they stood `by` positions further on."""
     embedding = getattr(anatomy(base).backbone.module, "rotary_emb", None)
     apply = vars(sys.modules[type(attention).__module__]).get("apply_rotary_pos_emb")

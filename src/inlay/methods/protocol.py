@@ -55,8 +55,12 @@ class Method:
     - `mergeable`: whether it can be merged into the base model's weights.
     - `mixes_tasks`: whether several tasks train and answer in one batch, an adapter each. Its config then has the
       settings `num_labels` and `head_seed`, and `shared_settings` says what all tasks have in common.
-    - `compresses_prompts`: whether it can stand for a prompt (`inlay compress`). Its config then has the settings
-      `prompt_ids`, `prompt_length` and `seed`, and its tuner the hooks of `TunerHooks` for it.
+    - `compresses_prompts`: whether it can stand for a prompt (`inlay compress`). Of a method of ours, the config then
+      has the settings `prompt_ids`, `prompt_length` and `seed`, and perhaps `size`, in tokens; its tuner has the hooks
+      of `TunerHooks` for it. One of PEFT's is distilled from the base model on.
+    - `prompt_forms`: other forms in which a prompt that it compressed can be written (`inlay compress --to`), by name:
+      the settings of its config for that, and the import path of a function of the trained model, the folder and the
+      base model's name.
     - `prompts_in_text`: whether it puts prompt tokens into the text, at places of a template.
     - `first_layer`: the first layer that `layers` may name; 0 where it can act on the pixels.
     - `prompt_parameter`: the parameter that holds its trained prompt, where the norm of that means something by itself
@@ -82,6 +86,7 @@ class Method:
     mergeable: bool = False
     mixes_tasks: bool = False
     compresses_prompts: bool = False
+    prompt_forms: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=lambda: _NOTHING)
     prompts_in_text: bool = False
     first_layer: int = 1
     prompt_parameter: str | None = None
@@ -295,7 +300,11 @@ class TunerHooks:
     """How many texts a batch of `fit_passes` has; None: as many as there are in a step of training. With a number, the
     prompt's keys do not come with the text's: they are taken from the prompt."""
 
-    def fit_passes(self, passes: Passes, prompt: Any) -> None:
+    def fit_work(self, batches: int) -> int:
+        """How often `fit_passes` ticks, where each call of `passes` gives so many batches."""
+        return batches
+
+    def fit_passes(self, passes: Passes, prompt: Any, tick: Callable[[], None]) -> None:
         """Fit the adapter to what the prompted model does, without gradients. Each call of `passes` gives every batch
         once: which of its tokens are real, and a function that runs the prompted model on it."""
         raise NotImplementedError

@@ -6,31 +6,41 @@ model's own, to lower
 
     KL(p(. | prompt, x_<t) || p(. | x_<t; adapter)),   averaged over the tokens t of the texts x.
 
-The prompt is read once; its keys and values are the teacher's cache for every batch.
+The prompt is read once. Its keys and values stand before every text: all rows of a batch share them, or each has a
+copy in its cache where a model cannot share (`inlay.methods.shared_prompt.can_share`).
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers import Cache, DynamicCache
 
 from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
+from inlay.methods.plain import base_of
 from inlay.methods.prompts import Prompt, evaluating, read
+from inlay.methods.protocol import TunerHooks
+from inlay.methods.shared_prompt import can_share, sharing
 from inlay.training.batches import Placement
 
 CLIP = 1.0
 WARMUP = 0.06
 CHECKS = 10
+FITTED_TOKENS = 16384
+"""Of a batch that is fitted to, padding included."""
+AT_ONCE = 64
+"""Texts written together where they share the prompt: each then needs room for its own tokens alone."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +106,15 @@ class Pair:
         self.model, self.place, self.lead = model, place, list(lead)
         with model.disable_adapter():
             self.prompt = prompt if isinstance(prompt, Prompt) else read(model, prompt, logits=True)
+        self.shared = can_share(model, self.prompt)
+        self._keeps = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
 
-    def prompted(self, ids: Tensor) -> Tensor:
-        """Logits with the prompt, aligned with those of `bare`."""
-        with torch.no_grad(), self.model.disable_adapter(), self.place.autocast():
-            found = self._behind(self._cache(len(ids)), ids)
-        if self.lead:
+    def prompted(self, ids: Tensor, last_only: bool = False) -> Tensor:
+        """Logits with the prompt, aligned with those of `bare`; with `last_only` those at the last token alone,
+        `(rows, 1, vocabulary)`, for callers that need the pass and not what comes out of it."""
+        with torch.no_grad(), self._prompting(len(ids)) as cache:
+            found = self._behind(None if self.shared else cache, ids, last_only=last_only)
+        if self.lead and not last_only:
             assert self.prompt.logits is not None
             found = torch.cat([self.prompt.logits.expand(len(ids), 1, -1).to(found), found], 1)
         return found
@@ -119,59 +132,95 @@ class Pair:
         """Which of the aligned logits stand at real tokens: those that follow a real token, or the lead."""
         return torch.cat([batch.real[:, :1], batch.real], 1) if self.lead else batch.real
 
-    @torch.no_grad()
     def sample(self, count: int, length: int, seed: int, tick: Callable[[int], None] | None = None) -> list[list[int]]:
         """Continuations of the prompt, drawn from the prompted model as it is (temperature 1). `tick` is told how many
         tokens have been drawn since the last time."""
-        assert self.prompt.logits is not None
+        return self.write([[]] * count, length, seed, tick)
+
+    @torch.no_grad()
+    def write(
+        self, starts: Sequence[Sequence[int]], length: int, seed: int, tick: Callable[[int], None] | None = None
+    ) -> list[list[int]]:
+        """Texts of `length` tokens behind the prompt that begin as given and go on as `sample` does."""
         generator = torch.Generator().manual_seed(seed)
+        rows = AT_ONCE if self.shared else self.place.batch_size
         texts: list[list[int]] = []
-        with evaluating(self.model), self.model.disable_adapter(), self.place.autocast():
-            while len(texts) < count:
-                rows = min(self.place.batch_size, count - len(texts))
-                cache, logits, drawn = self._cache(rows), self.prompt.logits.expand(rows, -1), []
-                for step in range(length):
-                    # On the CPU, so that a seed draws the same on every device.
-                    chances = logits.float().softmax(-1).cpu()
-                    drawn.append(torch.multinomial(chances, 1, generator=generator).to(self.place.device))
-                    if step + 1 < length:
-                        logits = self._behind(cache, drawn[-1], step)[:, -1]
-                    if tick is not None:
-                        tick(rows)
-                texts += torch.cat(drawn, 1).tolist()
+        with evaluating(self.model):
+            for begin in range(0, len(starts), rows):
+                texts += self._written(starts[begin : begin + rows], length, generator, tick or (lambda tokens: None))
         return texts
+
+    def _written(
+        self, starts: Sequence[Sequence[int]], length: int, generator: torch.Generator, tick: Callable[[int], None]
+    ) -> list[list[int]]:
+        """One batch. What all rows have is read at once; where a longer beginning goes on, it overrides the draw."""
+        rows, common = len(starts), min([length, *map(len, starts)])
+        begun = nn.utils.rnn.pad_sequence(
+            [torch.tensor(list(start[:length]), dtype=torch.long) for start in starts], True, -1
+        )
+        ids = begun[:, :common]
+        with self._prompting(rows) as cache:
+            if 0 < common < length:
+                logits = self._behind(cache, ids.to(self.place.device), last_only=True)
+            elif not common:
+                assert self.prompt.logits is not None
+                logits = self.prompt.logits.expand(rows, 1, -1)
+            tick(rows * common)
+            for step in range(common, length):
+                # On the CPU, so that a seed draws the same on every device.
+                new = torch.multinomial(logits[:, -1].float().softmax(-1).cpu(), 1, generator=generator)
+                if step < begun.shape[1]:
+                    new = torch.where(begun[:, step : step + 1] < 0, new, begun[:, step : step + 1])
+                ids = torch.cat([ids, new], 1)
+                if step + 1 < length:
+                    logits = self._behind(cache, new.to(self.place.device), step, last_only=True)
+                tick(rows)
+        found: list[list[int]] = ids.tolist()
+        return found
 
     @torch.no_grad()
     def go_on(self, ids: Tensor, length: int, *, prompted: bool, adapter: bool = True) -> Tensor:
         """The likeliest `length` tokens after each row of `ids` (rows, tokens), one after the other: with the prompt,
         or without it and with the adapter or not."""
         begun = ids.shape[1]
-        with evaluating(self.model):
-            cache = self._cache(len(ids)) if prompted else None
+        with evaluating(self.model), self._prompting(len(ids)) if prompted else nullcontext() as cache:
             for step in range(length):
                 if cache is not None:
-                    with self.model.disable_adapter(), self.place.autocast():
-                        new = ids if step == 0 else ids[:, -1:]
-                        logits = self._behind(cache, new, ids.shape[1] - new.shape[1])
+                    new = ids if step == 0 else ids[:, -1:]
+                    logits = self._behind(cache, new, ids.shape[1] - new.shape[1], last_only=True)
                 else:
                     logits = self.bare(ids, adapter=adapter)
                 ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
         return ids[:, begun:]
 
-    def _cache(self, rows: int) -> Any:
-        cache = copy.deepcopy(self.prompt.cache)
-        cache.batch_repeat_interleave(rows)
-        return cache
+    @contextmanager
+    def _prompting(self, rows: int) -> Iterator[Cache]:
+        """The model behind the prompt, and the cache to go on with: of the text alone where rows share the prompt's
+        keys and values, and otherwise with a copy of the prompt for each row."""
+        with self.model.disable_adapter(), self.place.autocast():
+            if self.shared:
+                with sharing(self.model, self.prompt):
+                    yield DynamicCache(config=base_of(self.model).config)
+            else:
+                cache = copy.deepcopy(self.prompt.cache)
+                cache.batch_repeat_interleave(rows)
+                yield cache
 
-    def _behind(self, cache: Any, ids: Tensor, step: int = 0) -> Tensor:
-        first = self.prompt.following + step
+    def _behind(self, cache: Cache | None, ids: Tensor, step: int = 0, last_only: bool = False) -> Tensor:
+        first, before = self.prompt.following + step, step + (0 if self.shared else self.prompt.length)
         positions = torch.arange(first, first + ids.shape[1], device=ids.device).expand(len(ids), -1)
         # Everything may be seen: padding is on the right. Without a mask some models warn of ids that look like it.
-        mask = ids.new_ones(len(ids), self.prompt.length + step + ids.shape[1])
+        mask = ids.new_ones(len(ids), before + ids.shape[1])
+        keep = {"logits_to_keep": 1} if last_only and self._keeps else {}
         found: Tensor = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **keep,
         ).logits
-        return found
+        return found[:, -1:] if last_only else found
 
 
 def batches(texts: Sequence[Sequence[int]], place: Placement) -> Iterator[Batch]:
@@ -208,21 +257,32 @@ def scores(pair: Pair, texts: Sequence[Sequence[int]], who: Callable[[Tensor], T
 
 def can_fit(pair: Pair) -> bool:
     """Whether the adapter can be fitted without gradients: see `TunerHooks.can_fit`."""
-    return bool(pair.model.base_model.can_fit())
+    hooks = pair.model.base_model
+    return isinstance(hooks, TunerHooks) and hooks.can_fit()
+
+
+def fit_work(pair: Pair, texts: Sequence[Sequence[int]]) -> int:
+    """How often `fit` will tick."""
+    found: int = pair.model.base_model.fit_work(math.ceil(len(texts) / _fitted_at_once(pair, texts)))
+    return found
 
 
 @torch.no_grad()
 def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | None = None) -> None:
     """Begin where the adapter fits best what the prompted model does on these texts: see `TunerHooks.fit_passes`."""
+    place = replace(pair.place, batch_size=_fitted_at_once(pair, texts))
 
     def passes() -> Iterator[tuple[Tensor, Callable[[], object]]]:
-        for batch in batches(texts, pair.place):
-            yield batch.real, partial(pair.prompted, batch.ids)
-            if tick is not None:
-                tick()
+        for batch in batches(texts, place):
+            yield batch.real, partial(pair.prompted, batch.ids, last_only=True)
 
     with evaluating(pair.model):
-        pair.model.base_model.fit_passes(passes)
+        pair.model.base_model.fit_passes(passes, pair.prompt, tick or (lambda: None))
+
+
+def _fitted_at_once(pair: Pair, texts: Sequence[Sequence[int]]) -> int:
+    wanted = pair.model.base_model.fit_batch
+    return pair.place.batch_size if wanted is None else min(wanted, max(1, FITTED_TOKENS // max(map(len, texts))))
 
 
 def distil(

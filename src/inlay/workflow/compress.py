@@ -1,14 +1,14 @@
-"""Compress a prompt into an adapter of fixed size (Liang et al. 2024, section G): `inlay compress`.
+"""Compress a prompt into an adapter: `inlay compress`.
 
-First in closed form, from the prompt's keys and values. Then, unless only that was asked for, by distillation: the
-model without the prompt learns to match the model with it, on texts that may follow the prompt. Distillation starts
-from a fit that needs no gradients. The method (`Method.compresses_prompts`) provides both through `TunerHooks`.
+First in closed form, from the prompt's keys and values. Then, unless only that was asked for, by a fit that needs no
+gradients, and by distillation: the model without the prompt learns to match the model with it, on texts that may follow
+the prompt. What the prompt becomes is a `Target`; its method (`Method.compresses_prompts`) provides closed form and fit
+through `TunerHooks`. One that does not, such as PEFT's LoRA, is distilled alone.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, first_line, misspelt, unknown
+from inlay.errors import InlayError, first_line, misspelt
 from inlay.methods import registry
-from inlay.methods.protocol import Method
 from inlay.records.atomic import write_folder, write_json
-from inlay.records.spec import PRECISIONS
 from inlay.records.versions import versions
+from inlay.workflow import study
+from inlay.workflow.compress_options import LEAST_PART, SIZES, Options, Target, targets
 from inlay.workflow.progress import Stage
+
+__all__ = ["Compression", "Generation", "Options", "Target", "compress", "parted", "share", "split", "targets"]
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -36,46 +38,9 @@ REPORT = "compress.json"
 PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth training text selects the best state of the training
-LEAST = {"steps": ("--steps", 0), "batch_size": ("--batch-size", 1), "texts": ("--count", 2), "length": ("--length", 2)}
 SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to continue, their tokens that are given, tokens to write
-RECORDED = ("steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
+RECORDED = ("to", "study", "steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
 HELD_OUT = 5  # every fifth text is held out: it is scored and never trained on
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a prompt is compressed; docs/compress.md says what the defaults reach.
-
-    `texts` are drawn from the prompted model, `length` tokens each, unless the user's own are given. With 0 `steps` the
-    least-squares fit is the result. A step changes a head by the learning rate, relative to its size. Without `distil`
-    the closed form is the result. `settings` are those of the method's config.
-    """
-
-    steps: int = 300
-    learning_rate: float = 3e-3
-    batch_size: int = 8
-    texts: int = 320
-    length: int = 64
-    seed: int = 0
-    precision: str = "auto"
-    distil: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    revision: str | None = None
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        for name, (option, least) in LEAST.items():
-            if getattr(self, name) < least:
-                raise InlayError(
-                    f"{name}={getattr(self, name)} ({option}) must be at least {least}; {getattr(Options, name)} is "
-                    "usual."
-                )
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InlayError(
-                f"learning_rate={self.learning_rate:g} must be greater than 0; {Options.learning_rate:g} is usual."
-            )
 
 
 @dataclass(frozen=True)
@@ -111,8 +76,14 @@ class Compression:
     @property
     def helped(self) -> bool:
         """Whether distillation, if there was any, changed the adapter."""
-        began = self.scores.get(FITTED, self.scores[CLOSED])
+        began = next(self.scores[who] for who in (FITTED, CLOSED, NOTHING) if who in self.scores)
         return self.scores.get(DISTILLED) != began
+
+    @property
+    def tokens(self) -> int | None:
+        """The room it takes, in tokens of the prompt; None where it has no such size."""
+        found: int | None = self.record.get("size")
+        return found
 
 
 def share(scores: Mapping[str, Scores], who: str) -> float | None:
@@ -139,6 +110,7 @@ def compress(
     folder of an adapter that PEFT's prefix tuning trained; texts are then required, because a prefix has no words to
     continue from.
     """
+    from inlay.methods.protocol import TunerHooks
     from inlay.training.distil import scores as score
 
     begin, options, out = time.perf_counter(), options or Options(), Path(out)
@@ -152,6 +124,11 @@ def compress(
     source = (
         Path(str(prefix_adapter)) if prompt is None else prompt if isinstance(prompt, str) else _read(prompt, "prompt")
     )
+    if options.target.method.tuner is None and not (options.distil and options.steps):
+        raise InlayError(
+            f"{options.target.name!r} has no closed form and no fit: without steps it would have nothing of the prompt. "
+            "Give --steps, or another --to."
+        )
     given = None if texts is None else _texts(texts)
     tell = say or (lambda line: None)
     backbone = _load(model, options)
@@ -159,22 +136,30 @@ def compress(
     pair = _pair(backbone, source, options, tell)
     if given is None:
         with Stage(options.texts * options.length, "sampling", "tokens", show=progress) as stage:
-            rows = pair.sample(options.texts, options.length, options.seed, stage.advance)
+            rows = study.texts_for(
+                pair, backbone.processor, options.study, options.texts, options.length, options.seed, stage.advance
+            )
     else:
         rows = _encoded(backbone.processor, given, options.length, whole=prompt is None)
     train, held = parted(rows)
     tell(f"scoring {len(held):,} held-out texts; {len(train):,} to learn from")
-    scores = {
-        PROMPTED: score(pair, held, pair.prompted),
-        NOTHING: score(pair, held, lambda ids: pair.bare(ids, adapter=False)),
-        CLOSED: score(pair, held, pair.bare),
-    }
-    losses = _distilled(pair, train, held, scores, options, progress) if options.distil else []
+    scores = _references(pair, held)
+    tried: dict[int, float | None] = {}
+    if options.quality is not None:
+        tried = _smallest(pair, train, options, progress, tell)
+    if isinstance(pair.model.base_model, TunerHooks):
+        scores[CLOSED] = score(pair, held, pair.bare)
+    losses: list[float] = []
+    if options.distil:
+        losses = _made(pair, train, options, progress, lambda who: scores.update({who: score(pair, held, pair.bare)}))
     record = {
         "model": backbone.address,
         "prompt_tokens": pair.prompt.length,
-        "texts": {"source": "own" if given is None else "given", "train": len(train), "held_out": len(held)},
-        "options": {name: value for name, value in asdict(options).items() if name in RECORDED},
+        "size": getattr(pair.model.active_peft_config, "size", None),
+        "sizes_tried": {str(size): kept for size, kept in tried.items()},
+        "texts": {"source": options.study if given is None else "given", "train": len(train), "held_out": len(held)},
+        "options": {name: value for name, value in asdict(options).items() if name in RECORDED}
+        | {"to": options.target.name, "learning_rate": options.rate},
         "distilled": options.distil,
         "scores": {
             who: asdict(found) | {"perplexity": found.perplexity, "recovered": share(scores, who)}
@@ -184,15 +169,10 @@ def compress(
         "seconds": round(time.perf_counter() - begin, 1),
         "versions": versions(),
     }
-    trained = _save(pair.model, backbone, record, out)
-    saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     shown = _generations(pair, backbone.processor, held, options.length)
+    trained = _save(pair.model, options.target, backbone, record, out)
+    saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
-
-
-def method() -> Method:
-    """The method that compresses prompts: the first one registered."""
-    return registry.get(registry.names_where(lambda method: method.compresses_prompts)[0])
 
 
 def _load(model: str, options: Options) -> Backbone:
@@ -222,35 +202,43 @@ def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callab
     device = pick_device()
     place = Placement(device, pick_dtype(options.precision, device), options.batch_size)
     backbone.model.to(device)
-    put = partial(attach.attach, backbone.model, method(), newly_initialised=[], task_kind=kinds.CAUSAL_LM)
-    settings = method().hooks.for_prompt(options.settings, backbone.model) | {"seed": options.seed}
+    method = options.target.method
+    put = partial(attach.attach, backbone.model, method, newly_initialised=[], task_kind=kinds.CAUSAL_LM)
     if isinstance(source, str):
         lead, ids = split(backbone.processor, source)
         check(backbone.model, ids, more=options.length)
         tell(f"reading a prompt of {len(ids):,} tokens")
-        adapted: Any = put(settings=settings | {"prompt_ids": ids}).eval()
+        settings = options.for_model(backbone.model, len(ids))
+        read = {"prompt_ids": ids} if method.takes("prompt_ids") else {}
+        adapted: Any = put(settings=settings | read).eval()
         return Pair(adapted, ids, place, lead)
     prefix = _prefix(backbone.model, source)
     check(backbone.model, [0] * prefix.length, more=options.length)
-    adapted = put(settings=settings | {"prompt_length": prefix.length}).eval()
-    adapted.base_model.start_from(prefix)
+    settings = options.for_model(backbone.model, prefix.length)
+    known = {"prompt_length": prefix.length} if method.takes("prompt_length") else {}
+    adapted = put(settings=settings | known).eval()
+    if known:
+        adapted.base_model.start_from(prefix)
     return Pair(adapted, prefix, place)
 
 
-def _save(adapted: PeftModel, backbone: Backbone, record: Mapping[str, Any], out: Path) -> int:
+def _save(adapted: PeftModel, target: Target, backbone: Backbone, record: Mapping[str, Any], out: Path) -> int:
     """Write the adapter and the record; how many parameters it has."""
     from inlay.methods import attach
     from inlay.methods.card import About
 
     def fill(folder: Path) -> None:
-        attach.save(
-            adapted,
-            method(),
-            folder,
-            base_model_name=backbone.address,
-            fingerprint=backbone.fingerprint,
-            about=About.of(backbone, facts=_facts(record)),
-        )
+        if target.write is not None:
+            registry.load(target.write)(adapted, folder, backbone.address)
+        else:
+            attach.save(
+                adapted,
+                target.method,
+                folder,
+                base_model_name=backbone.address,
+                fingerprint=backbone.fingerprint,
+                about=About.of(backbone, facts=_facts(record)),
+            )
         write_json(folder / REPORT, record)
 
     write_folder(out, fill)
@@ -271,22 +259,26 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _distilled(
-    pair: Pair,
-    train: list[list[int]],
-    held: list[list[int]],
-    scores: dict[str, Scores],
-    options: Options,
-    progress: bool,
+def _references(pair: Pair, texts: list[list[int]]) -> dict[str, Scores]:
+    """What an adapter's scores are compared with."""
+    from inlay.training.distil import scores
+
+    return {
+        PROMPTED: scores(pair, texts, pair.prompted),
+        NOTHING: scores(pair, texts, lambda ids: pair.bare(ids, adapter=False)),
+    }
+
+
+def _made(
+    pair: Pair, train: list[list[int]], options: Options, progress: bool, done: Callable[[str], object]
 ) -> list[float]:
-    """Fit, where the features allow it, and train; the held-out texts' scores go into `scores`."""
+    """Fit, where the method can, and train; `done` is called after each, with its name. The losses."""
     from inlay.training import distil
 
     if distil.can_fit(pair):
-        batches = 2 * math.ceil(len(train) / options.batch_size)
-        with Stage(batches, "fitting", "batches", show=progress) as stage:
+        with Stage(distil.fit_work(pair, train), "fitting", "steps", show=progress) as stage:
             distil.fit(pair, train, stage.advance)
-        scores[FITTED] = distil.scores(pair, held, pair.bare)
+        done(FITTED)
     if not options.steps:
         return []
     check = train[CHECKED - 1 :: CHECKED]  # selects the best state; the held-out texts select nothing
@@ -296,14 +288,56 @@ def _distilled(
             pair,
             learn,
             steps=options.steps,
-            learning_rate=options.learning_rate,
+            learning_rate=options.rate,
             seed=options.seed,
             check=check,
             # Of one batch; the divergence in the table is of held-out texts.
             tick=lambda loss: stage.advance(note=f", training loss {loss:.3f}"),
         )
-    scores[DISTILLED] = distil.scores(pair, held, pair.bare)
+    done(DISTILLED)
     return losses
+
+
+def _smallest(
+    pair: Pair, train: list[list[int]], options: Options, progress: bool, tell: Callable[[str], None]
+) -> dict[int, float | None]:
+    """Give the adapter the smallest size that keeps the quality, by bisection; what each size tried has kept.
+
+    The texts that select the best state select the size too; the held-out ones select nothing.
+    """
+    from inlay.training.distil import scores
+
+    assert options.quality is not None
+    check = train[CHECKED - 1 :: CHECKED]
+    if not check:
+        raise InlayError(
+            f"{len(train)} texts to learn from are too few to find a size with: {CHECKED} are needed at least "
+            "(--count, --texts). Or give --size."
+        )
+    references = _references(pair, check)
+    config: Any = pair.model.active_peft_config
+    hooks: Any = pair.model.base_model
+    sizes = [size for size in SIZES if size <= max(SIZES[0], pair.prompt.length // LEAST_PART)]
+    found: dict[int, float | None] = {}
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        config.size = sizes[middle]
+        hooks.start_from(pair.prompt)
+        if options.distil:
+            _made(pair, train, options, progress, lambda who: None)
+        kept = share(references | {DISTILLED: scores(pair, check, pair.bare)}, DISTILLED)
+        found[sizes[middle]] = kept
+        tell(f"size {sizes[middle]}: " + ("the prompt has no benefit to keep" if kept is None else f"keeps {kept:.1%}"))
+        if kept is not None and kept >= options.quality:
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(sizes):
+        tell(f"No size up to {sizes[-1]} keeps {options.quality:.0%} of the benefit: {sizes[-1]} is taken.")
+    config.size = sizes[min(low, len(sizes) - 1)]
+    hooks.start_from(pair.prompt)
+    return found
 
 
 def _generations(pair: Pair, tokenizer: Any, held: Sequence[Sequence[int]], room: int) -> list[Generation]:

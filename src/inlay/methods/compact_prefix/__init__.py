@@ -1,5 +1,7 @@
 """A compact prefix: a few keys and values for every head, each with a bias that says for how many it stands."""
 
+from types import MappingProxyType
+
 from inlay.methods.registry import Method
 
 METHOD = Method(
@@ -15,4 +17,7 @@ METHOD = Method(
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
     identity_at_start=False,
     compresses_prompts=True,
+    prompt_forms=MappingProxyType(
+        {"cartridge": ({"biases": False, "budgets": "equal"}, "inlay.methods.compact_prefix.exchange:to_cartridge")}
+    ),
 )

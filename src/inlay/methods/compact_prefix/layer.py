@@ -19,7 +19,7 @@ Prefix = tuple[Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Start:
+class PrefixStart:
     """The first keys and values of one attention, `[n, d]`, head after head, and biases `[n]`, None for none;
     `sizes` says how many keys each head has, n in all."""
 
@@ -33,14 +33,14 @@ class CompactPrefix(nn.Module):
     """The prefix of one adapter. Heads may have unlike numbers of keys: they lie one head after the other, and are
     filled up with hidden keys to one length when they are used."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: PrefixStart) -> None:
         super().__init__()
         self.keys = LoadedParameter(start.keys)
         self.values = LoadedParameter(start.values)
         self.biases = None if start.biases is None else LoadedParameter(start.biases)
         self.sizes = start.sizes
 
-    def begin(self, start: Start) -> None:
+    def begin(self, start: PrefixStart) -> None:
         """Begin again, elsewhere, and perhaps with other sizes."""
         for name in ("keys", "values", "biases"):
             part, found = getattr(self, name), getattr(start, name)
@@ -89,7 +89,7 @@ class CompactPrefixLayer(SoftmaxLayer):
         super().__init__(host)
         self._kept: tuple[Any, Prefix] | None = None
 
-    def update_layer(self, adapter_name: str, start: Start) -> None:
+    def update_layer(self, adapter_name: str, start: PrefixStart) -> None:
         self.pieces[adapter_name] = CompactPrefix(start)
 
     def running(self) -> list[str]:

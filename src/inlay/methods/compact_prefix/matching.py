@@ -21,9 +21,10 @@ it answer by their compact prefixes already, so that it makes up for what they l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,13 +33,12 @@ from torch import Tensor
 from inlay.anatomy import Block
 from inlay.attention import attention_with_lse, prefix_attention
 from inlay.errors import InlayError
-from inlay.methods.attention_interface import Attend
+from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
-from inlay.methods.compact_prefix.layer import CompactPrefix, Start
+from inlay.methods.compact_prefix.layer import CompactPrefix, PrefixStart
 from inlay.methods.compact_prefix.start import made
 from inlay.methods.prompts import Prompt
 from inlay.methods.protocol import Passes
-from inlay.methods.softmax_layer import SoftmaxLayer
 
 MOST_QUERIES = 8192
 """Of a key-value head: more change nothing that can be seen, and the scores of all would fill the memory."""
@@ -59,7 +59,7 @@ Places = Mapping[str, tuple[Block, CompactPrefix]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class HeadQueries:
     """What the queries of one key-value head see: `query` `[n, d]`, the log-sum-exp over the text's keys and attention
     to them, `log_text` `[n]` and `of_text` `[n, d]`, and the prompt's `scores` `[n, m]`."""
 
@@ -68,31 +68,33 @@ class Seen:
     of_text: Tensor
     scores: Tensor
 
-    @property
+    @cached_property
     def log_whole(self) -> Tensor:
         """log (E + D)."""
         return torch.logaddexp(self.log_text, self.scores.logsumexp(-1))
 
-    @property
+    @cached_property
     def weights(self) -> Tensor:
         """P."""
-        return (self.scores - self.log_whole[:, None]).exp()
+        return (self.scores - self.log_whole[:, None]).exp_()
 
 
-def fit(config: CompactPrefixConfig, places: Places, prompt: Prompt, passes: Passes) -> dict[str, list[int]]:
-    """Match all places of an adapter; how many keys each head got."""
+def fit(
+    config: CompactPrefixConfig, places: Places, prompt: Prompt, passes: Passes, tick: Callable[[], None]
+) -> dict[str, list[int]]:
+    """Match all places of an adapter, at the first batch of the passes; how many keys each head got."""
     lengths = {name: prompt.keys_and_values(block.index)[0].shape[1] for name, (block, _) in places.items()}
     if config.budgets == "unequal":
-        with _watching(places, [Importance(prefix, block, prompt) for block, prefix in places.values()]) as watchers:
+        with _watching(places, [KeyImportance(p, b, prompt, tick) for b, p in places.values()]) as watchers:
             _run(watchers, passes)
-        found = {name: watcher.found() for name, watcher in zip(places, watchers, strict=True)}
+        found = {name: watcher.mean_squares for name, watcher in zip(places, watchers, strict=True)}
         sizes = shared_out(found, config.size)
     else:
         heads = {name: len(prefix.sizes) for name, (_, prefix) in places.items()}
         sizes = {name: [min(config.size, lengths[name])] * heads[name] for name in places}
-    made_here = [Matching(prefix, block, prompt, config, sizes[name]) for name, (block, prefix) in places.items()]
+    made_here = [Matching(prefix, block, prompt, tick, config, sizes[name]) for name, (block, prefix) in places.items()]
     with _watching(places, made_here) as watchers:
-        _run(watchers, passes, most=1)
+        _run(watchers, passes)
         for name, watcher in zip(places, watchers, strict=True):
             if not watcher.done:
                 raise InlayError(f"No text passed {name}: the prompt cannot be matched there. Give texts (--texts).")
@@ -123,7 +125,7 @@ def shared_out(importance: Mapping[str, Tensor], size: int) -> dict[str, list[in
 
 
 def match(
-    seen: Seen, key: Tensor, value: Tensor, whole: Tensor, count: int, choice: str, bias: bool = True
+    seen: HeadQueries, key: Tensor, value: Tensor, whole: Tensor, count: int, choice: str, bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keys `[count, d]`, values `[count, d]` and biases `[count]` for the prompt's; `whole` is T."""
     weights = seen.weights
@@ -156,8 +158,8 @@ def by_attention(weights: Tensor, count: int) -> Tensor:
 def by_pursuit(weights: Tensor, share: Tensor, count: int) -> Tensor:
     """The keys whose weights, each times a number of at least 0, add up best to the share, in their order."""
     among = by_attention(weights, min(weights.shape[1], max(CANDIDATES, count)))
-    columns = weights[:, among].double()
-    squares, wanted = columns.mT @ columns, columns.mT @ share.double()
+    columns = weights[:, among]
+    squares, wanted = (columns.mT @ columns).double(), (columns.mT @ share).double()
     size = squares.diagonal().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
     chosen = torch.zeros(len(among), dtype=torch.bool, device=weights.device)
     rest = wanted
@@ -191,7 +193,7 @@ def non_negative(squares: Tensor, wanted: Tensor, rounds: int = ROUNDS) -> Tenso
 # ---- one layer
 
 
-class Watcher(SoftmaxLayer):
+class TextWatcher(AttentionLayer):
     """Takes part in one attention while texts run behind the prompt; it is asked first, whatever else hangs there.
 
     The keys that come are the text's, or the prompt's and the text's where the prompt lies in a cache. `real` marks the
@@ -199,17 +201,18 @@ class Watcher(SoftmaxLayer):
     """
 
     child = "inlay_fit"
-    innermost = False
 
-    def __init__(self, prefix: CompactPrefix, block: Block, prompt: Prompt) -> None:
+    def __init__(self, prefix: CompactPrefix, block: Block, prompt: Prompt, tick: Callable[[], None]) -> None:
         assert block.attention is not None
         super().__init__(block.attention.module)
         # In a tuple, which hides them from nn.Module: the prefix belongs to the adapter.
         self._of = prefix, block, prompt
+        self.tick = tick
         self.real: Tensor | None = None
 
     @property
     def prefix(self) -> CompactPrefix:
+        """Of the adapter."""
         return self._of[0]
 
     def running(self) -> list[str]:
@@ -218,7 +221,7 @@ class Watcher(SoftmaxLayer):
     @torch.no_grad()
     def seen(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-    ) -> Iterator[tuple[Seen, Tensor, Tensor, Tensor]]:
+    ) -> Iterator[tuple[HeadQueries, Tensor, Tensor, Tensor]]:
         """Of each key-value head: what its queries see, the prompt's keys and values, and T."""
         length, before = query.shape[2], key.shape[2] - query.shape[2]
         if before:
@@ -244,7 +247,7 @@ class Watcher(SoftmaxLayer):
             scores = q @ k.mT * scale
             if hidden is not None:
                 scores = scores.masked_fill(hidden.flatten(0, 1)[rows].repeat(groups, 1), -torch.inf)
-            found = Seen(q, e, o, scores)
+            found = HeadQueries(q, e, o, scores)
             yield found, k, v, (e - found.log_whole).exp()[:, None] * o + found.weights @ v
 
 
@@ -257,32 +260,34 @@ def _hidden(mask: Tensor | None, before: int, query: Tensor) -> Tensor | None:
     return part.expand(query.shape[0], query.shape[2], before) if part.any() else None
 
 
-class Importance(Watcher):
+class KeyImportance(TextWatcher):
     """How much each key of the prompt weighs: `mean_i P_ij^2`; changes nothing."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.sums: list[Tensor] = []
-        self.passes = 0
+    mean_squares: Tensor
 
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        found = torch.stack(
+        self.mean_squares = torch.stack(
             [seen.weights.square().mean(0) for seen, *_ in self.seen(query, key, value, mask, kwargs.get("scaling"))]
         )
-        self.sums.append(found)
+        self.tick()
         return previous(self.host, query, key, value, mask, **kwargs)
 
-    def found(self) -> Tensor:
-        return torch.stack(self.sums).mean(0)
 
-
-class Matching(Watcher):
+class Matching(TextWatcher):
     """Matches its layer at the first batch that comes, and answers by the compact prefix."""
 
-    def __init__(self, prefix: CompactPrefix, block: Block, prompt: Prompt, config: Any, sizes: Sequence[int]) -> None:
-        super().__init__(prefix, block, prompt)
+    def __init__(
+        self,
+        prefix: CompactPrefix,
+        block: Block,
+        prompt: Prompt,
+        tick: Callable[[], None],
+        config: CompactPrefixConfig,
+        sizes: Sequence[int],
+    ) -> None:
+        super().__init__(prefix, block, prompt, tick)
         self.config, self.sizes = config, sizes
         self.done = False
 
@@ -298,9 +303,10 @@ class Matching(Watcher):
             )
         ]
         keys, values, biases = (torch.cat(part) for part in zip(*parts, strict=True))
-        start: Start = made(self.config, block.attention, keys, values, biases, self.sizes)
+        start: PrefixStart = made(self.config, block.attention, keys, values, biases, self.sizes)
         self.prefix.begin(start)
         self.done = True
+        self.tick()
         prefix_key, prefix_value, prefix_bias = self.prefix()
         output = prefix_attention(
             query,
@@ -319,24 +325,23 @@ class Matching(Watcher):
 @contextmanager
 def _watching(places: Places, watchers: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Let them take part; afterwards the model is as it was."""
-    attached: list[Watcher] = []
+    attached: list[TextWatcher] = []
     try:
         for watcher in watchers:
-            setattr(watcher.host, Watcher.child, watcher)
+            setattr(watcher.host, TextWatcher.child, watcher)
             attached.append(watcher)
             watcher.attach()
         yield watchers
     finally:
         for watcher in attached:
             watcher.detach()
-            delattr(watcher.host, Watcher.child)
+            delattr(watcher.host, TextWatcher.child)
 
 
-def _run(watchers: Sequence[Watcher], passes: Passes, most: int | None = None) -> None:
-    """Every batch once, or the first ones."""
-    for number, (real, run) in enumerate(passes()):
-        if number == most:
-            return
+def _run(watchers: Sequence[TextWatcher], passes: Passes) -> None:
+    """The first batch."""
+    for real, run in passes():
         for watcher in watchers:
             watcher.real = real
         run()
+        return

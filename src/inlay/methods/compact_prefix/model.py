@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from inlay.anatomy import Block
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
-from inlay.methods.compact_prefix.layer import CompactPrefix, CompactPrefixLayer, Start
+from inlay.methods.compact_prefix.layer import CompactPrefix, CompactPrefixLayer, PrefixStart
 from inlay.methods.compact_prefix.matching import fit
 from inlay.methods.compact_prefix.start import start_at
 from inlay.methods.prompts import Prompt
@@ -25,7 +26,7 @@ class CompactPrefixModel(SoftmaxTuner):
     method = "compact-prefix"
     fit_batch = 96
 
-    def settings_at(self, config: CompactPrefixConfig, name: str) -> Start:
+    def settings_at(self, config: CompactPrefixConfig, name: str) -> PrefixStart:
         return start_at(config, self.places()[name], self.prompt)
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:
@@ -53,11 +54,17 @@ class CompactPrefixModel(SoftmaxTuner):
     def can_fit(self) -> bool:
         return True
 
+    def fit_work(self, batches: int) -> int:
+        config = self.peft_config["default"]
+        return len(self._prefixes("default")) * (2 if config.budgets == "unequal" else 1)
+
     @torch.no_grad()
-    def fit_passes(self, passes: Passes, prompt: Prompt, adapter_name: str = "default") -> None:
+    def fit_passes(
+        self, passes: Passes, prompt: Prompt, tick: Callable[[], None], adapter_name: str = "default"
+    ) -> None:
         """Match the attention that the prompt gets (`matching.py`)."""
         config = self.peft_config[adapter_name]
-        config.sizes = fit(config, self._prefixes(adapter_name), prompt, passes)
+        config.sizes = fit(config, self._prefixes(adapter_name), prompt, passes, tick)
 
     def _prefixes(self, adapter_name: str) -> dict[str, tuple[Block, CompactPrefix]]:
         """The adapter's places: the block and what hangs there."""

@@ -13,12 +13,12 @@ from inlay.anatomy import Attention, Block
 from inlay.methods.attention_parts import key_heads
 from inlay.methods.channels import like
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
-from inlay.methods.compact_prefix.layer import Start
+from inlay.methods.compact_prefix.layer import PrefixStart
 from inlay.methods.plain import plain_name
 from inlay.methods.prompts import Prompt
 
 
-def start_at(config: CompactPrefixConfig, block: Block, prompt: Prompt | None = None) -> Start:
+def start_at(config: CompactPrefixConfig, block: Block, prompt: Prompt | None = None) -> PrefixStart:
     """The first values at a block's attention. A text start without a prompt makes room for what is loaded."""
     attention = block.attention
     assert attention is not None
@@ -35,7 +35,7 @@ def start_at(config: CompactPrefixConfig, block: Block, prompt: Prompt | None = 
     return made(config, attention, keys, torch.zeros_like(keys), biases, sizes)
 
 
-def segments(config: CompactPrefixConfig, attention: Attention, key: Tensor, value: Tensor) -> Start:
+def segments(config: CompactPrefixConfig, attention: Attention, key: Tensor, value: Tensor) -> PrefixStart:
     """The prompt cut into pieces: the first token alone, to which heads attend that have nothing to say, and the others
     in segments of about equal length. A segment is one key, the mean of its keys, and counts as often as it has tokens.
     No text is needed for it, and it is a poor start: what heads look at lies in single keys."""
@@ -63,7 +63,7 @@ def made(
     values: Tensor,
     biases: Tensor,
     sizes: Sequence[int],
-) -> Start:
+) -> PrefixStart:
     """Values where the model is, and in its precision or a higher one."""
     keys, values, biases = (like(attention.module, part) for part in (keys, values, biases))
-    return Start(keys, values, biases if config.biases else None, tuple(sizes))
+    return PrefixStart(keys, values, biases if config.biases else None, tuple(sizes))

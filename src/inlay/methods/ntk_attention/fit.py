@@ -77,8 +77,8 @@ class Watcher(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         shared: Any = self.host._modules.get(SharedPrompt.child)
         with torch.no_grad():
-            whole = (key, value, mask) if shared is None else shared.joined(key, value, mask)
-            found = self.products(look(query, *whole, kwargs.get("scaling"), self.real))
+            keys, values, seen = (key, value, mask) if shared is None else shared.joined(key, value, mask)
+            found = self.products(look(query, keys, values, seen, kwargs.get("scaling"), self.real))
             self.sums = found if self.sums is None else (self.sums[0] + found[0], self.sums[1] + found[1])
         return previous(self.host, query, key, value, mask, **kwargs)
 

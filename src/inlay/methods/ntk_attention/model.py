@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,8 +47,11 @@ class NTKAttentionModel(SoftmaxTuner):
         prefixes = [module for module in self.model.modules() if isinstance(module, TrainedPrefix)]
         return all(prefix.features.positive for prefix in prefixes)
 
+    def fit_work(self, batches: int) -> int:
+        return 2 * batches
+
     @torch.no_grad()
-    def fit_passes(self, passes: Passes, prompt: Prompt) -> None:
+    def fit_passes(self, passes: Passes, prompt: Prompt, tick: Callable[[], None]) -> None:
         """Begin at the least squares of the queries that the passes bring (`fit.py`).
 
         Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.
@@ -58,5 +62,6 @@ class NTKAttentionModel(SoftmaxTuner):
                     for watcher in watchers:
                         watcher.real = real
                     run()
+                    tick()
                 for watcher in watchers:
                     watcher.settle()

@@ -17,6 +17,7 @@ METHODS = (
         learning_rate=1e-3,
         grid=(1e-4, 3e-4, 1e-3, 3e-3),
         mergeable=True,
+        compresses_prompts=True,
     ),
     Method(
         name="vera",
