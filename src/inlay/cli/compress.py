@@ -9,6 +9,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.workflow.compress_options import targets
 
 if TYPE_CHECKING:
     from inlay.workflow.compress import Compression
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 SIZE = "What it becomes"
 # What `workflow.compress.Options` takes; `texts` is called --count here, and --texts the user's own.
 HOW = {
-    "to": o.Option(
-        "What it becomes: compact-prefix (a few keys, values and biases), ntk-attention (features of fixed size), "
-        "cartridge (keys and values that PEFT alone loads, without biases), lora (what any server runs). Default: the "
-        "first.",
-        SIZE,
-    ),
+    "to": o.Option(f"One of {', '.join(targets())}; docs/compress.md compares them. Default: the first.", SIZE),
     "size": o.Option("Tokens it may take room of. Default: 128, at most half of the prompt.", SIZE, int | None),
     "share": o.Option("The same as a share of the prompt, such as 0.05.", SIZE, float | None),
     "quality": o.Option(

@@ -57,6 +57,14 @@ def other_length(names: int, rows: int) -> InlayError:
     return InlayError(f"adapter_names has {names} names, and the batch has {rows} rows: give one name for each row.")
 
 
+def for_every_sequence(names: list[str], kwargs: Mapping[str, Any]) -> list[str]:
+    """A name for each sequence that `generate` computes: one a beam, or one a sequence that is to be returned."""
+    config = kwargs.get("generation_config")
+    given = (kwargs.get(name) or getattr(config, name, None) or 1 for name in ("num_beams", "num_return_sequences"))
+    times = max(given)
+    return [name for name in names for _ in range(times)]
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in an argument or an output: itself, or those in lists and dictionaries."""
     if isinstance(value, Tensor):

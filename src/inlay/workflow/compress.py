@@ -152,27 +152,33 @@ def compress(
     losses: list[float] = []
     if options.distil:
         losses = _made(pair, train, options, progress, lambda who: scores.update({who: score(pair, held, pair.bare)}))
-    record = {
-        "model": backbone.address,
-        "prompt_tokens": pair.prompt.length,
-        "size": getattr(pair.model.active_peft_config, "size", None),
+    record = _record(pair, backbone, options, scores) | {
         "sizes_tried": {str(size): kept for size, kept in tried.items()},
         "texts": {"source": options.study if given is None else "given", "train": len(train), "held_out": len(held)},
-        "options": {name: value for name, value in asdict(options).items() if name in RECORDED}
-        | {"to": options.target.name, "learning_rate": options.rate},
-        "distilled": options.distil,
-        "scores": {
-            who: asdict(found) | {"perplexity": found.perplexity, "recovered": share(scores, who)}
-            for who, found in scores.items()
-        },
         "losses": losses,
         "seconds": round(time.perf_counter() - begin, 1),
-        "versions": versions(),
     }
     shown = _generations(pair, backbone.processor, held, options.length)
     trained = _save(pair.model, options.target, backbone, record, out)
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
+
+
+def _record(pair: Pair, backbone: Backbone, options: Options, scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """What `compress.json` says of the model, the settings and the result."""
+    settings = {name: value for name, value in asdict(options).items() if name in RECORDED}
+    return {
+        "model": backbone.address,
+        "prompt_tokens": pair.prompt.length,
+        "size": getattr(pair.model.active_peft_config, "size", None),
+        "options": settings | {"to": options.target.name, "learning_rate": options.rate},
+        "distilled": options.distil,
+        "scores": {
+            who: asdict(found) | {"perplexity": found.perplexity, "recovered": share(scores, who)}
+            for who, found in scores.items()
+        },
+        "versions": versions(),
+    }
 
 
 def _load(model: str, options: Options) -> Backbone:

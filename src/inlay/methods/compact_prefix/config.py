@@ -14,7 +14,7 @@ from inlay.methods.config import InlayConfig
 
 STARTS = ("random", "text")
 BUDGETS = ("unequal", "equal")
-CHOICES = ("attention", "pursuit")
+CHOICES = ("pursuit", "attention")
 USUAL_SIZE = 32
 
 
@@ -47,10 +47,10 @@ class CompactPrefixConfig(InlayConfig):
         },
     )
     choice: str = field(
-        default="attention",
+        default="pursuit",
         metadata={
-            "help": "Which of the prompt's keys `inlay compress` keeps: those with the largest root-mean-square "
-            "`attention`, or by orthogonal matching `pursuit` of its mass."
+            "help": "Which of the prompt's keys `inlay compress` keeps: by orthogonal matching `pursuit` of its share "
+            "of the softmax, or those with the largest root-mean-square `attention`, which is quicker."
         },
     )
     prompt_ids: list[int] | None = field(

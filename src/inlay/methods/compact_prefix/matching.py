@@ -40,7 +40,7 @@ from inlay.methods.compact_prefix.start import made
 from inlay.methods.prompts import Prompt
 from inlay.methods.protocol import Passes
 
-MOST_QUERIES = 8192
+MOST_QUERIES = 4096
 """Of a key-value head: more change nothing that can be seen, and the scores of all would fill the memory."""
 RIDGE = 1e-3
 """How much values are pulled towards their own, relative to the mean diagonal."""
@@ -50,7 +50,7 @@ ROUNDS = 600
 LEAST_KEYS = 4
 MOST_SHARE = 4
 """A head has between `LEAST_KEYS` and `MOST_SHARE` times as many keys as the mean."""
-CANDIDATES = 1024
+CANDIDATES = 512
 """Keys that a pursuit looks at, those with the most attention."""
 STEPS = 32
 """Rounds of a pursuit: it takes several keys in each."""
