@@ -278,25 +278,25 @@ def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: 
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """Prompt, contender and size by row; means over seeds, and how many."""
-    rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    """Prompt, contender and size by row, for a page; means over seeds."""
+    rows: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for key, found in results.items():
         prompt, _, size, who = key.split("/")
-        rows.setdefault((prompt, who, int(size)), []).append(found)
-    lines = [
-        f"{'prompt':<10}{'contender':<18}{'size':>6}{'benefit':>18}{'recall':>9}{'agreement':>11}{'seeds':>7}{'s':>7}"
-    ]
-    for (prompt, who, size), found in sorted(rows.items()):
+        rows.setdefault((prompt, int(size), who), []).append(found)
+    lines = ["| prompt | size | contender | benefit | recall | agreement | seconds | seeds |"]
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+    for (prompt, size, who), found in sorted(rows.items()):
         benefits = [each["benefit"] for each in found if each["benefit"] is not None]
-        spread = f" +- {statistics.stdev(benefits):.1%}" if len(benefits) > 1 else ""
         recalls = [each["recall"] for each in found if each["recall"] is not None]
-        agreement = statistics.mean(each["agreement"] for each in found)
-        recall = f"{statistics.mean(recalls):.0%}" if recalls else "-"
-        told = f"{statistics.mean(benefits):.1%}{spread}" if benefits else "-"
-        seconds = statistics.mean(each.get("seconds", 0) for each in found)
-        lines.append(
-            f"{prompt:<10}{who:<18}{size:>6}{told:>18}{recall:>9}{agreement:>11.0%}{len(found):>7}{seconds:>7.0f}"
-        )
+        spread = f" ± {statistics.stdev(benefits):.1%}" if len(benefits) > 1 else ""
+        cells = [
+            f"{statistics.mean(benefits):.1%}{spread}" if benefits else "-",
+            f"{statistics.mean(recalls):.0%}" if recalls else "-",
+            f"{statistics.mean(each['agreement'] for each in found):.0%}",
+            f"{statistics.mean(each['seconds'] for each in found):.0f}",
+            str(len(found)),
+        ]
+        lines.append(f"| {prompt} | {size or '-'} | {who} | {' | '.join(cells)} |")
     return lines
 
 

@@ -121,12 +121,14 @@ class Pair:
 
     def bare(self, ids: Tensor, *, adapter: bool = True) -> Tensor:
         """Logits without the prompt, with the adapter or without it too."""
-        lead = torch.tensor(self.lead, dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
         off: AbstractContextManager[Any] = nullcontext() if adapter else self.model.disable_adapter()
         with off, self.place.autocast():
-            whole = torch.cat([lead, ids], 1)
+            whole = torch.cat([self._leads(ids), ids], 1)
             found: Tensor = self.model(input_ids=whole, attention_mask=torch.ones_like(whole), use_cache=False).logits
         return found[:, max(len(self.lead) - 1, 0) :]
+
+    def _leads(self, ids: Tensor) -> Tensor:
+        return torch.tensor(self.lead, dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
 
     def positions(self, batch: Batch) -> Tensor:
         """Which of the aligned logits stand at real tokens: those that follow a real token, or the lead."""
@@ -183,15 +185,30 @@ class Pair:
         """The likeliest `length` tokens after each row of `ids` (rows, tokens), one after the other: with the prompt,
         or without it and with the adapter or not."""
         begun = ids.shape[1]
-        with evaluating(self.model), self._prompting(len(ids)) if prompted else nullcontext() as cache:
+        with evaluating(self.model), self._prompting(len(ids)) if prompted else self._alone(adapter) as cache:
             for step in range(length):
-                if cache is not None:
-                    new = ids if step == 0 else ids[:, -1:]
+                new = ids if step == 0 else ids[:, -1:]
+                if prompted:
                     logits = self._behind(cache, new, ids.shape[1] - new.shape[1], last_only=True)
-                else:
+                elif cache is None:
                     logits = self.bare(ids, adapter=adapter)
+                else:
+                    whole = torch.cat([self._leads(ids), ids], 1)
+                    new = whole if step == 0 else new
+                    seen = torch.ones_like(whole)
+                    logits = self.model(
+                        input_ids=new, attention_mask=seen, past_key_values=cache, use_cache=True
+                    ).logits
                 ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
         return ids[:, begun:]
+
+    @contextmanager
+    def _alone(self, adapter: bool) -> Iterator[Cache | None]:
+        """The model without the prompt, and a cache to go on with; None where the adapter puts a prefix into it."""
+        off: AbstractContextManager[Any] = nullcontext() if adapter else self.model.disable_adapter()
+        with off, self.place.autocast():
+            taken = adapter and self.model.active_peft_config.is_prompt_learning
+            yield None if taken else DynamicCache(config=base_of(self.model).config)
 
     @contextmanager
     def _prompting(self, rows: int) -> Iterator[Cache]:
