@@ -26,6 +26,7 @@ import zoo
 from checkpoints import write_tokenizer
 from inlay.cli import show
 from inlay.cli.app import app
+from prompted import adapter
 from pseudo_terminal import NARROW, PIPE, SETTINGS, Printed, Seen, Setting, attached, type_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
     "evaluate": (("--run", RUN, "--data", "reviews.csv"), "--run nowhere --data reviews.csv"),
     "compress": ("--model decoder --prompt prompt.txt --out compressed --count 10 --length 6 --steps 2 --batch-size 4",
                  "--model decoder --prompt nowhere.txt --out compressed"),
+    "chat": ("--adapter prompted --prompt prompt.txt --once w3 --max-tokens 9", "--adapter nowhere --once w3"),
     "reproduce": ("activation-prompts/lemma-1 --scale smoke", "activation-prompts/lema-1"),
     "export": ("--adapter tasks --task tone --output exported", "--adapter tasks --task tune --output exported"),
     "report": ("runs", "nowhere"),
@@ -114,6 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model: my-model\ndata: reviews.csv\ntext: body\nlabel: stars\nmethods: [bias, norm]\nseeds: 2\n"
     )
     two_tasks(folder)
+    adapter(folder / "decoder", folder / "prompted")
     return folder
 
 

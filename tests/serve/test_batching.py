@@ -15,7 +15,7 @@ from hosts import TEXTS, until
 
 from inlay.serve.batching import FAILING, SHARE, Batcher
 from inlay.serve.fairness import Client
-from inlay.serve.refusals import Refusal
+from inlay.serve.refusals import Refusal, missing_task
 from inlay.workflow.answer import Request
 
 PATIENCE = 20
@@ -33,6 +33,9 @@ class Echo:
 
     def describe(self) -> dict[str, str]:
         return {"model": "echo", "method": "none"}
+
+    def missing(self, task: str) -> Refusal | None:
+        return missing_task(task, self.schemas)
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         self.batches.append([each.row["number"] for each in requests])

@@ -324,7 +324,7 @@ class _Joined(torch.autograd.Function):
         found, total, feature, *states = rest
         needs = ctx.needs_input_grad
         g_query = g_key = g_value = g_product = None
-        g_prefix: tuple[Tensor | None, ...] = (None,) * 3
+        g_prefix_key = g_prefix_value = g_prefix_bias = None
         if any(needs[1:4]):
             # For a query that sees no key the features weigh as much as the keys: see join.py.
             g_keys = share_lost_rows(g_out, mask, ctx.is_causal, total, feature)
@@ -337,14 +337,14 @@ class _Joined(torch.autograd.Function):
             wide = (pad(g_out, (0, more)), *lifted, pad(found, (0, more))) if more else (g_out, *lifted, found)
             how = total, None, False, ctx.scale, ctx.dropout_p, *states[2:]
             grads = backward_part(ctx.kernel, *wide, *how)
-            g_more, *g_prefix = lower(grads, query.shape[-1], prefix_bias, ctx.scale)
+            g_more, g_prefix_key, g_prefix_value, g_prefix_bias = lower(grads, query.shape[-1], prefix_bias, ctx.scale)
             g_query = g_more if g_query is None else g_query + g_more
         if feature is not None and needs[11]:
             # T = ... + feature n,  dT/dD = -feature T
             g = g_out.to(feature.dtype)
             delta = (g * found).sum(-1, keepdim=True)
             g_product = torch.cat([g, -delta], -1).mul_(feature.unsqueeze(-1))
-        return None, g_query, g_key, g_value, *(None,) * 4, *g_prefix, g_product, None
+        return None, g_query, g_key, g_value, *(None,) * 4, g_prefix_key, g_prefix_value, g_prefix_bias, g_product, None
 
 
 class Fused(ABC):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import (
+    chat,
     compare,
     compress,
     evaluate,
@@ -57,7 +58,22 @@ def root(
 reproduce, figures, lab = (
     importlib.import_module(f"inlay.papers.commands.{name}") for name in ("reproduce", "explain", "lab")
 )
-listed = (tune, compare, sweep, predict, evaluate, compress, reproduce, export, report, serve, methods, tasks, models)
+listed = (
+    tune,
+    compare,
+    sweep,
+    predict,
+    evaluate,
+    compress,
+    chat,
+    reproduce,
+    export,
+    report,
+    serve,
+    methods,
+    tasks,
+    models,
+)
 for module in listed:
     app.command(module.__name__.rpartition(".")[2])(module.command)
 for name, command in figures.COMMANDS.items():

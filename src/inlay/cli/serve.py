@@ -1,4 +1,4 @@
-"""`inlay serve`: tasks answer over HTTP."""
+"""`inlay serve`: tasks, or a model with compressed prompts, answer over HTTP."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ SERVICE = {
     "read_timeout": o.Option(
         "Seconds within which a request must have arrived; a slower one gets 408.", None, float, 30.0
     ),
+    "max_tokens": o.Option(
+        "With --prompts: the longest answer, in tokens; a request may ask for less.", None, int, 512
+    ),
     "add_from": o.Option(
         "Tasks may be added from below this folder. Default: the run's folder of runs.", None, Path | None
     ),
@@ -39,11 +42,19 @@ SERVICE = {
 @o.takes(given=SERVICE)
 def command(
     adapter: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--adapter", "--run", help="A run's folder, or a folder of several tasks (`inlay export --to tasks`)."
         ),
-    ],
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of it: a folder of adapter folders that `inlay compress` wrote. Each is a prompt of one "
+            "model, by its folder's name. They come and go while the service runs."
+        ),
+    ] = None,
+    *,
     given: dict[str, Any],
     tasks: Annotated[str | None, typer.Option(help="Serve only these, as in rte,sst2. Default: all.")] = None,
     token: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -54,9 +65,9 @@ def command(
     model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
 ) -> None:
-    """Serve a run, or a folder of several tasks, over HTTP.
+    """Serve a run, a folder of several tasks, or a model with many compressed prompts, over HTTP.
 
-    Rows of different tasks are answered in one pass of the model.
+    Rows of different tasks are answered in one pass of the model, and so are texts behind different prompts.
 
     \b
     inlay serve --adapter runs/<id>
@@ -67,18 +78,35 @@ def command(
     GET    /tasks         what is served, and which fields each task reads
     POST   /tasks         {"task": "sst2", "adapter": "<run>"}: load one more
     DELETE /tasks/sst2    serve it no longer (its files stay)
+
+    \b
+    inlay serve --prompts prompts/
+    curl localhost:8000/generate --json '{"prompt": "support", "text": "My card was declined.", "stream": true}'
+
+    \b
+    POST   /generate      text, prompt (or null), max_tokens, temperature, top_p, seed, stream
+    GET    /prompts       what is served: size, tokens it stands for, SHA-256; and what is not, and why
+
+    \b
     GET    /health        200 while requests are taken
     GET    /metrics       counts and times, for Prometheus
 
     Ctrl-C or SIGTERM stops it when what waits has been answered. Adapters are only read.
     """
-    from inlay.serve.running import serve
+    from inlay.serve.running import serve, serve_prompts
     from inlay.serve.settings import ServiceSettings
 
+    if (adapter is None) == (prompts is None):
+        raise InlayError("Give --adapter (a run, or tasks) or --prompts (compressed prompts), one of the two.")
+    if prompts is not None and (tasks or given["add_from"]):
+        raise InlayError("--tasks and --add-from are for tasks: a prompt is served while its folder is there.")
     given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
     settings = ServiceSettings(token=_token(token, token_file), **given)
     only = o.names_in(tasks) if tasks else None
-    serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
+    if prompts is not None:
+        serve_prompts(prompts, settings, model=model, trust_remote_code=trust_remote_code, say=show.say)
+    elif adapter is not None:
+        serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
 
 
 def _token(argument: str | None, file: Path | None) -> str | None:

@@ -17,18 +17,29 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from inlay.errors import InlayError
-from inlay.serve.fairness import HERE, Client, FairQueue, QueuedRow
-from inlay.serve.hosting import Hosted
+from inlay.serve.fairness import HERE, Client, FairQueue, NamedRow, QueuedRow
 from inlay.serve.metrics import Gauge, Metrics
-from inlay.serve.refusals import Refusal, full, stopping, unknown_task
-from inlay.workflow.answer import Request
+from inlay.serve.refusals import Refusal, full, stopping
 
 logger = logging.getLogger("inlay.serve")
 FAILING = 5  # batches one after another of which the model answered no row: it is the model, not the rows
 SHARE = 16  # of a queue that others have filled, an address still gets one part in so many
+
+
+class Answering(Protocol):
+    """What the queue needs of a model."""
+
+    def missing(self, task: str) -> Refusal | None:
+        """Why rows of this name are not answered, or no longer; None where they are."""
+
+    def answer(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
+        """An answer to each request, in order."""
+
+
+H = TypeVar("H", bound=Answering)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class Change:
     done: Future[Any] = field(default_factory=Future)
 
 
-class Batcher:
+class Batcher(Generic[H]):
     """Takes rows from any thread and answers them in batches from its own.
 
     `max_wait` is in seconds; `max_queue` counts rows that no batch has taken yet. A batch is full with `max_batch`
@@ -47,13 +58,12 @@ class Batcher:
     """
 
     def __init__(
-        self, hosted: Hosted, *, max_batch: int, max_wait: float, max_queue: int, metrics: Metrics | None = None
+        self, hosted: H, *, max_batch: int, max_wait: float, max_queue: int, metrics: Metrics | None = None
     ) -> None:
         self.hosted, self.max_batch, self.max_wait, self.max_queue = hosted, max_batch, max_wait, max_queue
         self.metrics = metrics or Metrics()
         self.metrics.gauges += [
             Gauge("inlay_queue_rows", "Rows that wait.", lambda: self.waiting),
-            Gauge("inlay_tasks", "Tasks that are served.", lambda: len(hosted.schemas)),
         ]
         self._queue: deque[FairQueue | Change] = deque()  # what comes after a change stands in a queue of its own
         self._by_address: Counter[str] = Counter()
@@ -80,7 +90,7 @@ class Batcher:
         return self._in_vain >= FAILING
 
     def submit(
-        self, requests: Sequence[Request], client: Client = HERE, loads: Sequence[float] | None = None
+        self, requests: Sequence[NamedRow], client: Client = HERE, loads: Sequence[float] | None = None
     ) -> list[Future[dict[str, Any]]]:
         """Queue a client's rows, all of them or none; a `Refusal` where there is no room."""
         jobs = [
@@ -212,8 +222,8 @@ class Batcher:
             self.metrics.wait_seconds.observe(begin - job.came)
             if not job.answer.set_running_or_notify_cancel():
                 self.metrics.cancelled.add()
-            elif job.request.task not in self.hosted.schemas:
-                self._fail(job, unknown_task(job.request.task, self.hosted.schemas))
+            elif (missing := self.hosted.missing(job.request.task)) is not None:
+                self._fail(job, missing)
             else:
                 wanted.append(job)
         if not wanted:

@@ -12,9 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-from inlay.workflow.answer import Request
+from typing import Any, NamedTuple, Protocol
 
 
 class Client(NamedTuple):
@@ -27,11 +25,19 @@ class Client(NamedTuple):
 HERE = Client()
 
 
+class NamedRow(Protocol):
+    """What is to be answered: a row of a task."""
+
+    @property
+    def task(self) -> str:
+        """The name of its task, or what stands for one."""
+
+
 @dataclass(frozen=True, eq=False)
 class QueuedRow:
     """A row that waits for its answer; equal to itself alone. `load` is the part of a batch that it fills."""
 
-    request: Request
+    request: NamedRow
     client: Client = HERE
     load: float = 0.0
     answer: Future[dict[str, Any]] = field(default_factory=Future)

@@ -14,7 +14,8 @@ from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.folder import TASKS, base_fingerprint
 from inlay.records.store import Run
-from inlay.serve.refusals import Refusal, unknown_task
+from inlay.serve.batching import Answering
+from inlay.serve.refusals import Refusal, missing_task, unknown_task
 from inlay.workflow.answer import Request, Tasks
 from inlay.workflow.answer_files import JOIN, find_run_of, holds_one_task, read_facts
 from inlay.workflow.loaded import LoadedRun
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
 
-class Hosted(Protocol):
-    """What the service needs of a model."""
+class Hosted(Answering, Protocol):
+    """What the service needs of a model with its tasks."""
 
     @property
     def schemas(self) -> Mapping[str, TaskSchema]:
@@ -40,9 +41,6 @@ class Hosted(Protocol):
 
     def describe(self) -> dict[str, str]:
         """The base model and the method, in words."""
-
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """An answer to each request, in order."""
 
     def check(self, folder: Path, task: str) -> None:
         """An error where the task of an adapter folder could not be added. Does not touch the model."""
@@ -104,6 +102,9 @@ class ManyTasks:
 
     def describe(self) -> dict[str, str]:
         return {"model": self.tasks.spec.model, "method": self.method.name}
+
+    def missing(self, task: str) -> Refusal | None:
+        return missing_task(task, self.schemas)
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         return self.tasks.answer(requests)
@@ -180,6 +181,9 @@ class OneTask:
 
     def describe(self) -> dict[str, str]:
         return {"model": self.spec.model, "method": self.spec.method}
+
+    def missing(self, task: str) -> Refusal | None:
+        return missing_task(task, self.schemas)
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         return self.loaded.answer([each.given for each in requests], [each.row for each in requests])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
+from inlay.serve.fairness import NamedRow
 from inlay.serve.refusals import Refusal, unknown_task
 from inlay.tasks import kinds
 from inlay.workflow.answer import TASK, Request, find_unsayable
@@ -43,7 +44,7 @@ class Limits:
 class Read:
     """A request as its task reads it, and the part of a batch that it fills."""
 
-    request: Request
+    request: NamedRow
     load: float
 
 

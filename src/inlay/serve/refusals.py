@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from inlay.errors import InlayError, unknown
@@ -20,6 +20,16 @@ class Refusal(InlayError):
 def unknown_task(task: str, known: Iterable[str]) -> Refusal:
     """The answer to a request for a task that is not served, or no longer."""
     return Refusal(404, str(unknown("task", task, known, "`GET /tasks` lists them.")))
+
+
+def missing_task(task: str, known: Collection[str]) -> Refusal | None:
+    """The answer to a request for a task that was removed while it waited; None where the task is served."""
+    return None if task in known else unknown_task(task, known)
+
+
+def unknown_prompt(prompt: str, known: Iterable[str]) -> Refusal:
+    """The answer to a request for a prompt that is not served, or no longer."""
+    return Refusal(404, str(unknown("prompt", prompt, known, "`GET /prompts` lists them; null is for none.")))
 
 
 def full(limit: int) -> Refusal:

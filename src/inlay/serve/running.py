@@ -21,6 +21,7 @@ from inlay.serve.settings import ServiceSettings
 if TYPE_CHECKING:
     from inlay.serve.batching import Batcher
     from inlay.serve.hosting import Hosted
+    from inlay.serve.prompts import Prompts
 
 Say = Callable[[str], None]
 SHOWN = 8
@@ -39,23 +40,49 @@ def serve(
 ) -> None:
     """Serve an adapter folder or a run until the process is told to stop (SIGINT, SIGTERM); what waits is answered."""
     settings = settings or ServiceSettings()
+
+    def load() -> Hosted:
+        from inlay.serve.hosting import host
+
+        return host(adapter, model=model, only=tasks, batch=settings.max_batch, trust_remote_code=trust_remote_code)
+
+    _serve(load, settings, say)
+
+
+def serve_prompts(
+    folder: Path | str,
+    settings: ServiceSettings | None = None,
+    *,
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    say: Say = print,
+) -> None:
+    """Serve one model with the prompts of the folders below a folder, until the process is told to stop."""
+
+    def load() -> Prompts:
+        from inlay.serve.prompts import Prompts
+
+        return Prompts(Path(folder), model=model, trust_remote_code=trust_remote_code)
+
+    _serve(load, settings or ServiceSettings(), say)
+
+
+def _serve(load: Callable[[], Hosted | Prompts], settings: ServiceSettings, say: Say) -> None:
     check_installed()
     # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
     with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings(), bounded_logs():
         # PEFT warns of several adapters in one model, and of every one that is taken out.
         warnings.filterwarnings("ignore", category=UserWarning, module="peft")
-        from inlay.serve.hosting import host
-
         say("loading the model")
-        hosted = host(adapter, model=model, only=tasks, batch=settings.max_batch, trust_remote_code=trust_remote_code)
-        batcher = _batcher(hosted, settings)
+        batcher = _batcher(load(), settings)
         # What was loaded stays: looking through the pieces of many tasks for garbage would hold up batches.
         gc.collect()
         gc.freeze()
         # uvicorn ends in order, then raises the signal again: the process has done what it was asked, and ends well.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            _server(batcher, settings, lambda: say(started(batcher, settings, bound))).run(sockets=[bound])
+            with _beside(batcher):
+                _server(batcher, settings, lambda: say(started(batcher, settings, bound))).run(sockets=[bound])
         finally:
             batcher.close()
             for number, handler in before.items():
@@ -65,7 +92,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def serving(hosted: Hosted, settings: ServiceSettings) -> Iterator[str]:
+def serving(hosted: Hosted | Prompts, settings: ServiceSettings) -> Iterator[str]:
     """Serve from a thread of this process, for as long as the block lasts; gives the address."""
     check_installed()
     with contextlib.closing(settings.bind()) as bound, bounded_logs():
@@ -78,7 +105,8 @@ def serving(hosted: Hosted, settings: ServiceSettings) -> Iterator[str]:
             while not ready.wait(1):
                 if not thread.is_alive():
                     raise InlayError("The service did not start; what was printed before this says why.")
-            yield address(bound)
+            with _beside(batcher):
+                yield address(bound)
         finally:
             server.should_exit = True
             thread.join()
@@ -100,35 +128,56 @@ def address(bound: socket.socket) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def started(batcher: Batcher, settings: ServiceSettings, bound: socket.socket) -> str:
-    """The line that says what is served, where and how; then one for each task that failed in training."""
-    from inlay.workflow.answer import describe_failed
+def started(batcher: Batcher[Any], settings: ServiceSettings, bound: socket.socket) -> str:
+    """The line that says what is served, where and how; then one for each task that failed in training, or prompt that
+    cannot be served."""
+    hosted = batcher.hosted
+    if _has_prompts(batcher):
+        what, names = "prompt", sorted(hosted.served)
+        about = hosted.writer.name
+        more = [f"{name} is not served: {why}" for name, (_, why) in sorted(hosted.refused.items())]
+    else:
+        from inlay.workflow.answer import describe_failed
 
-    names = list(batcher.hosted.schemas)
-    shown = listed(names, SHOWN)
-    about = batcher.hosted.describe()
+        what, names = "task", list(hosted.schemas)
+        about = "{model} with {method}".format_map(hosted.describe())
+        more = describe_failed(hosted.failed, names)
     line = (
-        f"serving {about['model']} with {about['method']} at {address(bound)}"
+        f"serving {about} at {address(bound)}"
         f"{' (with a token)' if settings.token else ''}; "
-        f"{len(names)} task{'s' if len(names) > 1 else ''}: {shown}; "
+        f"{len(names)} {what}{'s' if len(names) != 1 else ''}: {listed(names, SHOWN) or 'none yet'}; "
         f"batches of at most {settings.max_batch} rows, waiting at most {1e3 * settings.max_wait:g} ms, "
         f"at most {settings.max_queue} rows in the queue"
     )
-    return "\n".join([line, *describe_failed(batcher.hosted.failed, names)])
+    return "\n".join([line, *more])
 
 
-def _batcher(hosted: Hosted, settings: ServiceSettings) -> Batcher:
+def _batcher(hosted: Any, settings: ServiceSettings) -> Batcher[Any]:
     from inlay.serve.batching import Batcher
 
     return Batcher(hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue)
 
 
-def _server(batcher: Batcher, settings: ServiceSettings, ready: Callable[[], None]) -> Any:
+def _has_prompts(batcher: Batcher[Any]) -> bool:
+    from inlay.serve.prompts import Prompts
+
+    return isinstance(batcher.hosted, Prompts)
+
+
+def _beside(batcher: Batcher[Any]) -> contextlib.AbstractContextManager[None]:
+    """What goes on beside the service: the folder of its prompts is watched."""
+    return batcher.hosted.watched(batcher.change) if _has_prompts(batcher) else contextlib.nullcontext()
+
+
+def _server(batcher: Batcher[Any], settings: ServiceSettings, ready: Callable[[], None]) -> Any:
     import uvicorn
 
     from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, limit_connections
-    from inlay.serve.web import create_app
 
+    if _has_prompts(batcher):
+        from inlay.serve.prompt_web import create_prompt_app as create
+    else:
+        from inlay.serve.web import create_app as create  # type: ignore[assignment]
     most = limit_connections(settings.max_connections)
     bounds = Bounds(most, min(settings.max_per_client or max(1, most // 2), most), settings.read_timeout)
 
@@ -144,7 +193,7 @@ def _server(batcher: Batcher, settings: ServiceSettings, ready: Callable[[], Non
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        create_app(batcher, settings),
+        create(batcher, settings),
         log_level="warning",
         access_log=False,
         server_header=False,

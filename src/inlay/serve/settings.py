@@ -17,9 +17,10 @@ SHORTEST_TOKEN = 16
 class ServiceSettings:
     """`max_wait`, `timeout` and `read_timeout` are in seconds, `max_body` in bytes, `max_queue` in rows.
 
-    `max_characters` bounds a text (None: 100 characters for each token of the task's `max_length`, 20,000 at least),
-    `max_pixels` an image; `max_connections` those of all clients, `max_per_client` those of one address (None: half of
-    them). Port 0 takes any that is free.
+    `max_characters` bounds a text (None: 100 characters for each token of the task's `max_length`, or of the context of
+    a model with prompts, 20,000 at least), `max_pixels` an image, `max_tokens` the answer of a model with prompts;
+    `max_connections` those of all clients, `max_per_client` those of one address (None: half of them). Port 0 takes any
+    that is free.
 
     Anyone who can reach the service can use it: on an address other than loopback it needs a token.
     """
@@ -38,9 +39,10 @@ class ServiceSettings:
     max_connections: int = 1024
     max_per_client: int | None = None
     read_timeout: float = 30.0
+    max_tokens: int = 512
 
     def __post_init__(self) -> None:
-        bounds = ("max_batch", "max_queue", "max_body", "max_pixels", "max_connections")
+        bounds = ("max_batch", "max_queue", "max_body", "max_pixels", "max_connections", "max_tokens")
         for name in (*bounds, "max_characters", "max_per_client"):
             value = getattr(self, name)
             if not (value is None and name not in bounds) and not 1 <= value < math.inf:

@@ -21,7 +21,7 @@ from inlay.serve.batching import Batcher
 from inlay.serve.fairness import HERE, Client
 from inlay.serve.gate import RequestGate, refused
 from inlay.serve.hosting import Hosted
-from inlay.serve.metrics import CONTENT_TYPE
+from inlay.serve.metrics import CONTENT_TYPE, Gauge
 from inlay.serve.reading import Limits, Read, read
 from inlay.serve.refusals import Refusal, unknown_task, without_paths
 from inlay.serve.settings import ServiceSettings
@@ -40,24 +40,19 @@ class NewTask(BaseModel):
     adapter: str | None = None
 
 
-def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
+def create_app(batcher: Batcher[Hosted], settings: ServiceSettings) -> FastAPI:
     """The application around a batcher that runs."""
     hosted = batcher.hosted
     root = settings.add_from or _default_root(hosted.folder)
     limits = Limits(settings.max_characters, settings.max_pixels)
-    folders = [path for each in (root, hosted.folder) for path in (each.absolute(), each.resolve())]
-    told = partial(without_paths, folders=[*folders, *(path.parent for path in folders), Path.cwd()])
-    app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(RequestGate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
-
-    _answer_errors(app, told)
+    app, told = bare_app(batcher, settings, (root, hosted.folder), "tasks", lambda: len(hosted.schemas))
 
     @app.post("/predict")
     async def predict(request: Request, body: Annotated[dict[str, Any] | list[Any], Body()]) -> JSONResponse:
         """Answer one request, an object, or several, a list: then each has its own answer, or its own error."""
         if isinstance(body, dict):
-            futures = _submit(batcher, [read(body, hosted.schemas, limits)], request)
-            (found,) = await _wait_for(request, futures, settings.timeout)
+            futures = submit(batcher, [read(body, hosted.schemas, limits)], request)
+            (found,) = await wait_for(request, futures, settings.timeout)
             if isinstance(found, BaseException):
                 raise found
             return JSONResponse(found)
@@ -65,7 +60,7 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
             raise Refusal(413, f"{len(body):,} requests at once are more than the queue holds ({batcher.max_queue:,}).")
         entries = [_try_reading(each, hosted.schemas, limits) for each in body]
         rows = [each for each in entries if isinstance(each, Read)]
-        answers = iter(await _wait_for(request, _submit(batcher, rows, request), settings.timeout) if rows else ())
+        answers = iter(await wait_for(request, submit(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
         return JSONResponse([_entry_of(each, told) for each in found])
 
@@ -106,11 +101,26 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
         await asyncio.wrap_future(batcher.change(lambda: hosted.remove(task)))
         return {"removed": task, "tasks": sorted(hosted.schemas)}
 
+    return app
+
+
+def bare_app(
+    batcher: Batcher[Any], settings: ServiceSettings, folders: Sequence[Path], what: str, count: Callable[[], int]
+) -> tuple[FastAPI, Callable[[str], str]]:
+    """An application that has what every service has: the gate, `/health` and `/metrics`, and errors in one sentence;
+    and what a client may read of a message. `what` is served, so many of it; it lies in `folders`."""
+    places = [path for each in folders for path in (each.absolute(), each.resolve())]
+    told = partial(without_paths, folders=[*places, *(path.parent for path in places), Path.cwd()])
+    app = FastAPI(title="inlay", version=__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(RequestGate, token=settings.token, max_body=int(settings.max_body), metrics=batcher.metrics)
+    batcher.metrics.gauges.append(Gauge(f"inlay_{what}", f"{what.capitalize()} that are served.", count))
+    _answer_errors(app, told)
+
     @app.get("/health")
     async def health() -> JSONResponse:
         """Whether requests are taken, and the model answers."""
         status = "stopping" if not batcher.alive else "failing" if batcher.failing else "ok"
-        state = {"status": status, "tasks": len(hosted.schemas), "waiting": batcher.waiting}
+        state = {"status": status, what: count(), "waiting": batcher.waiting}
         return JSONResponse(state, 200 if status == "ok" else 503)
 
     @app.get("/metrics")
@@ -118,7 +128,7 @@ def create_app(batcher: Batcher, settings: ServiceSettings) -> FastAPI:
         """Counts and times, for Prometheus."""
         return PlainTextResponse(batcher.metrics.text(), media_type=CONTENT_TYPE)
 
-    return app
+    return app, told
 
 
 def _answer_errors(app: FastAPI, told: Callable[[str], str]) -> None:
@@ -139,7 +149,7 @@ def _answer_errors(app: FastAPI, told: Callable[[str], str]) -> None:
         return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
 
 
-async def _wait_for(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
+async def wait_for(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
     """The answers or errors, in order. A client that is gone or has waited too long gives up its places."""
     answers = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
     gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
@@ -163,7 +173,8 @@ def _failure(hosted: Hosted, task: str) -> dict[str, str]:
     return {} if why is None else {FAILED: why}
 
 
-def _submit(batcher: Batcher, rows: Sequence[Read], request: Request) -> list[Future[Any]]:
+def submit(batcher: Batcher[Any], rows: Sequence[Read], request: Request) -> list[Future[Any]]:
+    """Queue what a client sent."""
     client = Client(*request.client) if request.client else HERE
     return batcher.submit([row.request for row in rows], client, [row.load for row in rows])
 

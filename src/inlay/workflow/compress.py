@@ -126,7 +126,7 @@ def compress(
     )
     if options.target.method.tuner is None and not (options.distil and options.steps):
         raise InlayError(
-            f"{options.target.name!r} has no closed form and no fit: without steps it would have nothing of the prompt. "
+            f"{options.target.name!r} has no closed form and no fit: without steps nothing of the prompt is in it. "
             "Give --steps, or another --to."
         )
     given = None if texts is None else _texts(texts)

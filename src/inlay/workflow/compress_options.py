@@ -92,9 +92,8 @@ class Options:
             raise unknown("target (--to)", self.to, targets())
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise InlayError(
-                f"learning_rate={rate:g} must be greater than 0; {self.target.method.hooks.distillation_rate:g} is usual."
-            )
+            usual = self.target.method.hooks.distillation_rate
+            raise InlayError(f"learning_rate={rate:g} must be greater than 0; {usual:g} is usual.")
         if self.study not in study.KINDS:
             raise unknown("study", self.study, study.KINDS, "Or give texts of your own (--texts).")
         self._check_size()
