@@ -10,11 +10,11 @@ turn has several timings, each of as many steps as take a while, with one synchr
 waits for Python shows it. A round's figure is the median of its timings, a method's figure the median of its rounds.
 Memory is the allocator's peak during those steps, weights and optimiser included.
 
-    python benchmarks/own_loop.py                   # the table, under ten minutes on one GPU; results/own-loop-*.json
+    python benchmarks/own_loop.py                   # the table, under ten minutes on an idle GPU; results/own-loop-*
     python benchmarks/own_loop.py --compiled        # the same steps compiled, on models of six layers (minutes more)
     python benchmarks/own_loop.py --only vit-large  # one row, beside what the file has of the others
     python benchmarks/own_loop.py --list            # the rows
-    python benchmarks/own_loop.py --quick           # that everything runs: two layers, one round; nothing is written
+    python benchmarks/own_loop.py --quick           # that everything runs: two layers, one round; no goals, no file
 
 Each row is kept with the versions and the commit that made it.
 """
@@ -803,6 +803,11 @@ def divided(row: Row, entry: dict[str, Any]) -> Row:
     return row
 
 
+def without_goals(row: Row) -> Row:
+    """Goals are for whole models and quiet measurements."""
+    return replace(row, lines=tuple(replace(line, goal=None) for line in row.lines))
+
+
 def show(name: str, entry: dict[str, Any]) -> None:
     commit = (entry["versions"].get("commit") or "unknown")[:12]
     print(f"{name}: {entry['about']}  ({entry['seconds']:.0f} s, commit {commit})")
@@ -822,7 +827,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="ROW", help="measure this row alone; may be repeated")
     parser.add_argument("--compiled", action="store_true", help="the rows that compile training steps, alone")
     parser.add_argument("--list", action="store_true", help="name the rows and measure nothing")
-    parser.add_argument("--quick", action="store_true", help="two layers, one round: that everything runs")
+    parser.add_argument("--quick", action="store_true", help="two layers, one round, no goals: that everything runs")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender; more where the host is noisy")
     parser.add_argument(
         "--minutes", type=float, default=8.0, help="no row is begun later than this; the last takes about 1.5 minutes"
@@ -849,6 +854,7 @@ def main() -> None:
         setting.timings, setting.least = 2, 0.2
     if args.quick:
         setting = Setting(device, rounds=1, timings=1, least=0.01, layers=2)
+        chosen = [without_goals(row) for row in chosen]
     folder = args.results or (None if args.quick else RESULTS)
     target = folder / f"own-loop-{device.type}.json" if folder else None
     command = called_by()
@@ -867,7 +873,8 @@ def main() -> None:
             ordered = {name: rows[name] for name in every if name in rows}
             target.write_text(json.dumps({"device": name, "rows": ordered}, indent=1) + "\n")
     missed = [line["work"] for row in chosen if row.name in rows for line in rows[row.name]["lines"] if _missed(line)]
-    print(f"missed: {'; '.join(missed) or 'none'}")
+    if not args.quick:
+        print(f"missed: {'; '.join(missed) or 'none'}")
     print(f"{time.perf_counter() - begin:.0f} s" + (f", written to {target}" if target else ", nothing written"))
 
 

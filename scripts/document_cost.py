@@ -104,10 +104,12 @@ def goals(found: Mapping[str, Any]) -> list[str]:
         return NONE
     missed = [line for line in set_goals if not line["met"]]
     met = len(set_goals) - len(missed)
+    device = str(found["device"]).replace("cpu, ", "a CPU with ")
     if not missed:
-        return [f"On {found['device']} all {met} goals are met."]
+        return [f"On {device} {'the one goal is' if met == 1 else f'all {met} goals are'} met."]
     told = [f"{line['work']}: {_ratio(line)}, goal {line['goal']:.2f}" for line in missed]
-    return [f"On {found['device']} {met} of {len(set_goals)} goals are met. Missed:", "", *_bullets(told)]
+    are = "is" if met == 1 else "are"
+    return [f"On {device} {met} of {len(set_goals)} goals {are} met. Missed:", "", *_bullets(told)]
 
 
 def _ratio(line: Mapping[str, Any]) -> str:

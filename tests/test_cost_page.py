@@ -49,7 +49,7 @@ def test_the_page_tells_what_was_measured_and_what_was_missed(tmp_path: Path, mo
     assert document_cost.main(["--draw"]) == 0
     assert document_cost.main(["--check"]) == 0
     text = page.read_text()
-    assert "On GPU 1 of 3 goals are met." in text
+    assert "On GPU 1 of 3 goals is met." in text
     assert "- bad: 1.25, goal 1.10" in text
     assert "- broken: not measured, goal 1.00" in text
     assert "- good" not in text
@@ -62,6 +62,30 @@ def test_the_page_tells_what_was_measured_and_what_was_missed(tmp_path: Path, mo
     assert (tmp_path / "images" / "length.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize(
+    ("device", "count", "told"),
+    [
+        ("cpu, 2 threads", 1, "On a CPU with 2 threads the one goal is met."),
+        ("GPU", 2, "On GPU all 2 goals are met."),
+    ],
+)
+def test_goals_that_are_all_met(device: str, count: int, told: str) -> None:
+    import document_cost
+
+    rows = {"row": {"lines": [line(f"work {number}", 0.5, 0.8) for number in range(count)]}}
+    assert document_cost.goals({"device": device, "rows": rows}) == [told]
+
+
+def test_a_quick_run_of_the_benchmark_has_no_goals_to_miss() -> None:
+    import own_loop
+
+    for gpu in (True, False):
+        table, _ = own_loop.rows_of(gpu)
+        assert any(one.goal is not None for row in table for one in row.lines)
+        assert all(one.goal is None for row in table for one in own_loop.without_goals(row).lines)
+
+
 @pytest.fixture(autouse=True)
 def _scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+    for folder in ("scripts", "benchmarks"):
+        monkeypatch.syspath_prepend(ROOT / folder)

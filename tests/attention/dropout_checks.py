@@ -96,6 +96,22 @@ def check_dropout(case: Case, call: str, backend: str | None) -> None:
     compare(case, found, list(right[: len(found)]), mine | small, true | state)
 
 
+def check_the_share_that_is_dropped(call: str, backend: str | None, rows: int = 16) -> None:
+    """Of every few rows of every head and example the share P is dropped, and no two of them drop the same."""
+    case = Case(torch.float32, batch=2, kv_heads=2, groups=2, length=64, size=32, rank=4)
+    given, state = (
+        handed_over(case, tensors_of(case, call)),
+        handed_over(case, case.state(), ("left", "right", "kappa")),
+    )
+    gone = torch.as_tensor(dropped(call, given, state, case, backend)) == 0
+    patterns = gone.unflatten(2, (-1, rows)).flatten(3).flatten(0, 2).double()  # [blocks, rows x keys]
+    count = patterns.shape[1]
+    sigmas = (patterns.mean(1) - P).abs() / (P * (1 - P) / count) ** 0.5
+    assert sigmas.max() < 4.5, sigmas
+    alike = (patterns - P) @ (patterns - P).mT / (P * (1 - P) * count)  # correlations: 1 / sqrt(count) by chance
+    assert alike.fill_diagonal_(0).abs().max() < 6 / count**0.5, alike
+
+
 def _own(case: Case) -> torch.dtype:
     return case.dtype if case.dtype == torch.float64 else torch.float32
 

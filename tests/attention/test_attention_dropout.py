@@ -13,6 +13,7 @@ from dropout_checks import (
     check_dropout,
     check_dropout_compiled,
     check_dropout_follows_the_seed,
+    check_the_share_that_is_dropped,
     dropped,
     run,
 )
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU test_cuda.py r
 SMALL = {"batch": 2, "kv_heads": 2, "size": 8, "rank": 4}
 
 
-@pytest.mark.parametrize("entries", [chunked.ENTRIES, 300])
+@pytest.mark.parametrize("entries", [chunked.ENTRIES, 600, 300])  # everything, some heads, some queries at a time
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("case", DROPPING, ids=str)
 def test_values_and_gradients(case: Case, call: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +76,34 @@ def test_gradients_by_differences(monkeypatch: pytest.MonkeyPatch) -> None:
         return ntk_attention(*given[:3], given[3], given[4], is_causal=True, dropout_p=0.4, backend="cpu")
 
     assert torch.autograd.gradcheck(attend, [*tensors, left, kappa])
+
+
+@pytest.mark.parametrize("entries", [chunked.ENTRIES, 3 * 64**2, 64**2, 16 * 64])
+@pytest.mark.parametrize("call", CALLS)
+def test_every_chunk_drops_its_own_share(call: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chunk of everything, of three heads, of one, of 16 queries."""
+    monkeypatch.setattr(chunked, "ENTRIES", entries)
+    check_the_share_that_is_dropped(call, "cpu")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("entries", [2**21, 2**14, 3 * 2**10, 5000, 300, 1])
+def test_chunks_cover_every_query_of_every_head_once(
+    entries: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None has more scores than it may, beside those of one query; and they are as few as that allows, almost."""
+    monkeypatch.setattr(chunked, "ENTRIES", entries)
+    query, key = torch.empty(6, 5, 200, 1), torch.empty(6, 5, 160, 1)
+    covered = torch.zeros(query.shape[:3])
+    sizes = []
+    for rows, seen in chunked._chunks(query, key, causal):
+        covered[rows] += 1
+        assert rows[:2] == seen[:2]
+        assert seen[2] == slice(0, min(160, rows[2].stop) if causal else 160)
+        sizes.append(covered[rows].numel() * 160)
+    assert (covered == 1).all()
+    assert max(sizes) <= max(entries, 160)
+    assert len(sizes) <= 3 * 2 ** (1 + causal) * max(1, 6 * 5 * 200 * 160 / max(entries, 160))
 
 
 def test_the_seed_decides() -> None:

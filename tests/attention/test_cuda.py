@@ -55,6 +55,7 @@ from dropout_checks import (
     check_dropout_compiled,
     check_dropout_follows_the_seed,
     check_dropout_outside_of_its_context,
+    check_the_share_that_is_dropped,
 )
 
 from inlay.attention import attention_with_lse, cuda_kernels
@@ -92,6 +93,7 @@ def gpu_checks() -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
     made += [(check_dropout, (case, call, "cuda")) for case in DROPPING for call in CALLS]
     made += [(check_dropout_compiled, (compiler, mask)) for compiler in COMPILERS for mask in ("none", "padding")]
     made += [(check_dropout_outside_of_its_context, ())]
+    made += [(check_the_share_that_is_dropped, (call, "cuda")) for call in CALLS]
     made += [(check_dropout_captured, ()), (check_dropout_follows_the_seed, (Case(torch.bfloat16), "cuda"))]
     return [*made, (check_deterministic, ()), (check_captured, ()), (check_autocast, ()), (check_chosen, ())]
 

@@ -163,6 +163,59 @@ def test_two_methods_on_one_module_act_in_the_order_in_which_they_came(
     assert "forward" not in inner.__dict__
 
 
+class Encoder(nn.Module):
+    """Layers of torch's, which in eval mode read the weights of their modules and call none of them."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0, norm_first=norm_first)
+        self.inner = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Tensor:
+        return self.inner(x, src_key_padding_mask=padding)
+
+
+@pytest.mark.parametrize("method", [*CONFIGS, "norm"])
+@pytest.mark.parametrize(("norm_first", "padded"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_an_encoder_layer_of_torch_s_does_not_pass_adapters_over(
+    method: str, norm_first: bool, padded: bool, copied: Callable[[Any], Any]
+) -> None:
+    torch.manual_seed(0)
+    plain = Encoder(norm_first).eval()
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [2]]) if padded else None
+    seen = ~padding if padded else torch.ones(3, 5, dtype=torch.bool)
+    with torch.no_grad():
+        base = plain(x, padding)[seen]
+    model = copy.deepcopy(plain)
+    config = (CONFIGS | {"norm": inlay.NormTuningConfig})[method]
+    stirred(get_peft_model(model, config(newly_initialised=[])))
+    model.train()
+    wanted = model(x, padding)[seen].detach()
+    assert not torch.allclose(wanted, base, atol=0.1)
+    model.eval()
+    for one in (model, copied(model)):
+        with torch.no_grad():
+            torch.testing.assert_close(one(x, padding)[seen], wanted)
+        if not padded:  # torch's encoder drops padding there, and its attention then takes no gradients
+            torch.testing.assert_close(one(x)[seen], wanted)
+
+
+def test_torch_s_own_way_through_an_encoder_layer_is_back_when_adapters_are_gone() -> None:
+    model = Encoder(norm_first=False).eval()
+    wrapped = [get_peft_model(model, CONFIGS[method](newly_initialised=[]), adapter_name=method) for method in CONFIGS]
+    assert any(module._forward_pre_hooks for module in model.modules())
+    for one in wrapped:
+        one.unload()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+
+
+def test_elsewhere_no_hook_is_added_for_it() -> None:
+    inner = nn.Linear(5, 4)
+    adapted(inner, "bias")
+    assert not inner._forward_pre_hooks
+
+
 class Counting(ModelHook):
     """One of Accelerate's hooks, such as those that bring weights to a device."""
 

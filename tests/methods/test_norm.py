@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -202,6 +203,29 @@ def test_bias_and_norm_act_together_on_one_layer() -> None:
     assert not torch.allclose(logits(second, batch), with_bias, rtol=1e-3, atol=1e-4)
     with second.disable_adapter():
         assert torch.equal(logits(second, batch), logits(*tiny("bert")))
+
+
+@pytest.mark.parametrize("method", [inlay.BiasTuningConfig, inlay.SSFConfig])
+@pytest.mark.parametrize("norm_is", ["active", "not active", "disabled"])
+def test_rows_without_a_norm_have_what_came_before_it_once(method: Callable[..., Any], norm_is: str) -> None:
+    """Each row of a mixed batch is what its adapters make of it alone."""
+    torch.manual_seed(0)
+    host = nn.LayerNorm(4)
+    model, x = Wrapped(host), torch.randn(3, 4)
+    stir(get_peft_model(model, method(newly_initialised=[]), adapter_name="one"))
+    second = get_peft_model(model, inlay.NormTuningConfig(newly_initialised=[]), adapter_name="two")
+    stir(second.eval())
+    with torch.no_grad():
+        with_norm = second(x)
+        host.inlay_norm.enable_adapters(False)
+        without = second(x)
+        assert not torch.allclose(without, with_norm, atol=0.1)
+        host.inlay_norm.enable_adapters(norm_is != "disabled")
+        if norm_is == "not active":
+            host.inlay_norm._active_adapter = []
+        found = second(x, adapter_names=["two", "__base__", "two"])
+    wanted = without if norm_is == "disabled" else torch.stack([with_norm[0], without[1], with_norm[2]])
+    torch.testing.assert_close(found, wanted)
 
 
 def test_copies_train_in_float32_on_a_bfloat16_base() -> None:

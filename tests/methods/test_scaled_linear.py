@@ -21,7 +21,7 @@ import inlay
 from inlay.errors import InlayError
 from inlay.methods import scaled_linear
 from inlay.methods.column_sums import LEAST
-from inlay.methods.rescaling import LEFT_ALONE, RescalingLayer
+from inlay.methods.rescaling import LEFT_ALONE, STEPS, RescalingLayer, SmallScale
 from inlay.methods.ssf.layer import SSFLayer
 from zoo import FAMILIES, tiny
 
@@ -172,11 +172,48 @@ def test_a_layer_with_a_scale_near_0_is_not_folded() -> None:
     f = (x.double() @ host.weight.double().t() + host.bias.double()).sum(0)
     found = torch.autograd.grad(y.sum(), layer.pieces["default"].weight)[0]
     torch.testing.assert_close(found.double(), f, rtol=3e-2, atol=0.3)
-    layer.pieces["default"].weight.data.zero_()
-    assert not folded(host(x)), "written past what counts changes"
-    with torch.no_grad():
-        layer.pieces["default"].weight.zero_()
+    layer.pieces["default"].weight.data.zero_()  # past autograd, which counts no change
     assert folded(host(x))
+
+
+class OnGpu(Tensor):
+    """Numbers that take long to ask for."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("kind", [Tensor, OnGpu])
+def test_every_adapter_is_asked_for_itself(kind: type[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of one layer, changed as often: what is so of the one is not so of the other."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    torch.manual_seed(0)
+    host = nn.Linear(6, 3).bfloat16()
+    layer = layer_on(host, torch.ones(3), torch.zeros(3))
+    layer.update_layer("small", inlay.SSFConfig())
+    with torch.no_grad():
+        layer.pieces["small"].weight.sub_(0.999)
+        for piece in layer.pieces.values():
+            for parameter in piece.parameters():
+                while parameter._version < 3:
+                    parameter.add_(0)
+    x = torch.randn(40, 6).bfloat16()
+    for name, wanted in (("default", True), ("small", False), ("default", True)):
+        layer.set_adapter(name)
+        assert folded(host(x)) is wanted, name
+        gamma, _ = layer.pieces[name]()
+        assert layer.has_small_scale(name, gamma.detach().as_subclass(kind)) is not wanted
+
+
+def test_on_a_gpu_an_answer_holds_for_an_adapter_and_some_steps() -> None:
+    """What a GPU is not asked in every step, here of tensors on a CPU."""
+    known, small, large = SmallScale(), torch.zeros(3), torch.ones(3)
+    assert known.of([(1, 0)], small, ask=True)
+    assert known.of([(1, 0)], large, ask=True), "the same parameters, unchanged: a pass that is recomputed"
+    found = [known.of([(1, change)], large, ask=True) for change in range(1, STEPS + 1)]
+    assert found == [True] * (STEPS - 1) + [False]
+    assert not known.of([(1, STEPS + 1)], small, ask=True)
+    unasked = SmallScale()
+    assert not unasked.of([(1, 0)], small, ask=False), "a graph is captured"
 
 
 def test_a_scale_can_change_its_sign() -> None:

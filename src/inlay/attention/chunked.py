@@ -1,15 +1,16 @@
 """Attention with dropout on a CPU, some queries at a time: memory linear in the length.
 
 torch's fused CPU kernel has no dropout. Here the scores of a chunk of queries are made in full, and made again for the
-gradients, with the formulas of fused.py. What is dropped follows from one number, drawn from torch's own generator: the
-backward pass draws the same again instead of keeping it. A chunk has about `ENTRIES` scores, so that short texts are
-one chunk and long ones never hold length x length of anything. For torch.compile both passes are operators.
+gradients, with the formulas of fused.py. One number, drawn from torch's own generator, is the seed of what is dropped:
+the backward pass draws the same again instead of keeping it, as it takes the same chunks in the same order. A chunk has
+about `ENTRIES` scores, of several examples or heads where texts are short; of a long text it has some queries, so that
+nothing is ever length x length. For torch.compile both passes are operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from inlay.attention.term import working_type
 
 ENTRIES = 2**21
 """Scores of a chunk: 8 MiB in float32, about what a core's caches hold."""
+CAUSAL_ROWS = 128
+"""Queries of a chunk, at most, where each sees the keys up to its own: the fewer, the less is computed for nothing."""
 SEEDS = 2**32
 """As many as a generator on a CPU tells apart."""
 
@@ -33,23 +36,24 @@ def attend(
     scale: float,
     dropout_p: float,
 ) -> Attended:
-    """Output, log-sum-exp, and the number that what is dropped follows from, twice; as `Kernel.forward` says."""
+    """Output, log-sum-exp, and the seed of what is dropped, twice; as `Kernel.forward` says."""
     seed = torch.randint(SEEDS, (), dtype=torch.int64, device="cpu")
     dtype = working_type(query.dtype)
     out = query.new_empty((*query.shape[:3], value.shape[3]))
     lse = query.new_empty(query.shape[:3], dtype=dtype)
     key, value = key.to(dtype), value.to(dtype)
     draws = torch.Generator("cpu").manual_seed(int(seed))
-    for rows, seen in _chunks(query, key, is_causal):
-        scores = _scores(query[:, :, rows].to(dtype), key[:, :, seen], mask, rows, is_causal, scale)
+    for chunk in _chunks(query, key, is_causal):
+        rows, seen = chunk.rows, chunk.seen
+        scores = _scores(query[rows].to(dtype), key[seen], mask, chunk, is_causal, scale)
         most = finite(scores.amax(-1, keepdim=True))
         weights = scores.sub_(most).exp_()
         whole = weights.sum(-1, keepdim=True)
         nothing = whole == 0
         whole.masked_fill_(nothing, 1)
-        lse[:, :, rows] = (most + whole.log()).masked_fill(nothing, -torch.inf).squeeze(-1)
+        lse[rows] = (most + whole.log()).masked_fill(nothing, -torch.inf).squeeze(-1)
         weights.mul_(_kept(weights, dropout_p, draws))
-        out[:, :, rows] = (weights @ value[:, :, seen]) / (whole * (1 - dropout_p))
+        out[rows] = (weights @ value[seen]) / (whole * (1 - dropout_p))
     return out, lse, seed, seed
 
 
@@ -72,41 +76,65 @@ def attend_backward(
     in_full, values = key.to(dtype), value.to(dtype)
     g_key, g_value = torch.zeros_like(in_full), torch.zeros_like(values)
     draws = torch.Generator("cpu").manual_seed(int(seed))
-    for rows, seen in _chunks(query, key, is_causal):
-        q, g = query[:, :, rows].to(dtype), g_out[:, :, rows].to(dtype)
-        delta = (g * out[:, :, rows]).sum(-1, keepdim=True)
-        weights = _scores(q, in_full[:, :, seen], mask, rows, is_causal, scale)
-        weights.sub_(lse[:, :, rows].unsqueeze(-1)).exp_()
+    for chunk in _chunks(query, key, is_causal):
+        rows, seen = chunk.rows, chunk.seen
+        q, g = query[rows].to(dtype), g_out[rows].to(dtype)
+        delta = (g * out[rows]).sum(-1, keepdim=True)
+        weights = _scores(q, in_full[seen], mask, chunk, is_causal, scale)
+        weights.sub_(lse[rows].unsqueeze(-1)).exp_()
         kept = _kept(weights, dropout_p, draws)
         # The factors 1 / (1 - p) and scale go to what is narrow.
         g = g / (1 - dropout_p)
-        g_value[:, :, seen] += (weights * kept).mT @ g
-        g_scores = (g @ values[:, :, seen].mT).mul_(kept).sub_(delta).mul_(weights)
-        g_query[:, :, rows] = (g_scores @ in_full[:, :, seen]).mul_(scale)
-        g_key[:, :, seen] += g_scores.mT @ (q * scale)
+        g_value[seen] += (weights * kept).mT @ g
+        g_scores = (g @ values[seen].mT).mul_(kept).sub_(delta).mul_(weights)
+        g_query[rows] = (g_scores @ in_full[seen]).mul_(scale)
+        g_key[seen] += g_scores.mT @ (q * scale)
     return g_query, g_key.to(key.dtype), g_value.to(value.dtype)
 
 
-def _chunks(query: Tensor, key: Tensor, is_causal: bool) -> Iterator[tuple[slice, slice]]:
-    """Queries of a chunk, and the keys that they may see."""
+Place = tuple[slice, slice, slice]
+"""Examples, heads, and queries or keys."""
+
+
+class Chunk(NamedTuple):
+    """What is computed at once: queries, and the keys that they may see."""
+
+    rows: Place
+    seen: Place
+
+
+def _chunks(query: Tensor, key: Tensor, is_causal: bool) -> Iterator[Chunk]:
     batch, heads, length, _ = query.shape
     keys = key.shape[2]
-    step = max(1, ENTRIES // (batch * heads * keys))
-    for begin in range(0, length, step):
-        end = min(begin + step, length)
-        yield slice(begin, end), slice(0, min(end, keys) if is_causal else keys)
+    # As many queries as there is room for, then heads, then examples: few queries at a time make slow products.
+    queries = _as_many(keys, min(length, CAUSAL_ROWS) if is_causal else length)
+    together = _as_many(keys * queries, heads)
+    for examples in _parts(batch, _as_many(keys * queries * together, batch)):
+        for several in _parts(heads, together):
+            for rows in _parts(length, queries):
+                seen = slice(0, min(rows.stop, keys) if is_causal else keys)
+                yield Chunk((examples, several, rows), (examples, several, seen))
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, rows: slice, is_causal: bool, scale: float) -> Tensor:
+def _as_many(entries: int, most: int) -> int:
+    """How many of something with so many scores go into a chunk: some, and not more than there are."""
+    return min(most, max(1, ENTRIES // entries))
+
+
+def _parts(length: int, step: int) -> Iterator[slice]:
+    return (slice(begin, min(begin + step, length)) for begin in range(0, length, step))
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, chunk: Chunk, is_causal: bool, scale: float) -> Tensor:
     """`scale q k^T + mask`, a new tensor."""
     scores = (query * scale) @ key.mT
-    seen = key.shape[2]
+    (*_, rows), (*_, seen) = chunk
     if is_causal:
         places = torch.arange(rows.start, rows.stop, device=key.device).unsqueeze(1)
-        scores.masked_fill_(torch.arange(seen, device=key.device) > places, -torch.inf)
+        scores.masked_fill_(torch.arange(seen.stop, device=key.device) > places, -torch.inf)
     if mask is not None:
-        here = mask if mask.shape[2] == 1 else mask[:, :, rows]
-        here = here if here.shape[3] == 1 else here[..., :seen]
+        where = zip((*chunk.rows, seen), mask.shape, strict=True)
+        here = mask[tuple(slice(None) if size == 1 else part for part, size in where)]
         scores = scores.masked_fill_(~here, -torch.inf) if here.dtype == torch.bool else scores.add_(here)
     return scores
 

@@ -100,7 +100,7 @@ def _chosen(
 def _chosen_once(
     name: str | None, query: Tensor, key: Tensor, value: Tensor, how: Scoring, features: FeatureMap, state: State
 ) -> tuple[Backend, Call]:
-    """The same, done once for calls that are alike: a small model, or one token of a large one, waits for the host."""
+    """The same, done once for equal calls: a small model, or one token of a large one, waits for the host."""
     mask, is_causal, scale, dropout_p = how
     left, right, kappa, _ = state
     if type(features).__hash__ is None:

@@ -2,7 +2,7 @@
 
 torch's `once_differentiable` lets a gradient pass as a constant where only the inputs of the forward pass need another
 derivative: a penalty on that gradient would be lost without a word. Here such a gradient is tied to the inputs, and
-whoever differentiates it is told.
+differentiating it is an error.
 """
 
 from __future__ import annotations

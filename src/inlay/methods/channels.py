@@ -82,7 +82,28 @@ def _convolution(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> T
 
 
 def _layer_norm(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.layer_norm(x, host.normalized_shape, weight, bias, host.eps)
+    shape, eps = host.normalized_shape, host.eps
+    trained = [one for one in (weight, bias) if one is not None and one.requires_grad]
+    if not (trained and sums_roughly(x)):
+        return F.layer_norm(x, shape, weight, bias, eps)
+    # Each joins once more as its difference from itself: nothing is added, and its gradient is an ordinary sum.
+    made = F.layer_norm(x, shape, weight.detach(), None if bias is None else bias.detach(), eps)
+    if weight.requires_grad:
+        made = made + F.layer_norm(x, shape, eps=eps) * _nothing(weight, made)
+    if bias is not None and bias.requires_grad:
+        made = made + _nothing(bias, made)
+    return made
+
+
+def sums_roughly(x: Tensor) -> bool:
+    """Whether torch's layer norm would add up the gradients of its weight and bias in half precision: on a CPU it does,
+    row by row, and a sum that has grown takes up no further row. Of 4,096 rows in bfloat16 a fifth arrives."""
+    return x.device.type == "cpu" and x.dtype.itemsize == 2 and torch.is_grad_enabled()
+
+
+def _nothing(trained: Tensor, beside: Tensor) -> Tensor:
+    """0, with the gradient of what is trained."""
+    return (trained - trained.detach()).to(beside.dtype)
 
 
 def _rms_norm(host: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

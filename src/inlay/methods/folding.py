@@ -49,8 +49,12 @@ class FoldingLayer(ChannelLayer):
             self._handles.append(self.host.register_forward_hook(self.after_another))
 
     def after_another(self, host: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        """The host's forward hook where `route` was passed over."""
-        return self.after(host, args, output) if any(child.replaces_host() for child in self._others()) else None
+        """The host's forward hook where `route` was passed over, or gave way."""
+        return self.after(host, args, output) if self._replaced() else None
+
+    def _replaced(self) -> bool:
+        """Whether another child replaces the host in this pass, for some rows at least: this one then acts after it."""
+        return bool(self._handles) and any(child.replaces_host() for child in self._others())
 
     def detach(self) -> None:
         super().detach()
@@ -61,7 +65,7 @@ class FoldingLayer(ChannelLayer):
     def route(self, *args: Any, **kwargs: Any) -> Tensor:
         """The host's forward."""
         host = self._host[0]
-        if not self._routed:
+        if not self._routed or self._replaced():
             return _own_forward(host, *args, **kwargs)
         if self._mixed is not None and self.row_names() is not None:
             return self.after(host, args, _own_forward(host, *args, **kwargs))

@@ -5,6 +5,7 @@ Shared by SSF and by the scaling of attention, which differ only in what they sc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,30 @@ LEFT_ALONE = frozenset(
 STEPS = 16
 
 
+@dataclass
+class SmallScale:
+    """Whether one adapter of a layer has a small scale, asked at its first pass and then every `STEPS`-th time that
+    its parameters have changed. Changes past autograd, by `.data`, are not noticed: no version counts them."""
+
+    versions: list[tuple[int, int]] | None = None
+    """Of which parameters, and how often each had been changed."""
+    changes: int = 0
+    answer: bool = False
+
+    def of(self, versions: list[tuple[int, int]], gamma: Tensor, ask: bool) -> bool:
+        """The answer for parameters of these versions; `ask`: whether the device may be waited for."""
+        if versions != self.versions:
+            self.versions = versions
+            if ask and self.changes % STEPS == 0:
+                self.answer = _is_small(gamma)
+            self.changes += 1
+        return self.answer
+
+
+def _is_small(gamma: Tensor) -> bool:
+    return bool((gamma.detach().abs() < LEAST).any())
+
+
 class RescalingLayer(FoldingLayer):
     """Scales and shifts the channels of its host `f`:
 
@@ -50,41 +75,41 @@ class RescalingLayer(FoldingLayer):
     outputs_stay: bool | None = None
     """Whether the model leaves the output of the host alone, so that it need not be copied to be kept; None: the next
     pass will tell."""
-    _asked_at, _changes, _small_scale = -1, 0, False
 
     def __init__(self, host: nn.Module) -> None:
         super().__init__(host)
         self._axis = channel_axis(host)
+        self._known: dict[str, SmallScale] = {}
 
     def folded(self, host: Any, names: list[str], x: Tensor) -> Tensor | None:
         """`y`, of the one adapter that runs."""
         if len(names) > 1:
             return None
-        compute = PLAIN_NORMS.get(type(host))
-        if compute is None:
-            return scaled_linear(self, host, x, self.pieces[names[0]]) if type(host) in LINEAR else None
+        kind, piece = type(host), self.pieces[names[0]]
+        if kind in LINEAR and not x.is_nested:
+            return scaled_linear(self, host, x, names[0])
+        # Of rows that differ in length (torch's encoder in eval mode, with padding) an output cannot be scaled.
+        compute = LINEAR[kind] if kind is nn.Linear else PLAIN_NORMS.get(kind)
         weight, bias = host.weight, getattr(host, "bias", None)
-        if not is_plain(weight):
+        if compute is None or not is_plain(weight):
             return None
-        gamma, beta = self.pieces[names[0]]()
-        scale = (weight * gamma).to(weight.dtype)
+        gamma, beta = piece()
+        scale = (weight * (gamma.unsqueeze(1) if kind is nn.Linear else gamma)).to(weight.dtype)
         if bias is not None:
             bias = (bias * gamma if beta is None else torch.addcmul(beta, bias, gamma)).to(bias.dtype)
         return compute(host, x, scale, bias)
 
-    def has_small_scale(self, piece: nn.Module, gamma: Tensor) -> bool:
-        """Whether some scale is below `LEAST`: its gradient then needs what it multiplies. Asked anew when parameters
-        have changed; of a GPU, which has to be waited for, every `STEPS`-th time. A pass that is recomputed in the
-        backward pass gets the answer of the first."""
-        version = sum(parameter._version for parameter in piece.parameters())
-        if version == self._asked_at:
-            return self._small_scale
-        self._asked_at = version
-        self._changes += 1
-        if gamma.is_cuda and (self._changes % STEPS != 1 or torch.cuda.is_current_stream_capturing()):
-            return self._small_scale
-        self._small_scale = bool((gamma.detach().abs() < LEAST).any())
-        return self._small_scale
+    def has_small_scale(self, adapter_name: str, gamma: Tensor) -> bool:
+        """Whether some scale of an adapter is below `LEAST`: its gradient then needs what it multiplies.
+
+        A GPU has to be waited for, so there an adapter's answer is kept (`SmallScale`). A pass that is recomputed in
+        the backward pass gets the answer of the first.
+        """
+        if not gamma.is_cuda:
+            return _is_small(gamma)
+        known = self._known.setdefault(adapter_name, SmallScale())
+        versions = [(id(one), one._version) for one in self.pieces[adapter_name].parameters()]
+        return known.of(versions, gamma, ask=not torch.cuda.is_current_stream_capturing())
 
     def act(self, adapter_name: str, output: Tensor) -> Tensor:
         """`gamma * output + beta`."""

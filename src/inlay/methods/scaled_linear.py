@@ -7,8 +7,8 @@ neither `x` nor `W x + b` is kept: `y` is, which the next operation keeps in mos
 column_sums.py says how the gradient of gamma comes from it.
 
 Where a model changes `y` in place, it would not be there any more. So a layer keeps copies until it has seen that its
-model leaves them alone; `RescalingLayer.outputs_stay` says what is known. In float32 and float64, where precision was
-asked for, none of this is done.
+model leaves them alone; `RescalingLayer.outputs_stay` says what is known. None of this is done in float32 and float64,
+which users choose for their precision.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def computes_in(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype |
     return found if found in HALF and not wide else None
 
 
-def scaled_linear(layer: RescalingLayer, host: Any, x: Tensor, piece: Any) -> Tensor | None:
-    """`gamma (W x + b) + beta` of a layer's host, where `piece`, called, gives gamma and beta; None where a pass over
-    the output costs less, or a scale is too small to be divided by.
+def scaled_linear(layer: RescalingLayer, host: Any, x: Tensor, adapter_name: str) -> Tensor | None:
+    """`gamma (W x + b) + beta` of a layer's host, with an adapter's gamma and beta; None where a pass over the output
+    costs less, or a scale is too small to be divided by.
 
     `W'` costs a pass over the weight. That is for nothing where the weight has to be rounded anyway, and pays where
     more rows are multiplied than it has inputs: not for the one row of a token that is generated.
@@ -65,8 +65,8 @@ def scaled_linear(layer: RescalingLayer, host: Any, x: Tensor, piece: Any) -> Te
     dtype = computes_in(x, weight, bias)
     if dtype is None or (weight.dtype == dtype and size < inputs * inputs):
         return None
-    gamma, beta = piece()
-    if torch.is_grad_enabled() and gamma.requires_grad and layer.has_small_scale(piece, gamma):
+    gamma, beta = layer.pieces[adapter_name]()
+    if torch.is_grad_enabled() and gamma.requires_grad and layer.has_small_scale(adapter_name, gamma):
         return None
     frozen = weight, bias, type(host), dtype
     if not torch.is_grad_enabled():

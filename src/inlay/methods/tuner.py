@@ -29,7 +29,7 @@ from inlay.errors import InlayError, listed
 from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised
-from inlay.methods.mixing import MixedRows, batch_of, check_names, mixed_pass, other_length
+from inlay.methods.mixing import MixedRows, batch_of, check_names, for_every_sequence, mixed_pass, other_length
 from inlay.methods.plain import base_of, plain_modules, plain_name
 from inlay.methods.pooling_notes import agree_on_pooling
 from inlay.methods.protocol import LayerHooks, TunerHooks
@@ -59,6 +59,7 @@ class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
         self._active_adapter: list[str] | str = []
         self.merged_adapters: list[str] = []
         self._unmerged: dict[str, Tensor] = {}  # what the host had before the first adapter was merged
+        self._insists: RemovableHandle | None = None
 
     @property
     def host(self) -> nn.Module:
@@ -98,6 +99,17 @@ class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
         active, known = self._active_adapter, self.pieces._modules
         return [name for name in ([active] if isinstance(active, str) else active) if name in known]
 
+    def insist(self) -> None:
+        """See to it that the host is called. In eval mode an encoder layer of torch's computes from the weights of its
+        modules, past their `forward`, unless one of them has a hook: here is one that does nothing."""
+        self._insists = self.host.register_forward_pre_hook(_pass)
+
+    def leave(self) -> None:
+        """Take off everything that is not the host's own."""
+        self.detach()
+        if self._insists is not None:
+            self._insists.remove()
+
     def share_host(self) -> None:
         """Another child is about to be attached to the same host."""
 
@@ -128,6 +140,10 @@ class ChildLayer(LayerHooks, MixedRows, nn.Module, BaseTunerLayer):
             parameter.data = value.to(parameter)  # moved or cast since, perhaps
         self._unmerged.clear()
         self.merged_adapters.clear()
+
+
+def _pass(host: nn.Module, args: tuple[Any, ...]) -> None:
+    """The hook that does nothing."""
 
 
 class HookedLayer(ChildLayer):
@@ -321,6 +337,8 @@ class InlayTuner(TunerHooks, BaseTuner):
                     other.share_host()
             setattr(host, self.child, layer)
             layer.attach()
+            if any(isinstance(around, nn.TransformerEncoderLayer) for around in _around(self.model, current_key)):
+                layer.insist()
         layer.update_layer(adapter_name, self.settings_at(peft_config, plain_name(current_key)))
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
@@ -379,7 +397,7 @@ class InlayTuner(TunerHooks, BaseTuner):
                     module.merge(safe_merge=safe_merge, adapter_names=adapter_names)
                 elif module.merged:
                     module.unmerge()
-                module.detach()
+                module.leave()
                 delattr(module.host, self.child)
         if any(isinstance(m, BaseTunerLayer) and not isinstance(m, self.tuner_layer_cls) for m in modules.values()):
             # Another method stays behind: it keeps its config, and the heads.
@@ -427,7 +445,7 @@ class InlayTuner(TunerHooks, BaseTuner):
         rows = batch_of(self.model, args, kwargs)
         if rows is not None and len(rows) != len(names):
             raise other_length(len(names), len(rows))
-        with mixed_pass(self.model, layers, names):
+        with mixed_pass(self.model, layers, for_every_sequence(names, kwargs)):
             yield
 
     @classmethod
@@ -443,6 +461,14 @@ class InlayTuner(TunerHooks, BaseTuner):
         # By its place, second, and not from the end as PEFT does: a piece may have parts of its own behind its name.
         container, _, piece = rest.partition(".")
         return f"{host.replace('.base_layer', '')}.{container}.{piece.removeprefix(f'{adapter_name}.')}"
+
+
+def _around(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """The modules that a module of this name lies in."""
+    yield model
+    for part in name.split(".")[:-1]:
+        model = model.get_submodule(part)
+        yield model
 
 
 def _all_linear(config: InlayConfig) -> bool:

@@ -11,7 +11,7 @@ from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from inlay.errors import InlayError
-from inlay.methods.channels import PLAIN_NORMS
+from inlay.methods.channels import PLAIN_NORMS, sums_roughly
 from inlay.methods.norm.config import NormTuningConfig
 from inlay.methods.tuner import ChildLayer
 
@@ -58,8 +58,9 @@ class NormLayer(ChildLayer):
         return bare
 
     def replaces_host(self) -> bool:
-        """The copy runs."""
-        return bool(self.running())
+        """A copy runs, of some rows at least."""
+        mixed = self._mixed is not None and self.row_names() is not None and not self.disable_adapters
+        return mixed or bool(self.running())
 
     def train(self, mode: bool = True) -> NormLayer:
         """Stays in eval mode."""
@@ -88,11 +89,13 @@ class NormLayer(ChildLayer):
         """What an adapter's copy computes."""
         copy: Any = self.pieces[adapter_name]
         own, trained = self.host._parameters.get("weight"), copy._parameters.get("weight")
-        if own is None or trained is None or own.dtype == trained.dtype:  # None: FSDP has flattened them away
+        if own is None or trained is None:  # FSDP has flattened them away
+            return copy(*args, **kwargs)
+        compute = PLAIN_NORMS.get(type(copy)) if len(args) == 1 else None
+        if own.dtype == trained.dtype and (compute is None or not sums_roughly(args[0])):
             return copy(*args, **kwargs)
         # PEFT keeps adapters in float32; the norm computes in the base model's precision, as the host would.
-        compute = PLAIN_NORMS.get(type(copy))
-        if compute is not None and len(args) == 1:
+        if compute is not None:
             bias = copy._parameters.get("bias")
             return compute(copy, args[0], trained.to(own.dtype), None if bias is None else bias.to(own.dtype))
         cast = {name: parameter.to(own.dtype) for name, parameter in copy.named_parameters()}
