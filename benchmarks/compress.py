@@ -338,7 +338,11 @@ def main() -> None:
     args.bare = bare
     target = args.results / f"compress-{device.type}.json"
     kept = json.loads(target.read_text()) if target.is_file() else {"results": {}, "yardsticks": {}}
-    about = {"command": called_by().replace(str(args.data_dir), "<folder>"), "versions": versions(), "model": args.model}
+    about = {
+        "command": called_by().replace(str(args.data_dir), "<folder>"),
+        "versions": versions(),
+        "model": args.model,
+    }
     for prompt in args.prompts.split(","):
         for seed in range(args.seeds):
             jobs = [
