@@ -290,3 +290,34 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     other = decoder("gpt2")[0]
     with pytest.raises(InlayError, match=r"belongs to another model"):
         PeftModel.from_pretrained(other, str(tmp_path))
+
+
+def test_nothing_is_kept_after_a_mixed_pass(tmp_path: Path) -> None:
+    model, batch = adapted(size=3)
+    three(model)
+    logits(model, batch, adapter_names=["b"] * len(batch["input_ids"]))
+    assert all(layer._kept is None for layer in layers(model))
+
+
+def test_a_row_that_sees_nothing_has_finite_gradients() -> None:
+    """No prefix, and a mask of the most negative number, as padding on the left has it."""
+    model, batch = adapted(size=3)
+    model.base_model.model.set_attn_implementation("eager")
+    ids = batch["input_ids"][:2, :5]
+    inputs = model.get_input_embeddings()(ids).detach().requires_grad_()
+    mask = torch.ones_like(ids)
+    mask[:, :2] = 0
+    model(inputs_embeds=inputs, attention_mask=mask, adapter_names=["__base__", "default"]).logits.sum().backward()
+    assert inputs.grad is not None
+    assert torch.isfinite(inputs.grad).all()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_unequal_sizes_load_without_values_first(tmp_path: Path) -> None:
+    model, batch = adapted(size=4)
+    names = model.peft_config["default"].target_modules
+    heads = len(layers(model)[0].pieces["default"].sizes)
+    uneven, _ = adapted(size=4, sizes={name: [1 + head for head in range(heads)] for name in names})
+    uneven.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(decoder()[0], str(tmp_path), low_cpu_mem_usage=True).eval()
+    assert torch.equal(logits(again, batch), logits(uneven, batch))

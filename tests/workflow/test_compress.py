@@ -175,9 +175,9 @@ def test_held_out_texts_are_not_trained_on(decoder: Path, tmp_path: Path, monkey
     tokenizer = AutoTokenizer.from_pretrained(decoder)
     rows = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     held = rows[4::5]
-    assert seen["fit"] == [row for row in rows if row not in held]
-    assert seen["check"] == seen["fit"][7::8]
-    assert seen["learn"] == [row for row in seen["fit"] if row not in seen["check"]]
+    train = [row for row in rows if row not in held]
+    assert seen["check"] == train[7::8]
+    assert seen["fit"] == seen["learn"] == [row for row in train if row not in seen["check"]]
 
 
 def test_it_is_said_when_no_step_helped(decoder: Path, tmp_path: Path) -> None:
@@ -420,3 +420,16 @@ def test_a_size_beyond_the_prompt_is_refused(decoder: Path, tmp_path: Path) -> N
 def test_a_prompt_of_one_token(decoder: Path, tmp_path: Path) -> None:
     found = compress(str(decoder), "w3", tmp_path / "a", options=QUICK, progress=False)
     assert (found.prompt_tokens, found.tokens) == (1, 1)
+
+
+def test_what_cannot_be_written_is_said_before_the_work(decoder: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    for settings, words in (
+        ({"layers": [1]}, r"has no prefix, and a cartridge has one in every layer"),
+        ({"biases": True}, r"biases=True: what --to cartridge writes has biases=False.*--to compact-prefix"),
+    ):
+        options = replace(QUICK, to="cartridge", settings=settings)
+        with pytest.raises(InlayError, match=words):
+            compress(str(decoder), PROMPT, tmp_path / "a", options=options, say=said.append)
+        assert not (tmp_path / "a").exists()
+    assert not any(line.startswith("scoring") for line in said)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from inlay.attention.biased import lift, lower, unseen
+from inlay.attention.biased import LEAST_BIAS, lift, lower, unseen
 from inlay.attention.call import Call
 from inlay.attention.features import FeatureMap
 from inlay.attention.join import UNSEEN, finite, mix, weigh
@@ -335,7 +335,9 @@ class _Joined(torch.autograd.Function):
             lifted = lift(query, prefix_key, prefix_value, prefix_bias, ctx.scale)
             more = lifted[0].shape[-1] - query.shape[-1]
             wide = (pad(g_out, (0, more)), *lifted, pad(found, (0, more))) if more else (g_out, *lifted, found)
-            how = total, None, False, ctx.scale, ctx.dropout_p, *states[2:]
+            # A query may see nothing but keys of the most negative number, and no prefix: exp(score - total) is then 0.
+            whole = total if prefix_bias is None else total.clamp(min=LEAST_BIAS / 2)
+            how = whole, None, False, ctx.scale, ctx.dropout_p, *states[2:]
             grads = backward_part(ctx.kernel, *wide, *how)
             g_more, g_prefix_key, g_prefix_value, g_prefix_bias = lower(grads, query.shape[-1], prefix_bias, ctx.scale)
             g_query = g_more if g_query is None else g_query + g_more

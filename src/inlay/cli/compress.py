@@ -79,8 +79,8 @@ def command(
 ) -> None:
     """Compress a prompt into an adapter.
 
-    With the adapter the model behaves as if the prompt stood before every text, but it costs as much as a prompt of 128
-    tokens (--size), or less. The table shows how much of the prompt's benefit is left, on held-out texts. Use the
+    With the adapter the model behaves as if the prompt stood before every text, and it stores as much as a prompt of
+    128 tokens (--size). The table shows how much of the prompt's benefit is left, on held-out texts. Use the
     adapter with `PeftModel.from_pretrained(model, OUT)` after `import inlay`; try it with `inlay chat`; serve many with
     `inlay serve`.
 

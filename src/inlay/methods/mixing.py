@@ -89,6 +89,9 @@ class MixedRows:
         mixed = self._mixed
         return mixed[1] if mixed is not None and mixed[0] == threading.get_ident() else None
 
+    def end_pass(self) -> None:
+        """A mixed pass has ended: what was kept for it is not needed any more."""
+
     def by_row(
         self, names: list[str], x: Tensor, made: Tensor, act: Callable[[str, Tensor], Tensor], known: Any
     ) -> Tensor:
@@ -122,5 +125,6 @@ def mixed_pass(model: nn.Module, layers: list[Any], names: list[str]) -> Iterato
         finally:
             for layer in layers:
                 layer._mixed = None
+                layer.end_pass()
             for handle in handles:
                 handle.remove()

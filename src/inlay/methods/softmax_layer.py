@@ -16,7 +16,7 @@ IMPLEMENTATIONS = ("sdpa", "eager")
 class SoftmaxLayer(AttentionLayer):
     """Attention of the host's queries over the text and what an adapter adds (`softmax`).
 
-    Mask, causality, bias of position and dropout concern the text's keys alone. One such layer can run on a host.
+    Mask, causality and bias of position concern the text's keys alone. One such layer can run on a host.
     """
 
     innermost = True

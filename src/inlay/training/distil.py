@@ -288,6 +288,9 @@ def fit_work(pair: Pair, texts: Sequence[Sequence[int]]) -> int:
 def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | None = None) -> None:
     """Begin where the adapter fits best what the prompted model does on these texts: see `TunerHooks.fit_passes`."""
     place = replace(pair.place, batch_size=_fitted_at_once(pair, texts))
+    if pair.model.base_model.fit_batch is not None:  # one batch is looked at: of texts from everywhere
+        count = min(len(texts), place.batch_size)
+        texts = [texts[number * len(texts) // count] for number in range(count)]
 
     def passes() -> Iterator[tuple[Tensor, Callable[[], object]]]:
         for batch in batches(texts, place):
@@ -299,7 +302,11 @@ def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | N
 
 def _fitted_at_once(pair: Pair, texts: Sequence[Sequence[int]]) -> int:
     wanted = pair.model.base_model.fit_batch
-    return pair.place.batch_size if wanted is None else min(wanted, max(1, FITTED_TOKENS // max(map(len, texts))))
+    if wanted is None:
+        return pair.place.batch_size
+    # Where a prompt cannot be shared, each text has a copy of it.
+    longest = max(map(len, texts)) if pair.shared else pair.prompt.length
+    return min(wanted, max(pair.place.batch_size, FITTED_TOKENS // longest))
 
 
 def distil(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, first_line, misspelt
@@ -217,6 +218,7 @@ def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callab
         settings = options.for_model(backbone.model, len(ids))
         read = {"prompt_ids": ids} if method.takes("prompt_ids") else {}
         adapted: Any = put(settings=settings | read).eval()
+        _try_to_write(adapted, options.target)
         return Pair(adapted, ids, place, lead)
     prefix = _prefix(backbone.model, source)
     check(backbone.model, [0] * prefix.length, more=options.length)
@@ -226,6 +228,13 @@ def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callab
     if known:
         adapted.base_model.start_from(prefix)
     return Pair(adapted, prefix, place)
+
+
+def _try_to_write(adapted: PeftModel, target: Target) -> None:
+    """What cannot be written is said before the work."""
+    if target.write is not None:
+        with TemporaryDirectory() as folder:
+            registry.load(target.write)(adapted, Path(folder), None)
 
 
 def _save(adapted: PeftModel, target: Target, backbone: Backbone, record: Mapping[str, Any], out: Path) -> int:
@@ -281,14 +290,14 @@ def _made(
     """Fit, where the method can, and train; `done` is called after each, with its name. The losses."""
     from inlay.training import distil
 
+    check = train[CHECKED - 1 :: CHECKED]  # selects the best state; the held-out texts select nothing
+    learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
     if distil.can_fit(pair):
-        with Stage(distil.fit_work(pair, train), "fitting", "steps", show=progress) as stage:
-            distil.fit(pair, train, stage.advance)
+        with Stage(distil.fit_work(pair, learn), "fitting", "steps", show=progress) as stage:
+            distil.fit(pair, learn, stage.advance)
         done(FITTED)
     if not options.steps:
         return []
-    check = train[CHECKED - 1 :: CHECKED]  # selects the best state; the held-out texts select nothing
-    learn = [row for number, row in enumerate(train, 1) if number % CHECKED]
     with Stage(options.steps, "distilling", "steps", show=progress) as stage:
         losses = distil.distil(
             pair,

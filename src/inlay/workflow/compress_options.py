@@ -129,6 +129,12 @@ class Options:
     def for_model(self, model: Any, tokens: int) -> dict[str, Any]:
         """The settings of the method's config for a prompt of so many tokens."""
         method = self.target.method
+        for name, value in self.target.settings.items():
+            if self.settings.get(name, value) != value:
+                raise InlayError(
+                    f"{name}={self.settings[name]!r}: what --to {self.target.name} writes has {name}={value!r}. Leave "
+                    f"it out, or give --to {method.name}."
+                )
         found = method.hooks.for_prompt(self.settings, model) | dict(self.target.settings)
         if method.takes("seed"):
             found["seed"] = self.seed

@@ -30,15 +30,18 @@ class PrefixStart:
 
 
 class CompactPrefix(nn.Module):
-    """The prefix of one adapter. Heads may have unlike numbers of keys: they lie one head after the other, and are
-    filled up with hidden keys to one length when they are used."""
+    """The keys, values and biases of one adapter. Heads may have different numbers of keys. They are stored head after
+    head, and filled up with hidden keys to the longest head when they are used."""
+
+    place: Tensor
+    hidden: Tensor
 
     def __init__(self, start: PrefixStart) -> None:
         super().__init__()
         self.keys = LoadedParameter(start.keys)
         self.values = LoadedParameter(start.values)
         self.biases = None if start.biases is None else LoadedParameter(start.biases)
-        self.sizes = start.sizes
+        self._fill(start.sizes, start.keys.device)
 
     def begin(self, start: PrefixStart) -> None:
         """Begin again, elsewhere, and perhaps with other sizes."""
@@ -46,7 +49,14 @@ class CompactPrefix(nn.Module):
             part, found = getattr(self, name), getattr(start, name)
             if part is not None:
                 part.weight.data = found.to(part.weight)
-        self.sizes = start.sizes
+        self._fill(start.sizes, self.keys.weight.device)
+
+    def _fill(self, sizes: tuple[int, ...], device: torch.device) -> None:
+        """Which key lies at every place of the longest head, and where none does."""
+        self.sizes = sizes
+        place, hidden = _places(sizes, device)
+        self.register_buffer("place", place, persistent=False)
+        self.register_buffer("hidden", hidden, persistent=False)
 
     def forward(self) -> Prefix:
         key, value = self.keys(), self.values()
@@ -58,9 +68,10 @@ class CompactPrefix(nn.Module):
                 value.view(heads, most, -1),
                 None if bias is None else bias.view(heads, most),
             )
-        place, hidden = _places(self.sizes, key.device)
-        bias = key.new_zeros(place.shape) if bias is None else bias[place]
-        return key[place], value[place], bias.masked_fill(hidden, LEAST_BIAS)
+        if self.place.device != key.device:  # the model was made without values, on `meta`, and then loaded
+            self._fill(self.sizes, key.device)
+        bias = key.new_zeros(self.place.shape) if bias is None else bias[self.place]
+        return key[self.place], value[self.place], bias.masked_fill(self.hidden, LEAST_BIAS)
 
 
 def _places(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -116,7 +127,6 @@ class CompactPrefixLayer(SoftmaxLayer):
         is one pass, all its tokens together."""
         rows = self.row_names()
         if rows is None:
-            self._kept = None
             return self._made(self.running(), None)
         if len(rows) != len(query):
             raise InlayError(
@@ -125,10 +135,14 @@ class CompactPrefixLayer(SoftmaxLayer):
             )
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._made(self.running(), rows)
-        if self._kept is None or self._kept[0] is not self._mixed or self._kept[1][0].dtype != query.dtype:
+        kept = self._kept
+        if kept is None or kept[0] is not self._mixed or kept[1][0].dtype != query.dtype:
             key, value, bias = self._made(self.running(), rows)
-            self._kept = self._mixed, (key.to(query.dtype), value.to(query.dtype), bias)
-        return self._kept[1]
+            kept = self._kept = self._mixed, (key.to(query.dtype), value.to(query.dtype), bias)
+        return kept[1]
+
+    def end_pass(self) -> None:
+        self._kept = None
 
     def _made(self, names: list[str], rows: list[str] | None) -> Prefix:
         each = {name: self.pieces[name]() for name in names}

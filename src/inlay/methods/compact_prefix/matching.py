@@ -32,6 +32,7 @@ from torch import Tensor
 
 from inlay.anatomy import Block
 from inlay.attention import attention_with_lse, prefix_attention
+from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
@@ -67,6 +68,16 @@ class HeadQueries:
     log_text: Tensor
     of_text: Tensor
     scores: Tensor
+    unmasked: Tensor | None = None
+    """The scores without what a sliding window hides: every query sees the whole compact prefix."""
+
+    def on(self, device: str) -> HeadQueries:
+        """The same on another device."""
+        query, log_text, of_text, scores = (
+            x.to(device) for x in (self.query, self.log_text, self.of_text, self.scores)
+        )
+        unmasked = None if self.unmasked is None else self.unmasked.to(device)
+        return HeadQueries(query, log_text, of_text, scores, unmasked)
 
     @cached_property
     def log_whole(self) -> Tensor:
@@ -128,6 +139,9 @@ def match(
     seen: HeadQueries, key: Tensor, value: Tensor, whole: Tensor, count: int, choice: str, bias: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Keys `[count, d]`, values `[count, d]` and biases `[count]` for the prompt's; `whole` is T."""
+    if key.device.type == "mps":  # it has no float64
+        found = match(seen.on("cpu"), key.cpu(), value.cpu(), whole.cpu(), count, choice, bias)
+        return found[0].to(key), found[1].to(value), found[2].to(key)
     weights = seen.weights
     share = weights.sum(-1)
     kept = by_pursuit(weights, share, count) if choice == "pursuit" else by_attention(weights, count)
@@ -137,7 +151,7 @@ def match(
         biases = mass.log().to(key.dtype)
     else:
         biases = torch.zeros(count, dtype=key.dtype, device=key.device)
-    scores = seen.scores[:, kept] + biases
+    scores = (seen.scores if seen.unmasked is None else seen.unmasked)[:, kept] + biases
     log_whole = torch.logaddexp(seen.log_text, scores.logsumexp(-1))
     compact = (scores - log_whole[:, None]).exp().double()
     of_text = (seen.log_text - log_whole).exp()[:, None] * seen.of_text
@@ -244,10 +258,11 @@ class TextWatcher(AttentionLayer):
             taken = [x[:, head * groups : (head + 1) * groups].transpose(0, 1) for x in (query, log_text, of_text)]
             q, e, o = (x.flatten(1, 2)[:, rows].flatten(0, 1).to(log_text.dtype) for x in taken)
             k, v = prompt_key[head].to(q), prompt_value[head].to(q)
-            scores = q @ k.mT * scale
+            scores, unmasked = q @ k.mT * scale, None
             if hidden is not None:
+                unmasked = scores
                 scores = scores.masked_fill(hidden.flatten(0, 1)[rows].repeat(groups, 1), -torch.inf)
-            found = HeadQueries(q, e, o, scores)
+            found = HeadQueries(q, e, o, scores, unmasked)
             yield found, k, v, (e - found.log_whole).exp()[:, None] * o + found.weights @ v
 
 
@@ -268,9 +283,9 @@ class KeyImportance(TextWatcher):
     def attend(
         self, previous: Attend, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        self.mean_squares = torch.stack(
-            [seen.weights.square().mean(0) for seen, *_ in self.seen(query, key, value, mask, kwargs.get("scaling"))]
-        )
+        with without_autocast(query):
+            views = self.seen(query, key, value, mask, kwargs.get("scaling"))
+            self.mean_squares = torch.stack([seen.weights.square().mean(0) for seen, *_ in views])
         self.tick()
         return previous(self.host, query, key, value, mask, **kwargs)
 
@@ -296,12 +311,12 @@ class Matching(TextWatcher):
     ) -> tuple[Tensor, Tensor | None]:
         block, before = self._of[1], key.shape[2] - query.shape[2]
         assert block.attention is not None
-        parts = [
-            match(seen, k, v, whole, size, self.config.choice, self.config.biases)
-            for (seen, k, v, whole), size in zip(
-                self.seen(query, key, value, mask, kwargs.get("scaling")), self.sizes, strict=True
-            )
-        ]
+        with without_autocast(query):
+            views = zip(self.seen(query, key, value, mask, kwargs.get("scaling")), self.sizes, strict=True)
+            parts = [
+                match(seen, k, v, whole, size, self.config.choice, self.config.biases)
+                for (seen, k, v, whole), size in views
+            ]
         keys, values, biases = (torch.cat(part) for part in zip(*parts, strict=True))
         start: PrefixStart = made(self.config, block.attention, keys, values, biases, self.sizes)
         self.prefix.begin(start)
