@@ -13,8 +13,9 @@ What is scored, against the full prompt (1) and none (0):
   up to the first that differs.
 
 Contenders: `compact-prefix` by matching alone and with distillation, `ntk-attention`, PEFT's CARTRIDGE (keys and values
-from the prompt's first tokens, the same texts, steps and rate), and the prompt's last tokens. Seeds draw the texts that
-are fitted to, the places and numbers of the needles, and the order of training.
+from the prompt's first tokens, the same texts, steps and rate), the prompt's last tokens, and a summary of so many
+tokens that the model itself writes, greedily. Seeds draw the texts that are fitted to, the places and numbers of the
+needles, and the order of training.
 
     python benchmarks/compress.py --data-dir <folder>                        # on a GPU: everything, three seeds
     python benchmarks/compress.py --data-dir <folder> --prompts e2e --sizes 32,128 --steps 0 --seeds 1
@@ -50,9 +51,11 @@ from inlay.training.plan import pick_device, pick_dtype
 from inlay.workflow.compress import share, split
 
 RESULTS = Path(__file__).parent / "results"
-MATCHED, DISTILLED, NTK, CARTRIDGE, LAST = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE", "last tokens"
+MATCHED, DISTILLED, NTK, CARTRIDGE = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE"
+LAST, SUMMARY = "last tokens", "own summary"
 FULL, NONE = "full prompt", "no prompt"
 LENGTH, REAL, NEEDLES, WRITTEN = 64, 32, 12, 16
+ASK = "\n\nA short summary of the text above:\n"
 RULES = (
     "You answer for the help desk of a library.",
     "Greet nobody by name, and never promise that a book will be back on a certain day.",
@@ -229,6 +232,16 @@ def _unmoved(model: Any, ids: list[int]) -> list[Any]:
     return [layer.keys for layer in cache.layers]
 
 
+def summary(backbone: Any, example: Example, size: int, args: Any) -> list[int]:
+    """What the model says when it is asked for a summary, cut to so many tokens."""
+    asked = backbone.processor(ASK, add_special_tokens=False).input_ids
+    pair = distil.Pair(args.bare(), example.ids, args.place, example.lead)
+    ids = torch.tensor([asked], device=args.place.device)
+    written: list[int] = pair.go_on(ids, size, prompted=True, adapter=False)[0].tolist()
+    pair.model.unload()
+    return [*example.lead, *written]
+
+
 def train(pair: Any, texts: list[list[int]], args: argparse.Namespace, seed: int, rate: float) -> None:
     learn = [row for number, row in enumerate(texts, 1) if number % 8]
     distil.distil(pair, learn, steps=args.steps, learning_rate=rate, seed=seed, check=texts[7::8])
@@ -238,8 +251,9 @@ def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: 
     """What one contender keeps; matching alone comes before distillation."""
     model, place = backbone.model, args.place
     begin = time.perf_counter()
-    if job.who == LAST:
-        other = distil.Pair(args.bare(), example.ids[-job.size :], place, example.lead)
+    if job.who in (LAST, SUMMARY):
+        kept = example.ids[-job.size :] if job.who == LAST else summary(backbone, example, job.size, args)
+        other = distil.Pair(args.bare(), kept, place, example.lead)
         yield job, stick.of_prompted(other) | {"seconds": time.perf_counter() - begin}
         other.model.unload()
         return
@@ -307,7 +321,7 @@ def main() -> None:
     parser.add_argument("--prompts", default=",".join(PROMPTS))
     parser.add_argument(
         "--contenders",
-        default=",".join((DISTILLED, CARTRIDGE, LAST, NTK)),
+        default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK)),
         help=f"also {MATCHED}, without distillation",
     )
     parser.add_argument("--sizes", default="16,32,64,128,256,512")

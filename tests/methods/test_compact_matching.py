@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
 
-from inlay.methods.compact_prefix.matching import (
-    LEAST_WEIGHT,
-    HeadQueries,
-    by_attention,
-    by_pursuit,
-    match,
-    non_negative,
-    shared_out,
-)
+from inlay.methods.compact_prefix.choice import by_pursuit, non_negative, weights_of
+from inlay.methods.compact_prefix.matching import LEAST_WEIGHT, Candidates, HeadQueries, match, shared_out
 
 
 def example(queries: int, keys: int, size: int, seed: int, spread: float = 2.0) -> dict[str, Tensor]:
@@ -43,7 +36,14 @@ def example(queries: int, keys: int, size: int, seed: int, spread: float = 2.0) 
 
 
 def seen(made: dict[str, Tensor]) -> HeadQueries:
-    return HeadQueries(made["query"], made["log_text"], made["of_text"], made["scores"])
+    whole = output(made, made["key"], made["value"], torch.zeros(len(made["key"]), dtype=torch.float64))
+    log_whole = torch.logaddexp(made["log_text"], made["scores"].logsumexp(-1))
+    return HeadQueries(made["log_text"], made["of_text"], made["scores"], log_whole, whole)
+
+
+def matched(made: dict[str, Tensor], count: int, choice: str) -> tuple[Tensor, Tensor, Tensor]:
+    """One head alone."""
+    return match([Candidates.of(seen(made), made["key"], made["value"], None, 512)], [count], choice)[0]
 
 
 def output(made: dict[str, Tensor], key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -68,8 +68,7 @@ def test_squares_with_weights_of_at_least_0(rows: int, columns: int, seed: int) 
 def test_weights_match_the_prompts_share() -> None:
     """The second step, with the solver of scipy on the same columns."""
     made = example(200, 40, 8, 0)
-    whole = output(made, made["key"], made["value"], torch.zeros(40, dtype=torch.float64))
-    key, _, bias = match(seen(made), made["key"], made["value"], whole, 10, "attention")
+    key, _, bias = matched(made, 10, "attention")
     weights = (made["scores"] - torch.logaddexp(made["log_text"], made["scores"].logsumexp(-1))[:, None]).exp()
     kept = weights.square().mean(0).sort(descending=True).indices[:10].sort().values
     assert torch.equal(key, made["key"][kept])
@@ -83,7 +82,7 @@ def test_values_give_the_output_of_the_prompt() -> None:
     """The third step: no other values do better by more than the pull towards the own ones costs."""
     made = example(300, 40, 8, 1)
     whole = output(made, made["key"], made["value"], torch.zeros(40, dtype=torch.float64))
-    key, value, bias = match(seen(made), made["key"], made["value"], whole, 12, "attention")
+    key, value, bias = matched(made, 12, "attention")
     off = (output(made, key, value, bias) - whole).norm() / whole.norm()
     scores = made["query"] @ key.mT / 8**0.5 + bias
     weights = (scores - torch.logaddexp(made["log_text"], scores.logsumexp(-1))[:, None]).exp()
@@ -100,7 +99,7 @@ def test_values_give_the_output_of_the_prompt() -> None:
 def test_all_keys_are_the_prompt_itself(choice: str) -> None:
     made = example(100, 9, 4, 2)
     whole = output(made, made["key"], made["value"], torch.zeros(9, dtype=torch.float64))
-    key, value, bias = match(seen(made), made["key"], made["value"], whole, 9, choice)
+    key, value, bias = matched(made, 9, choice)
     assert torch.equal(key, made["key"])
     torch.testing.assert_close(output(made, key, value, bias), whole, atol=1e-4, rtol=0)
 
@@ -110,15 +109,103 @@ def test_a_pursuit_leaves_out_what_another_key_says_already() -> None:
     made = example(400, 30, 8, 3)
     heaviest = int(made["scores"].exp().mean(0).argmax())
     keys = torch.cat([made["key"], made["key"][heaviest].expand(19, -1)])
-    made |= {"key": keys, "scores": made["query"] @ keys.mT / 8**0.5}
+    values = torch.cat([made["value"], made["value"][heaviest].expand(19, -1)])
+    made |= {"key": keys, "value": values, "scores": made["query"] @ keys.mT / 8**0.5}
     weights = seen(made).weights
-    chosen = [choose(weights, *more) for choose, more in ((by_attention, (6,)), (by_pursuit, (weights.sum(-1), 6)))]
+    keys = [matched(made, 6, choice)[0] for choice in ("attention", "pursuit")]
+    chosen = [torch.stack([(made["key"] == row).all(-1).nonzero()[-1, 0] for row in kept]) for kept in keys]
 
     def left(kept: Tensor) -> float:
         return float(nnls(weights[:, kept].numpy(), weights.sum(-1).numpy())[1])
 
     assert left(chosen[1]) < 0.7 * left(chosen[0])
-    assert all(len(kept) == 6 and kept.tolist() == sorted(set(kept.tolist())) for kept in chosen)
+    assert len(set(chosen[1].tolist())) == 6
+
+
+@pytest.mark.parametrize("choice", ["attention", "pursuit"])
+def test_heads_of_a_layer_do_not_touch_each_other(choice: str) -> None:
+    """Three heads at once, of 3, 40 and 12 keys: each as if it were alone."""
+    made, counts = [example(150, 60, 8, seed) for seed in (4, 5, 6)], [3, 40, 12]
+    heads = [Candidates.of(seen(each), each["key"], each["value"], None, 512) for each in made]
+    for together, each, count in zip(match(heads, counts, choice), made, counts, strict=True):
+        assert together[0].shape == (count, 8)
+        for found, alone in zip(together, matched(each, count, choice), strict=True):
+            torch.testing.assert_close(found, alone, atol=1e-7, rtol=1e-6)
+
+
+def test_a_pursuit_against_its_definition() -> None:
+    """Orthogonal matching pursuit with scipy's solver, a key at a time."""
+    made = example(200, 30, 8, 7)
+    weights, share = seen(made).weights, seen(made).weights.sum(-1)
+    kept: list[int] = []
+    rest = share.numpy()
+    for _ in range(8):
+        size = weights.square().sum(0).sqrt().numpy()
+        gain = weights.numpy().T @ rest / size
+        gain[kept] = -np.inf
+        kept.append(int(gain.argmax()))
+        mass = nnls(weights[:, kept].numpy(), share.numpy())[0]
+        rest = share.numpy() - weights[:, kept].numpy() @ mass
+    found = by_pursuit((weights.mT @ weights)[None], (weights.mT @ share)[None], [8])[0]
+    assert found[:5].tolist() == kept[:5]
+    left = [nnls(weights[:, at].numpy(), share.numpy())[1] for at in (kept, found.tolist())]
+    assert left[1] <= 1.05 * left[0] + 1e-9
+
+
+def test_weights_begin_where_they_are_told_and_end_at_the_same() -> None:
+    made = example(200, 20, 8, 8)
+    weights = seen(made).weights
+    squares, wanted = (weights.mT @ weights)[None], (weights.mT @ weights.sum(-1))[None]
+    at, begin = torch.arange(6)[None], torch.tensor([[5.0, 0, 0, 0, 0, 2.0]], dtype=torch.float64)
+    cold, warm = weights_of(squares, wanted, at, [5]), weights_of(squares, wanted, at, [5], begin)
+    right = nnls(weights[:, :5].numpy(), weights.sum(-1).numpy())[0]
+    for found in (cold, warm):
+        assert float(found[0, 5]) == 0
+        np.testing.assert_allclose(found[0, :5].numpy(), right, atol=2e-2 * right.max())
+
+
+def test_a_token_that_only_stands_before_the_text_without_the_prompt() -> None:
+    """Its key takes a part of the softmax: the compact prefix takes what is left of the prompt's, and gives T."""
+    made = example(400, 40, 8, 9)
+    plain = seen(made)
+    generator = torch.Generator().manual_seed(1)
+    lead = torch.randn(400, generator=generator, dtype=torch.float64)  # scores of the lead's key
+    value = torch.randn(8, generator=generator, dtype=torch.float64)
+    with_lead = torch.logaddexp(made["log_text"], lead)
+    of_text = (made["log_text"] - with_lead).exp()[:, None] * made["of_text"] + (lead - with_lead).exp()[
+        :, None
+    ] * value
+    view = HeadQueries(with_lead, of_text, made["scores"], plain.log_whole, plain.whole, leads=True)
+    key, values, bias = match([Candidates.of(view, made["key"], made["value"], None, 512)], [20], "pursuit")[0]
+    scores = made["scores"][:, [int((made["key"] == row).all(-1).nonzero()[0, 0]) for row in key]] + bias
+    mass = (scores - plain.log_whole[:, None]).exp().sum(-1)
+    wanted = (1 - (with_lead - plain.log_whole).exp()).clamp(min=0)
+    assert (mass - wanted).norm() < 0.15 * wanted.norm()
+    student = made | {"log_text": with_lead, "of_text": of_text}
+    blind = matched(made, 20, "pursuit")  # the same, without knowing of it
+    off = [(output(student, *found) - plain.whole).norm() for found in ((key, values, bias), blind)]
+    assert off[0] < off[1]
+    compact = (scores - torch.logaddexp(with_lead, scores.logsumexp(-1))[:, None]).exp()
+    missing = plain.whole - (1 - compact.sum(-1, keepdim=True)) * of_text
+    best = torch.linalg.lstsq(compact, missing).solution
+    assert off[0] <= 1.05 * (compact @ best - missing).norm()
+
+
+def test_keys_with_biases_of_their_own_count_so_often() -> None:
+    """A key that stands for three is three keys."""
+    made = example(100, 9, 4, 10)
+    bias = torch.zeros(9, dtype=torch.float64)
+    bias[4] = np.log(3)
+    once = made | {"scores": made["scores"] + bias}
+    thrice = {name: made[name] for name in ("query", "log_text", "of_text")}
+    for name in ("key", "value"):
+        thrice[name] = torch.cat([made[name], made[name][4:5], made[name][4:5]])
+    thrice["scores"] = torch.cat([made["scores"], made["scores"][:, 4:5], made["scores"][:, 4:5]], 1)
+    whole = output(thrice, thrice["key"], thrice["value"], torch.zeros(11, dtype=torch.float64))
+    view = seen(once)
+    view = HeadQueries(view.log_text, view.of_text, view.scores, view.log_whole, whole)
+    found = match([Candidates.of(view, made["key"], made["value"], bias, 512)], [9], "pursuit")[0]
+    torch.testing.assert_close(output(made, *found), whole, atol=1e-4, rtol=0)
 
 
 def test_heads_that_need_more_get_more() -> None:

@@ -23,7 +23,7 @@ from inlay.attention import Elu, Paper, prefix_to_features
 from inlay.attention.features import Leaning
 from inlay.errors import InlayError
 from inlay.methods import prompts
-from inlay.methods.ntk_attention.fit import Centring, Seen, Squares, look, solve, watching
+from inlay.methods.ntk_attention.fit import Centring, Seen, Squares, look, solve, watching_all
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import scale_of
 from inlay.methods.prompts import read, rotary, trained_prefix
@@ -324,7 +324,7 @@ def test_the_centre_is_the_attended_key_as_the_prompt_weighs() -> None:
     heads, size = 4, 4
     key, share = torch.randn(heads, 2, size).double(), torch.tensor([[0.9, 0.1]] * heads).double()
     seen = Seen(key, share.log(), torch.zeros(heads, 2), key, key, 1.0)
-    with watching(model, Centring) as (watcher, *_):
+    with watching_all(model, Centring) as (watcher, *_):
         assert watcher.prefix.centre is not None
         watcher.sums = watcher.products(seen)
         watcher.settle()
@@ -357,7 +357,7 @@ def test_watching_changes_nothing_and_leaves_nothing() -> None:
     with torch.no_grad():
         wanted = behind_prompt(model)
         for kind in (Centring, Squares):
-            with watching(model, kind) as watchers:
+            with watching_all(model, kind) as watchers:
                 with model.disable_adapter():
                     cache = read(model, PROMPT).cache
                 cache.batch_repeat_interleave(len(TEXT))

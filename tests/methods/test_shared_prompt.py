@@ -17,8 +17,8 @@ from transformers import DynamicCache
 import inlay
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
-from inlay.methods.prompts import Prompt, read
-from inlay.methods.shared_prompt import SharedPrompt, can_share, sharing
+from inlay.methods.prompts import Earlier, Prompt, read, rotated
+from inlay.methods.shared_prompt import SharedPrompt, can_share, read_behind, sharing
 from zoo import GROUPED, SPECIAL, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -202,3 +202,30 @@ def test_joined_is_what_the_cache_would_give(
     allowed = found[2] if masked == torch.bool else found[2] == 0
     assert allowed[..., :before].all()
     assert torch.equal(allowed[..., before:], seen)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@torch.no_grad()
+def test_the_rest_of_a_prompt_behind_what_stands_for_its_beginning(family: str) -> None:
+    """With all keys of the beginning, rotated to their place, it is the whole prompt."""
+    model = decoder(family).double()
+    whole, first = read(model, PROMPT, logits=True), read(model, PROMPT[:6])
+    blocks = []
+    for block in anatomy(model).blocks:
+        assert block.attention is not None
+        key, value = first.keys_and_values(block.index)
+        moved = rotated(model, block.attention.module, key[None], -len(PROMPT[6:]))[0]
+        # One key more, that hides, and one key as two halves.
+        key, value = torch.cat([moved, moved[:, :2]], 1), torch.cat([value, value[:, :2]], 1)
+        bias = key.new_zeros(key.shape[:2])
+        bias[:, [0, -2]], bias[:, -1] = -torch.log(torch.tensor(2.0, dtype=key.dtype)), -1e4
+        blocks.append((key, value, bias))
+    found = read_behind(model, Earlier(blocks, 6, len(PROMPT)), PROMPT[6:], logits=True)
+    assert (found.tokens, found.length, found.following) == (len(PROMPT), len(PROMPT) - 6, whole.following)
+    close = {"atol": 1e-6, "rtol": 1e-5}  # the model's own cosines and sines are float32
+    torch.testing.assert_close(found.logits, whole.logits, **close)
+    logits = []
+    for prompt in (whole, found):
+        with sharing(model, prompt):
+            logits.append(model(input_ids=TEXT, position_ids=places(prompt, 0, TEXT.shape[1]), use_cache=False).logits)
+    torch.testing.assert_close(*logits, **close)

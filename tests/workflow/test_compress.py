@@ -24,6 +24,7 @@ from inlay.workflow.compress import Options, compress, parted, split, targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 PROMPT = " ".join(f"w{number}" for number in range(12))
+LONG = " ".join(f"w{(7 * number) % 30}" for number in range(100))
 NTK = "ntk-attention"
 QUICK = Options(steps=3, texts=10, length=6, batch_size=4, learning_rate=1e-2)
 
@@ -248,7 +249,7 @@ def test_texts_are_parted() -> None:
         ({"prompt": Path("nowhere.txt")}, r"prompt file 'nowhere.txt' cannot be read: No such file"),
         ({"prompt": " \n "}, r"prompt is empty"),
         (
-            {"prompt": " ".join(["w3"] * 38)},
+            {"prompt": " ".join(["w3"] * 38), "options": replace(QUICK, to=NTK)},
             r"38 tokens and the texts behind it 6; .*40 in all.*prompt to 34 tokens",
         ),
         (
@@ -267,6 +268,11 @@ def test_texts_are_parted() -> None:
         ({"options": replace(QUICK, to=NTK, settings={"rank": 5})}, r"rank=5 is larger than the model's head size, 4"),
         ({"options": replace(QUICK, settings={"start": "zero"})}, r"start: compress sets this itself"),
         ({"options": replace(QUICK, settings={"prompt_ids": [3]})}, r"prompt_ids: compress sets this itself"),
+        (
+            {"options": replace(QUICK, to="lora", chunk=16), "prompt": LONG},
+            r"chunk=16 .*--to lora becomes has no place",
+        ),
+        ({"options": replace(QUICK, chunk=16, settings={"layers": [1]}), "prompt": LONG}, r"leave out `layers`"),
     ],
 )
 def test_mistakes_are_said(options: dict[str, Any], words: str, decoder: Path, tmp_path: Path) -> None:
@@ -372,6 +378,44 @@ def test_peft_alone_computes_what_the_compact_prefix_does(family: str, tmp_path:
     if family == "llama":
         found, right = (logits_of(folder, tmp_path / name, "w3 w4 w5") for name in ("c", "p"))
         torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
+
+
+def test_a_prompt_beyond_the_context_is_read_in_chunks(decoder: Path, tmp_path: Path) -> None:
+    """Of 100 tokens, where the model reads 40; what comes out has the size that was asked for, and helps."""
+    folder = decoder
+    said: list[str] = []
+    found = compress(str(folder), LONG, tmp_path / "a", options=QUICK, progress=False, say=said.append)
+    assert found.prompt_tokens == 100
+    assert found.record["in_chunks"]
+    assert any("100 tokens in 6 chunks" in line for line in said)
+    assert found.tokens == 50  # half of it, as of every short prompt
+    assert found.scores["distilled"].divergence < found.scores["no prompt"].divergence
+    assert not torch.allclose(logits_of(folder, tmp_path / "a", "w3 w4"), logits_of(folder, None, "w3 w4"), atol=1e-4)
+
+
+def test_chunks_of_which_all_is_kept_are_the_prompt(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "llama", "llama")
+    texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(30)]
+    prompt = " ".join(f"w{(7 * number) % 30}" for number in range(32))
+    options = replace(QUICK, size=32, steps=0, chunk=16, settings={"budgets": "equal"})
+    found = compress(str(folder), prompt, tmp_path / "a", texts=texts, options=options, progress=False)
+    whole = compress(
+        str(folder), prompt, tmp_path / "b", texts=texts, options=replace(options, chunk=None), progress=False
+    )
+    assert found.record["in_chunks"]
+    assert not whole.record["in_chunks"]
+    assert found.scores["full prompt"].nll == pytest.approx(whole.scores["full prompt"].nll, abs=1e-4)
+    torch.testing.assert_close(
+        logits_of(folder, tmp_path / "a", "w3 w4 w5"),
+        logits_of(folder, tmp_path / "b", "w3 w4 w5"),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+
+
+def test_positions_that_are_learned_have_no_chunks(tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match="100 tokens in chunks has keys that must be moved"):
+        compress(str(checkpoint(tmp_path / "gpt2", "gpt2")), LONG, tmp_path / "a", options=QUICK, progress=False)
 
 
 def test_a_share_and_a_quality_decide_the_size(decoder: Path, tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ HOW = {
         SIZE,
         float | None,
     ),
+    "chunk": o.Option(
+        "Read the prompt in pieces of at most so many tokens, each behind what those before it became. Default: only "
+        "where the prompt does not fit the model's context.",
+        SIZE,
+        int | None,
+    ),
     "distil": o.Option(
         "Train the adapter to match the prompted model; without it, the closed form alone: seconds, but far less of "
         "the prompt.",

@@ -28,25 +28,56 @@ CHUNK = 1024
 CHANGING = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on the length of the text: they have no positions below 0."""
 
+KeysValuesBiases = tuple[Tensor, Tensor, Tensor]
+"""`[kv_heads, t, d]` twice and `[kv_heads, t]`: key j counts as `exp(bias_j)` keys."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What stands for the first tokens of a long prompt, so many `tokens`, when the others are read: of every block in
+    their order. The farthest key is `reach` positions before the text."""
+
+    blocks: Sequence[KeysValuesBiases]
+    tokens: int
+    reach: int
+
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt that was read: `cache` holds its keys and values, `following` is the position of the next token, and
     `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens; a trained
-    prefix has none."""
+    prefix has none. `lead` of these are tokens that every text begins with where no prompt is before it."""
 
     cache: Cache
     length: int
     following: int
     logits: Tensor | None = None
     ids: tuple[int, ...] = ()
+    lead: int = 0
+    earlier: Earlier | None = None
+    """What stands for tokens that were read before, and compressed; `length` does not count them."""
+
+    @property
+    def tokens(self) -> int:
+        """How many it has, with those read before."""
+        return self.length + (0 if self.earlier is None else self.earlier.tokens)
 
     def keys_and_values(self, block: int) -> tuple[Tensor, Tensor]:
         """Of one block, counted from 1: `[kv_heads, m, d]` each; of a sliding window what lies in it."""
         layer = self.cache.layers[block - 1]
         assert layer.keys is not None
         assert layer.values is not None
-        return layer.keys[0], layer.values[0]
+        if self.earlier is None:
+            return layer.keys[0], layer.values[0]
+        key, value, _ = self.earlier.blocks[block - 1]
+        return torch.cat([key.to(layer.keys), layer.keys[0]], 1), torch.cat([value.to(layer.keys), layer.values[0]], 1)
+
+    def biases(self, block: int) -> Tensor | None:
+        """Of one block, `[kv_heads, m]`: None where every key counts once."""
+        if self.earlier is None:
+            return None
+        bias = self.earlier.blocks[block - 1][2]
+        return torch.nn.functional.pad(bias, (0, self.cache.layers[block - 1].get_seq_length()))
 
 
 @torch.no_grad()
@@ -109,8 +140,9 @@ def rotated(base: Any, attention: nn.Module, keys: Tensor, by: int) -> Tensor:
         turned: Tensor = apply(keys, keys, cos, sin)[1] / getattr(embedding, "attention_scaling", 1.0)
     except (TypeError, AssertionError, AttributeError) as error:
         raise InlayError(
-            f"{type(base).__name__} rotates its keys in a way that is not known here: its trained prefixes cannot be "
-            "compressed. Compress a prompt's text, or take a Llama, Mistral, Qwen, GPT-2 or OPT."
+            f"{type(base).__name__} rotates its keys in a way that is not known here: they cannot be moved to other "
+            "positions, as trained prefixes and prompts in chunks need it. Compress a prompt that fits the context, or "
+            "take a Llama, Mistral or Qwen."
         ) from error
     return turned
 

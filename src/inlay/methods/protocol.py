@@ -292,6 +292,11 @@ class TunerHooks:
         """Let an adapter start as it would act in place of a prompt that was read (`inlay.methods.prompts.Prompt`)."""
         raise NotImplementedError
 
+    def kept(self, adapter_name: str = "default") -> Any:
+        """What an adapter has in place of a prompt's keys and values, of every block in their order
+        (`inlay.methods.prompts.KeysValuesBiases`): a long prompt is then read in chunks. None where it has no such."""
+        return None
+
     def can_fit(self) -> bool:
         """Whether `fit_passes` applies to the adapters as they are set."""
         return False
@@ -299,6 +304,10 @@ class TunerHooks:
     fit_batch: ClassVar[int | None] = None
     """How many texts a batch of `fit_passes` has; None: as many as there are in a step of training. With a number, the
     prompt's keys do not come with the text's: they are taken from the prompt."""
+
+    fit_leads: ClassVar[bool] = False
+    """Whether the texts of `fit_passes` begin with the tokens that every text begins with where no prompt is before it,
+    `prompt.lead` of them: they are there when the adapter stands for the prompt, and are not real."""
 
     def fit_work(self, batches: int) -> int:
         """How often `fit_passes` ticks, where each call of `passes` gives so many batches."""

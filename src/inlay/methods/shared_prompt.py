@@ -7,8 +7,9 @@ nothing. The cache that generation needs is then one of the text alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from inlay.attention import prefix_attention
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import behind_all, on_interface
 from inlay.methods.plain import base_of
-from inlay.methods.prompts import Prompt
+from inlay.methods.prompts import Earlier, Prompt, read
 from inlay.methods.softmax_layer import IMPLEMENTATIONS, SoftmaxLayer
 
 NOT_PLAIN = ("sliding_window", "attn_logit_softcapping", "sinks")
@@ -33,14 +34,16 @@ class SharedPrompt(SoftmaxLayer):
 
         T = (exp(scale q K^T) V + exp(scale q k^T) v) / (exp(scale q K^T) 1 + exp(scale q k^T) 1)
 
-    Every query sees the whole prompt. It hangs on its host while a prompt is read behind, and belongs to no adapter.
+    With biases, `[kv_heads, m]`, key j of the prompt counts as `exp(bias_j)` keys: of what stands for parts of it that
+    were compressed. Every query sees the whole prompt. It hangs on its host while a prompt is read behind, and belongs
+    to no adapter.
     """
 
     child = "inlay_prompt"
 
-    def __init__(self, host: nn.Module, key: Tensor, value: Tensor) -> None:
+    def __init__(self, host: nn.Module, key: Tensor, value: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(host)
-        self.key, self.value = key, value
+        self.key, self.value, self.key_bias = key, value, bias
 
     def running(self) -> list[str]:
         return [self.child]
@@ -66,10 +69,13 @@ class SharedPrompt(SoftmaxLayer):
     def softmax(
         self, query: Tensor, key: Tensor, value: Tensor, dropout_p: float, shares: bool, **how: Any
     ) -> tuple[Tensor, Tensor | None]:
-        return prefix_attention(query, key, value, self.key, self.value, dropout_p=dropout_p, **how), None
+        how |= {"prefix_bias": self.key_bias, "dropout_p": dropout_p}
+        return prefix_attention(query, key, value, self.key, self.value, **how), None
 
     def joined(self, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keys, values and mask as the host would have them with the prompt before every row of its cache."""
+        if self.key_bias is not None:
+            raise InlayError("A prompt of which parts are compressed already has no place in a cache.")
         rows = (len(key), -1, -1, -1)
         whole_key = torch.cat([self.key.to(key).expand(rows), key], 2)
         whole_value = torch.cat([self.value.to(value).expand(rows), value], 2)
@@ -105,18 +111,31 @@ def _plain(attention: nn.Module) -> bool:
     )
 
 
-@contextmanager
-def sharing(model: nn.Module, prompt: Prompt) -> Iterator[None]:
+def sharing(model: nn.Module, prompt: Prompt) -> AbstractContextManager[None]:
     """Whatever the model reads meanwhile stands behind the prompt, as if each row's cache began with it. Positions are
     the caller's: those of the text begin at `prompt.following`, and its mask and its cache have the text alone.
 
     Only where `can_share`, and with adapters that compute attention off; afterwards the model is as it was.
     """
+    numbers = [block.index for block in anatomy(base_of(model)).blocks]
+    return _beside(model, [(*prompt.keys_and_values(number), prompt.biases(number)) for number in numbers])
+
+
+def read_behind(model: nn.Module, earlier: Earlier, ids: Sequence[int], *, logits: bool = False) -> Prompt:
+    """Read the next tokens of a prompt behind what stands for those before them. Rotary positions."""
+    with _beside(model, earlier.blocks):
+        found = read(model, ids, logits=logits)
+    return replace(found, earlier=earlier)
+
+
+@contextmanager
+def _beside(model: nn.Module, parts: Sequence[tuple[Tensor, Tensor, Tensor | None]]) -> Iterator[None]:
+    """Keys, values and biases beside the attention of every block."""
     attached: list[SharedPrompt] = []
     try:
-        for block in anatomy(base_of(model)).blocks:
+        for block, part in zip(anatomy(base_of(model)).blocks, parts, strict=True):
             assert block.attention is not None
-            layer = SharedPrompt(block.attention.module, *prompt.keys_and_values(block.index))
+            layer = SharedPrompt(block.attention.module, *part)
             layer.attach()
             setattr(layer.host, SharedPrompt.child, layer)
             attached.append(layer)

@@ -105,7 +105,8 @@ class Pair:
     ) -> None:
         self.model, self.place, self.lead = model, place, list(lead)
         with model.disable_adapter():
-            self.prompt = prompt if isinstance(prompt, Prompt) else read(model, prompt, logits=True)
+            found = prompt if isinstance(prompt, Prompt) else read(model, prompt, logits=True)
+        self.prompt = replace(found, lead=len(self.lead))
         self.shared = can_share(model, self.prompt)
         self._keeps = "logits_to_keep" in inspect.signature(base_of(model).forward).parameters
 
@@ -123,11 +124,12 @@ class Pair:
         """Logits without the prompt, with the adapter or without it too."""
         off: AbstractContextManager[Any] = nullcontext() if adapter else self.model.disable_adapter()
         with off, self.place.autocast():
-            whole = torch.cat([self._leads(ids), ids], 1)
+            whole = torch.cat([self.leads(ids), ids], 1)
             found: Tensor = self.model(input_ids=whole, attention_mask=torch.ones_like(whole), use_cache=False).logits
         return found[:, max(len(self.lead) - 1, 0) :]
 
-    def _leads(self, ids: Tensor) -> Tensor:
+    def leads(self, ids: Tensor) -> Tensor:
+        """What the tokenizer puts before each of these rows, (rows, tokens of it)."""
         return torch.tensor(self.lead, dtype=ids.dtype, device=ids.device).expand(len(ids), -1)
 
     def positions(self, batch: Batch) -> Tensor:
@@ -193,7 +195,7 @@ class Pair:
                 elif cache is None:
                     logits = self.bare(ids, adapter=adapter)
                 else:
-                    whole = torch.cat([self._leads(ids), ids], 1)
+                    whole = torch.cat([self.leads(ids), ids], 1)
                     new = whole if step == 0 else new
                     seen = torch.ones_like(whole)
                     logits = self.model(
@@ -287,17 +289,23 @@ def fit_work(pair: Pair, texts: Sequence[Sequence[int]]) -> int:
 @torch.no_grad()
 def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | None = None) -> None:
     """Begin where the adapter fits best what the prompted model does on these texts: see `TunerHooks.fit_passes`."""
+    hooks: Any = pair.model.base_model
     place = replace(pair.place, batch_size=_fitted_at_once(pair, texts))
-    if pair.model.base_model.fit_batch is not None:  # one batch is looked at: of texts from everywhere
+    if hooks.fit_batch is not None:  # one batch is looked at: of texts from everywhere
         count = min(len(texts), place.batch_size)
         texts = [texts[number * len(texts) // count] for number in range(count)]
 
     def passes() -> Iterator[tuple[Tensor, Callable[[], object]]]:
         for batch in batches(texts, place):
-            yield batch.real, partial(pair.prompted, batch.ids, last_only=True)
+            ids, real = batch.ids, batch.real
+            if hooks.fit_leads:
+                leads = pair.leads(ids)
+                ids = torch.cat([leads, ids], 1)
+                real = torch.cat([torch.zeros_like(leads, dtype=torch.bool), real], 1)
+            yield real, partial(pair.prompted, ids, last_only=True)
 
     with evaluating(pair.model):
-        pair.model.base_model.fit_passes(passes, pair.prompt, tick or (lambda: None))
+        hooks.fit_passes(passes, pair.prompt, tick or (lambda: None))
 
 
 def _fitted_at_once(pair: Pair, texts: Sequence[Sequence[int]]) -> int:

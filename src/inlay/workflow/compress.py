@@ -40,7 +40,7 @@ PROMPTED, NOTHING, CLOSED = "full prompt", "no prompt", "closed form"
 FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth training text selects the best state of the training
 SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to continue, their tokens that are given, tokens to write
-RECORDED = ("to", "study", "steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
+RECORDED = ("to", "chunk", "study", "steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
 HELD_OUT = 5  # every fifth text is held out: it is scored and never trained on
 
 
@@ -134,14 +134,19 @@ def compress(
     tell = say or (lambda line: None)
     backbone = _load(model, options)
     tell(f"model: {backbone.source}")
-    pair = _pair(backbone, source, options, tell)
-    if given is None:
+    fixed = None if given is None else _encoded(backbone.processor, given, options.length, whole=prompt is None)
+
+    def written(pair: Pair) -> list[list[int]]:
+        """Texts behind a prompt: given, or the model's own."""
+        if fixed is not None:
+            return fixed
         with Stage(options.texts * options.length, "sampling", "tokens", show=progress) as stage:
-            rows = study.texts_for(
+            return study.texts_for(
                 pair, backbone.processor, options.study, options.texts, options.length, options.seed, stage.advance
             )
-    else:
-        rows = _encoded(backbone.processor, given, options.length, whole=prompt is None)
+
+    pair = _pair(backbone, source, options, written, tell)
+    rows = written(pair)
     train, held = parted(rows)
     tell(f"scoring {len(held):,} held-out texts; {len(train):,} to learn from")
     scores = _references(pair, held)
@@ -162,7 +167,7 @@ def compress(
     shown = _generations(pair, backbone.processor, held, options.length)
     trained = _save(pair.model, options.target, backbone, record, out)
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return Compression(out, scores, pair.prompt.length, trained, saved, record, shown)
+    return Compression(out, scores, pair.prompt.tokens, trained, saved, record, shown)
 
 
 def _record(pair: Pair, backbone: Backbone, options: Options, scores: Mapping[str, Scores]) -> dict[str, Any]:
@@ -170,7 +175,8 @@ def _record(pair: Pair, backbone: Backbone, options: Options, scores: Mapping[st
     settings = {name: value for name, value in asdict(options).items() if name in RECORDED}
     return {
         "model": backbone.address,
-        "prompt_tokens": pair.prompt.length,
+        "prompt_tokens": pair.prompt.tokens,
+        "in_chunks": pair.prompt.earlier is not None,
         "size": getattr(pair.model.active_peft_config, "size", None),
         "options": settings | {"to": options.target.name, "learning_rate": options.rate},
         "distilled": options.distil,
@@ -197,12 +203,20 @@ def _load(model: str, options: Options) -> Backbone:
     return backbone
 
 
-def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callable[[str], None]) -> Pair:
-    """The model with the prompt, and with the adapter instead: `source` is the text, or a trained prefix's folder."""
+def _pair(
+    backbone: Backbone,
+    source: str | Path,
+    options: Options,
+    texts: Callable[[Pair], list[list[int]]],
+    tell: Callable[[str], None],
+) -> Pair:
+    """The model with the prompt, and with the adapter instead: `source` is the text, or a trained prefix's folder.
+    `texts` are those behind a chunk of a prompt that is read in several."""
     from inlay.methods import attach
     from inlay.methods.prompts import check
     from inlay.tasks import kinds
     from inlay.training.batches import Placement
+    from inlay.training.chunks import chunks_of, read_in_chunks, usual_chunk
     from inlay.training.distil import Pair
     from inlay.training.plan import pick_device, pick_dtype
 
@@ -211,13 +225,27 @@ def _pair(backbone: Backbone, source: str | Path, options: Options, tell: Callab
     backbone.model.to(device)
     method = options.target.method
     put = partial(attach.attach, backbone.model, method, newly_initialised=[], task_kind=kinds.CAUSAL_LM)
+    adapted: Any
     if isinstance(source, str):
         lead, ids = split(backbone.processor, source)
+        most = options.chunk or usual_chunk(backbone.model, len(ids), options.length)
+        if most is not None and most < len(ids) and (options.chunk or method.takes("size")):
+            if not method.takes("size"):
+                raise InlayError(
+                    f"chunk={options.chunk} (--chunk): what --to {options.target.name} becomes has no place for parts "
+                    "of a prompt. Leave --chunk or --to out."
+                )
+            settings = options.for_model(backbone.model, len(ids)) | {"prompt_length": len(ids)}
+            adapted = put(settings=settings).eval()
+            _try_to_write(adapted, options.target)
+            parts = chunks_of(ids, most)
+            tell(f"reading a prompt of {len(ids):,} tokens in {len(parts)} chunks")
+            return read_in_chunks(adapted, parts, place, lead, options.length, texts, tell)
         check(backbone.model, ids, more=options.length)
         tell(f"reading a prompt of {len(ids):,} tokens")
         settings = options.for_model(backbone.model, len(ids))
         read = {"prompt_ids": ids} if method.takes("prompt_ids") else {}
-        adapted: Any = put(settings=settings | read).eval()
+        adapted = put(settings=settings | read).eval()
         _try_to_write(adapted, options.target)
         return Pair(adapted, ids, place, lead)
     prefix = _prefix(backbone.model, source)
@@ -332,7 +360,7 @@ def _smallest(
     references = _references(pair, check)
     config: Any = pair.model.active_peft_config
     hooks: Any = pair.model.base_model
-    sizes = [size for size in SIZES if size <= max(SIZES[0], pair.prompt.length // LEAST_PART)]
+    sizes = [size for size in SIZES if size <= max(SIZES[0], pair.prompt.tokens // LEAST_PART)]
     found: dict[int, float | None] = {}
     low, high = 0, len(sizes)
     while low < high:

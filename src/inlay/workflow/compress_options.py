@@ -19,10 +19,12 @@ LEAST = {
     "batch_size": ("--batch-size", 1),
     "texts": ("--count", 2),
     "length": ("--length", 2),
+    "chunk": ("--chunk", 16),
 }
 LEAST_PART = 2
 """A prompt that is compressed becomes at most half as long, unless a size is given."""
 USUAL_SIZE = 128
+USUAL_CHUNK = 2048
 SIZES = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """That `quality` chooses from."""
 
@@ -56,7 +58,8 @@ class Options:
 
     `to` is what it becomes (`targets`; None: the first). Its size, where it has one, is given in tokens (`size`), as a
     `share` of the prompt, or found: the smallest that keeps `quality`, a share of the prompt's benefit, on texts set
-    apart for that. `texts` are drawn from the prompted model as `study` says (study.py), `length` tokens each, unless
+    apart for that. A prompt is read in pieces of at most `chunk` tokens where it does not fit the context, or where
+    that is given. `texts` are drawn from the prompted model as `study` says (study.py), `length` tokens each, unless
     the user's own are given. With 0 `steps` the least-squares fit is the result. A step changes a head by the learning
     rate, relative to its size; None: the method's own. Without `distil` the closed form is the result. `settings` are
     those of the method's config.
@@ -66,6 +69,7 @@ class Options:
     size: int | None = None
     share: float | None = None
     quality: float | None = None
+    chunk: int | None = None
     study: str = "own"
     steps: int = 150
     learning_rate: float | None = None
@@ -81,11 +85,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, (option, least) in LEAST.items():
-            if getattr(self, name) < least:
-                raise InlayError(
-                    f"{name}={getattr(self, name)} ({option}) must be at least {least}; {getattr(Options, name)} is "
-                    "usual."
-                )
+            value = getattr(self, name)
+            if value is not None and value < least:
+                usual = getattr(Options, name) or USUAL_CHUNK
+                raise InlayError(f"{name}={value} ({option}) must be at least {least}; {usual} is usual.")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.to is not None and self.to not in targets():

@@ -13,6 +13,9 @@ prompt:
    attention to prompt and text: they give the output that the prompt gave. Pulled a little towards the kept keys' own
    values.
 
+A text may begin with tokens that it lacks behind the prompt: the token of beginning of Llama or Gemma. Then E and o
+count these tokens' keys, T and `E' + D` do not, and what is left for the prefix is `b = 1 - E / (E' + D)`.
+
 It goes through the layers in one pass over the texts: a layer is matched at the queries that come when the layers below
 it answer by their compact prefixes already, so that it makes up for what they lost. Heads that need more keys get more
 (`budgets`), as a pass before has seen them attend.
@@ -20,11 +23,8 @@ it answer by their compact prefixes already, so that it makes up for what they l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,11 +35,13 @@ from inlay.attention import attention_with_lse, prefix_attention
 from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer
+from inlay.methods.compact_prefix.choice import by_pursuit, weights_of
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
 from inlay.methods.compact_prefix.layer import CompactPrefix, PrefixStart
 from inlay.methods.compact_prefix.start import made
 from inlay.methods.prompts import Prompt
 from inlay.methods.protocol import Passes
+from inlay.methods.watching import watching
 
 MOST_QUERIES = 4096
 """Of a key-value head: more change nothing that can be seen, and the scores of all would fill the memory."""
@@ -47,47 +49,13 @@ RIDGE = 1e-3
 """How much values are pulled towards their own, relative to the mean diagonal."""
 LEAST_WEIGHT = 1e-4
 """Of a key: one that the squares would drop keeps a bias that distillation can move."""
-ROUNDS = 600
 LEAST_KEYS = 4
 MOST_SHARE = 4
 """A head has between `LEAST_KEYS` and `MOST_SHARE` times as many keys as the mean."""
 CANDIDATES = 512
 """Keys that a pursuit looks at, those with the most attention."""
-STEPS = 32
-"""Rounds of a pursuit: it takes several keys in each."""
 
 Places = Mapping[str, tuple[Block, CompactPrefix]]
-
-
-@dataclass(frozen=True)
-class HeadQueries:
-    """What the queries of one key-value head see: `query` `[n, d]`, the log-sum-exp over the text's keys and attention
-    to them, `log_text` `[n]` and `of_text` `[n, d]`, and the prompt's `scores` `[n, m]`."""
-
-    query: Tensor
-    log_text: Tensor
-    of_text: Tensor
-    scores: Tensor
-    unmasked: Tensor | None = None
-    """The scores without what a sliding window hides: every query sees the whole compact prefix."""
-
-    def on(self, device: str) -> HeadQueries:
-        """The same on another device."""
-        query, log_text, of_text, scores = (
-            x.to(device) for x in (self.query, self.log_text, self.of_text, self.scores)
-        )
-        unmasked = None if self.unmasked is None else self.unmasked.to(device)
-        return HeadQueries(query, log_text, of_text, scores, unmasked)
-
-    @cached_property
-    def log_whole(self) -> Tensor:
-        """log (E + D)."""
-        return torch.logaddexp(self.log_text, self.scores.logsumexp(-1))
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """P."""
-        return (self.scores - self.log_whole[:, None]).exp_()
 
 
 def fit(
@@ -96,7 +64,7 @@ def fit(
     """Match all places of an adapter, at the first batch of the passes; how many keys each head got."""
     lengths = {name: prompt.keys_and_values(block.index)[0].shape[1] for name, (block, _) in places.items()}
     if config.budgets == "unequal":
-        with _watching(places, [KeyImportance(p, b, prompt, tick) for b, p in places.values()]) as watchers:
+        with watching([KeyImportance(p, b, prompt, tick) for b, p in places.values()]) as watchers:
             _run(watchers, passes)
         found = {name: watcher.mean_squares for name, watcher in zip(places, watchers, strict=True)}
         sizes = shared_out(found, config.size)
@@ -104,7 +72,7 @@ def fit(
         heads = {name: len(prefix.sizes) for name, (_, prefix) in places.items()}
         sizes = {name: [min(config.size, lengths[name])] * heads[name] for name in places}
     made_here = [Matching(prefix, block, prompt, tick, config, sizes[name]) for name, (block, prefix) in places.items()]
-    with _watching(places, made_here) as watchers:
+    with watching(made_here) as watchers:
         _run(watchers, passes)
         for name, watcher in zip(places, watchers, strict=True):
             if not watcher.done:
@@ -132,76 +100,102 @@ def shared_out(importance: Mapping[str, Tensor], size: int) -> dict[str, list[in
     return found_sizes
 
 
-# ---- one head
+# ---- the heads of one layer
+
+
+@dataclass(frozen=True)
+class HeadQueries:
+    """What n queries of one key-value head see.
+
+    `log_text` `[n]` is log E, `of_text` `[n, d]` attention to these keys; `scores` `[n, m]` are the prompt's;
+    `log_whole` is log (E' + D), and `whole` `[n, d]` is T.
+    """
+
+    log_text: Tensor
+    of_text: Tensor
+    scores: Tensor
+    log_whole: Tensor
+    whole: Tensor
+    leads: bool = False
+    """Whether E counts keys that E' does not."""
+    unmasked: Tensor | None = None
+    """The scores without what a sliding window hides: every query sees the whole compact prefix."""
+
+    @property
+    def weights(self) -> Tensor:
+        """P."""
+        return (self.scores - self.log_whole[:, None]).exp_()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One head, cut down to the c keys that may be kept: `weights` `[n, c]` are their columns of P, beside them their
+    scores, keys, values and biases; `share` `[n]` is b."""
+
+    seen: HeadQueries
+    weights: Tensor
+    share: Tensor
+    scores: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, seen: HeadQueries, key: Tensor, value: Tensor, bias: Tensor | None, count: int) -> Candidates:
+        """Those with the largest mean square weight, in their order."""
+        weights = seen.weights
+        at = weights.square().mean(0).topk(min(count, weights.shape[1])).indices.sort().values
+        share = weights.sum(-1)
+        if seen.leads:
+            share = (1 - (seen.log_text - seen.log_whole).exp()).clamp(min=0)
+        scores = (seen.scores if seen.unmasked is None else seen.unmasked)[:, at]
+        small = replace(seen, scores=scores[:, :0], unmasked=None)  # the others' scores may be large
+        return cls(small, weights[:, at], share, scores, key[at], value[at], None if bias is None else bias[at])
 
 
 def match(
-    seen: HeadQueries, key: Tensor, value: Tensor, whole: Tensor, count: int, choice: str, bias: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys `[count, d]`, values `[count, d]` and biases `[count]` for the prompt's; `whole` is T."""
-    if key.device.type == "mps":  # it has no float64
-        found = match(seen.on("cpu"), key.cpu(), value.cpu(), whole.cpu(), count, choice, bias)
-        return found[0].to(key), found[1].to(value), found[2].to(key)
-    weights = seen.weights
-    share = weights.sum(-1)
-    kept = by_pursuit(weights, share, count) if choice == "pursuit" else by_attention(weights, count)
-    columns = weights[:, kept].double()
-    if bias:
-        mass = non_negative(columns.mT @ columns, columns.mT @ share.double()).clamp(min=LEAST_WEIGHT)
-        biases = mass.log().to(key.dtype)
+    heads: Sequence[Candidates], counts: Sequence[int], choice: str, biases: bool = True
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """For each head of a layer, its count of keys and values `[count, d]` and biases `[count]`."""
+    device = heads[0].key.device
+    exact = torch.device("cpu") if device.type == "mps" else device  # mps has no float64
+    squares = torch.stack([head.weights.mT @ head.weights for head in heads]).to(exact).double()
+    wanted = torch.stack([head.weights.mT @ head.share for head in heads]).to(exact).double()
+    if choice == "pursuit":
+        kept = by_pursuit(squares, wanted, counts)
     else:
-        biases = torch.zeros(count, dtype=key.dtype, device=key.device)
-    scores = (seen.scores if seen.unmasked is None else seen.unmasked)[:, kept] + biases
+        ranked = squares.diagonal(dim1=1, dim2=2).argsort(descending=True, stable=True)
+        kept = [row[:count] for row, count in zip(ranked, counts, strict=True)]
+    kept = [row.sort().values for row in kept]
+    masses: list[Tensor | None] = [None] * len(heads)
+    if biases:
+        at = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+        found = weights_of(squares, wanted, at, counts).clamp(min=LEAST_WEIGHT)
+        masses = [row[:count].to(device) for row, count in zip(found, counts, strict=True)]
+    return [_valued(*each) for each in zip(heads, [at.to(device) for at in kept], masses, strict=True)]
+
+
+def _valued(head: Candidates, kept: Tensor, mass: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The third step."""
+    key, own, seen = head.key[kept], head.value[kept], head.seen
+    bias = key.new_zeros(len(kept)) if mass is None else mass.log().to(key.dtype)
+    scores = head.scores[:, kept] + bias  # which hold the prompt's own biases already
     log_whole = torch.logaddexp(seen.log_text, scores.logsumexp(-1))
-    compact = (scores - log_whole[:, None]).exp().double()
+    compact = (scores - log_whole[:, None]).exp()
     of_text = (seen.log_text - log_whole).exp()[:, None] * seen.of_text
-    own = value[kept].double()
-    squares = compact.mT @ compact
+    values = own + _least_squares(compact, seen.whole - of_text - compact @ own).to(own.dtype)
+    return key, values, bias if head.bias is None else bias + head.bias[kept]
+
+
+def _least_squares(compact: Tensor, missing: Tensor) -> Tensor:
+    """`argmin_U |C U - M|^2 + ridge |U|^2`, in float64 but on a device without it."""
+    exact = compact.cpu() if compact.device.type == "mps" else compact
+    exact, missing = exact.double(), missing.to(exact.device).double()
+    squares = exact.mT @ exact
     ridge = RIDGE * squares.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny)
-    squares = squares + ridge * torch.eye(count, dtype=torch.float64, device=key.device)
-    missing = (whole - of_text).double() - compact @ own
-    values = own + torch.linalg.solve(squares, compact.mT @ missing)
-    return key[kept], values.to(value.dtype), biases
-
-
-def by_attention(weights: Tensor, count: int) -> Tensor:
-    """The keys with the largest mean square weight, in their order."""
-    return weights.square().mean(0).topk(count).indices.sort().values
-
-
-def by_pursuit(weights: Tensor, share: Tensor, count: int) -> Tensor:
-    """The keys whose weights, each times a number of at least 0, add up best to the share, in their order."""
-    among = by_attention(weights, min(weights.shape[1], max(CANDIDATES, count)))
-    columns = weights[:, among]
-    squares, wanted = (columns.mT @ columns).double(), (columns.mT @ share).double()
-    size = squares.diagonal().sqrt().clamp(min=torch.finfo(torch.float64).tiny)
-    chosen = torch.zeros(len(among), dtype=torch.bool, device=weights.device)
-    rest = wanted
-    step = math.ceil(count / STEPS)
-    while (have := int(chosen.sum())) < count:
-        more = (rest / size).masked_fill(chosen, -torch.inf).topk(min(step, count - have)).indices
-        chosen[more] = True
-        at = chosen.nonzero()[:, 0]
-        mass = non_negative(squares[at][:, at], wanted[at], rounds=ROUNDS // 6)
-        rest = wanted - squares[:, at] @ mass
-    return among[chosen]
-
-
-def non_negative(squares: Tensor, wanted: Tensor, rounds: int = ROUNDS) -> Tensor:
-    """`argmin_{w >= 0} w^T G w / 2 - b^T w` by accelerated projected gradients, G scaled to a diagonal of 1."""
-    size = squares.diagonal().sqrt().clamp(min=torch.finfo(squares.dtype).tiny)
-    scaled, target = squares / size[:, None] / size, wanted / size
-    step = 1 / scaled.abs().sum(-1).max().clamp(min=1)
-    found = torch.full_like(target, 1.0) * size  # every key once, as in the prompt
-    ahead, pace = found, 1.0
-    for _ in range(rounds):
-        new = (ahead - step * (scaled @ ahead - target)).clamp(min=0)
-        if float((ahead - new) @ (new - found)) > 0:  # it overshot: begin the acceleration again
-            pace = 1.0
-        quicker = (1 + math.sqrt(1 + 4 * pace**2)) / 2
-        ahead = new + (pace - 1) / quicker * (new - found)
-        found, pace = new, quicker
-    return found / size
+    squares.diagonal().add_(ridge)
+    # As in `solve`, but without a wait for the device, which would ask whether it went well.
+    return torch.linalg.solve_ex(squares, exact.mT @ missing).result.to(compact.dtype).to(compact.device)
 
 
 # ---- one layer
@@ -211,7 +205,7 @@ class TextWatcher(AttentionLayer):
     """Takes part in one attention while texts run behind the prompt; it is asked first, whatever else hangs there.
 
     The keys that come are the text's, or the prompt's and the text's where the prompt lies in a cache. `real` marks the
-    tokens of a batch that are not padding.
+    tokens of a batch that are neither padding nor the text's lead.
     """
 
     child = "inlay_fit"
@@ -235,19 +229,19 @@ class TextWatcher(AttentionLayer):
     @torch.no_grad()
     def seen(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
-    ) -> Iterator[tuple[HeadQueries, Tensor, Tensor, Tensor]]:
-        """Of each key-value head: what its queries see, the prompt's keys and values, and T."""
-        length, before = query.shape[2], key.shape[2] - query.shape[2]
+    ) -> Iterator[tuple[HeadQueries, Tensor, Tensor, Tensor | None]]:
+        """Of each key-value head: what its queries see, and the prompt's keys, values and biases."""
+        _, block, prompt = self._of
+        lead, length, before = prompt.lead, query.shape[2], key.shape[2] - query.shape[2]
         if before:
-            prompt_key, prompt_value = key[0, :, :before], value[0, :, :before]
+            prompt_key, prompt_value, bias = key[0, :, :before], value[0, :, :before], None
         else:
-            prompt_key, prompt_value = self._of[2].keys_and_values(self._of[1].index)
-        causal = mask is None
+            prompt_key, prompt_value = prompt.keys_and_values(block.index)
+            bias = prompt.biases(block.index)
         hidden = _hidden(mask, before, query)
-        own = None if mask is None else mask[..., -length:]
-        of_text, log_text = attention_with_lse(
-            query, key[:, :, before:], value[:, :, before:], attn_mask=own, is_causal=causal, scale=scale
-        )
+        text = _Text(query, key[:, :, before:], value[:, :, before:], None if mask is None else mask[..., -length:])
+        of_text, log_text = text.attention(0, scale)
+        of_own, log_own = text.attention(lead, scale) if lead else (of_text, log_text)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         groups = query.shape[1] // prompt_key.shape[0]
         real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if self.real is None else self.real
@@ -255,15 +249,38 @@ class TextWatcher(AttentionLayer):
         most = max(1, MOST_QUERIES // groups)
         rows = rows[torch.linspace(0, len(rows) - 1, min(most, len(rows)), device=rows.device).long()]
         for head in range(len(prompt_key)):
-            taken = [x[:, head * groups : (head + 1) * groups].transpose(0, 1) for x in (query, log_text, of_text)]
-            q, e, o = (x.flatten(1, 2)[:, rows].flatten(0, 1).to(log_text.dtype) for x in taken)
+            of_head = slice(head * groups, (head + 1) * groups)
+            taken = [x[:, of_head].transpose(0, 1) for x in (query, log_text, of_text, log_own, of_own)]
+            q, e, o, e_own, o_own = (x.flatten(1, 2)[:, rows].flatten(0, 1).to(log_text.dtype) for x in taken)
             k, v = prompt_key[head].to(q), prompt_value[head].to(q)
+            b = None if bias is None else bias[head].to(q)
             scores, unmasked = q @ k.mT * scale, None
+            scores = scores if b is None else scores + b
             if hidden is not None:
                 unmasked = scores
                 scores = scores.masked_fill(hidden.flatten(0, 1)[rows].repeat(groups, 1), -torch.inf)
-            found = HeadQueries(q, e, o, scores, unmasked)
-            yield found, k, v, (e - found.log_whole).exp()[:, None] * o + found.weights @ v
+            log_whole = torch.logaddexp(e_own, scores.logsumexp(-1))
+            whole = (e_own - log_whole).exp()[:, None] * o_own + (scores - log_whole[:, None]).exp_() @ v
+            yield HeadQueries(e, o, scores, log_whole, whole, bool(lead), unmasked), k, v, b
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The queries of a text, and the text's own keys, values and mask (None: each sees those before it)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+
+    def attention(self, without: int, scale: float | None) -> tuple[Tensor, Tensor]:
+        """Attention and log-sum-exp, as if the first so many tokens were not there; theirs are 0."""
+        query, key, value = (x[:, :, without:] for x in (self.query, self.key, self.value))
+        mask = None if self.mask is None else self.mask[..., without:, without:]
+        output, lse = attention_with_lse(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+        if not without:
+            return output, lse
+        return torch.nn.functional.pad(output, (0, 0, without, 0)), torch.nn.functional.pad(lse, (without, 0))
 
 
 def _hidden(mask: Tensor | None, before: int, query: Tensor) -> Tensor | None:
@@ -285,7 +302,7 @@ class KeyImportance(TextWatcher):
     ) -> tuple[Tensor, Tensor | None]:
         with without_autocast(query):
             views = self.seen(query, key, value, mask, kwargs.get("scaling"))
-            self.mean_squares = torch.stack([seen.weights.square().mean(0) for seen, *_ in views])
+            self.mean_squares = torch.stack([seen.weights.square_().mean(0) for seen, *_ in views])
         self.tick()
         return previous(self.host, query, key, value, mask, **kwargs)
 
@@ -312,11 +329,10 @@ class Matching(TextWatcher):
         block, before = self._of[1], key.shape[2] - query.shape[2]
         assert block.attention is not None
         with without_autocast(query):
-            views = zip(self.seen(query, key, value, mask, kwargs.get("scaling")), self.sizes, strict=True)
-            parts = [
-                match(seen, k, v, whole, size, self.config.choice, self.config.biases)
-                for (seen, k, v, whole), size in views
-            ]
+            views = self.seen(query, key, value, mask, kwargs.get("scaling"))
+            among = max(CANDIDATES, *self.sizes)
+            heads = [Candidates.of(seen, k, v, b, among) for seen, k, v, b in views]
+            parts = match(heads, self.sizes, self.config.choice, self.config.biases)
         keys, values, biases = (torch.cat(part) for part in zip(*parts, strict=True))
         start: PrefixStart = made(self.config, block.attention, keys, values, biases, self.sizes)
         self.prefix.begin(start)
@@ -335,22 +351,6 @@ class Matching(TextWatcher):
             scale=kwargs.get("scaling"),
         )
         return output.transpose(1, 2).contiguous(), None
-
-
-@contextmanager
-def _watching(places: Places, watchers: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Let them take part; afterwards the model is as it was."""
-    attached: list[TextWatcher] = []
-    try:
-        for watcher in watchers:
-            setattr(watcher.host, TextWatcher.child, watcher)
-            attached.append(watcher)
-            watcher.attach()
-        yield watchers
-    finally:
-        for watcher in attached:
-            watcher.detach()
-            delattr(watcher.host, TextWatcher.child)
 
 
 def _run(watchers: Sequence[TextWatcher], passes: Passes) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from inlay.anatomy import Block
+from inlay.anatomy import Block, anatomy
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
 from inlay.methods.compact_prefix.layer import CompactPrefix, CompactPrefixLayer, PrefixStart
 from inlay.methods.compact_prefix.matching import fit
 from inlay.methods.compact_prefix.start import start_at
-from inlay.methods.prompts import Prompt
+from inlay.methods.prompts import KeysValuesBiases, Prompt
 from inlay.methods.protocol import Passes
 from inlay.methods.softmax_tuner import SoftmaxTuner
 
@@ -25,6 +25,7 @@ class CompactPrefixModel(SoftmaxTuner):
     tuner_layer_cls = CompactPrefixLayer
     method = "compact-prefix"
     fit_batch = 96
+    fit_leads = True
 
     def settings_at(self, config: CompactPrefixConfig, name: str) -> PrefixStart:
         return start_at(config, self.places()[name], self.prompt)
@@ -50,6 +51,15 @@ class CompactPrefixModel(SoftmaxTuner):
             start = start_at(config, block, prompt)
             prefix.begin(start)
             config.sizes = (config.sizes or {}) | {name: list(start.sizes)}
+
+    @torch.no_grad()
+    def kept(self, adapter_name: str = "default") -> list[KeysValuesBiases] | None:
+        """None where some block has no compact prefix."""
+        prefixes = {block.index: prefix for block, prefix in self._prefixes(adapter_name).values()}
+        if len(prefixes) < len(anatomy(self.model).blocks):
+            return None
+        found = [prefixes[number]() for number in sorted(prefixes)]
+        return [(key, value, key.new_zeros(key.shape[:2]) if bias is None else bias) for key, value, bias in found]
 
     def can_fit(self) -> bool:
         return True

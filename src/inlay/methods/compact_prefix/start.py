@@ -26,7 +26,7 @@ def start_at(config: CompactPrefixConfig, block: Block, prompt: Prompt | None = 
     heads, size = key_heads(attention), attention.head_size
     if prompt is not None:
         key, value = prompt.keys_and_values(block.index)
-        return segments(config, attention, key, value)
+        return segments(config, attention, key, value, prompt.biases(block.index))
     sizes = config.sizes_at(plain_name(attention.name), heads)
     generator = torch.Generator().manual_seed(config.seed + block.index)
     keys = torch.randn(sum(sizes), size, generator=generator, device="cpu")
@@ -35,7 +35,9 @@ def start_at(config: CompactPrefixConfig, block: Block, prompt: Prompt | None = 
     return made(config, attention, keys, torch.zeros_like(keys), biases, sizes)
 
 
-def segments(config: CompactPrefixConfig, attention: Attention, key: Tensor, value: Tensor) -> PrefixStart:
+def segments(
+    config: CompactPrefixConfig, attention: Attention, key: Tensor, value: Tensor, bias: Tensor | None = None
+) -> PrefixStart:
     """The prompt cut into pieces: the first token alone, to which heads attend that have nothing to say, and the others
     in segments of about equal length. A segment is one key, the mean of its keys, and counts as often as it has tokens.
     No text is needed for it, and it is a poor start: what heads look at lies in single keys."""
@@ -47,12 +49,18 @@ def segments(config: CompactPrefixConfig, attention: Attention, key: Tensor, val
     lengths = torch.tensor([end - begin for begin, end in pairwise(cuts)], device=key.device)
     owner = torch.repeat_interleave(torch.arange(count, device=key.device), lengths)
 
-    def mean(x: Tensor) -> Tensor:
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        summed = x.new_zeros(x.shape[0], count, x.shape[2]).index_add_(1, owner, x)
-        return (summed / lengths[:, None]).flatten(0, 1)
+    exact = torch.promote_types(key.dtype, torch.float32)
+    often = key.new_ones(key.shape[:2], dtype=exact) if bias is None else bias.to(exact).exp()
 
-    biases = lengths.to(torch.float32).log().repeat(len(key))
+    def summed(x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), count, *x.shape[2:]).index_add_(1, owner, x)
+
+    whole = summed(often).clamp(min=torch.finfo(exact).tiny)  # of hidden keys, 0
+
+    def mean(x: Tensor) -> Tensor:
+        return (summed(often[..., None] * x.to(exact)) / whole[..., None]).flatten(0, 1)
+
+    biases = whole.log().flatten()
     return made(config, attention, mean(key), mean(value), biases, [count] * len(key))
 
 

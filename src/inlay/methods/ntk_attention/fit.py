@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from inlay.methods.attention_interface import Attend, AttentionLayer
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.shared_prompt import SharedPrompt
+from inlay.methods.watching import watching
 
 RIDGE = 1e-4
 """Added to the diagonal, relative to its mean: features that hardly occur stay small."""
@@ -184,19 +185,10 @@ def solve(products: Tensor, targets: Tensor, rank: int) -> tuple[Tensor, Tensor,
 
 
 @contextmanager
-def watching(model: nn.Module, kind: type[Watcher], adapter_name: str = "default") -> Iterator[Sequence[Watcher]]:
+def watching_all(model: nn.Module, kind: type[Watcher], adapter_name: str = "default") -> Iterator[Sequence[Watcher]]:
     """Watch every attention that the adapter is in; afterwards the model is as it was."""
     layers = [module for module in model.modules() if isinstance(module, NTKAttentionLayer)]
     prefixes = [(layer.host, layer.inlay_ntk_prefix[adapter_name]) for layer in layers]
     watchers = [kind(host, prefix) for host, prefix in prefixes if isinstance(prefix, TrainedPrefix)]
-    attached: list[Watcher] = []
-    try:
-        for watcher in watchers:
-            setattr(watcher.host, Watcher.child, watcher)
-            attached.append(watcher)
-            watcher.attach()
+    with watching(watchers):
         yield watchers
-    finally:
-        for watcher in attached:
-            watcher.detach()
-            delattr(watcher.host, Watcher.child)

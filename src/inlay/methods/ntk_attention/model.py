@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
-from inlay.methods.ntk_attention.fit import Centring, Squares, watching
+from inlay.methods.ntk_attention.fit import Centring, Squares, watching_all
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import Start, start_at
 from inlay.methods.prompts import Prompt
@@ -57,7 +57,7 @@ class NTKAttentionModel(SoftmaxTuner):
         Each layer is fitted to what it does in the prompted model, so that the errors of layers before it are not seen.
         """
         for kind in (Centring, Squares):
-            with watching(self.model, kind) as watchers:
+            with watching_all(self.model, kind) as watchers:
                 for real, run in passes():
                     for watcher in watchers:
                         watcher.real = real
