@@ -2,7 +2,8 @@
 
 Prompts of about --tokens tokens: `e2e` and `gsm8k`, an instruction with worked examples; `document`, paragraphs of
 wikitext2; `rules`, a short system prompt of a help desk, written here. Into the last two, facts are planted: names with
-numbers drawn from the seed (needles).
+numbers drawn from the seed (needles). `long` is a document four times as long, for `matched in chunks`: read in pieces
+of --tokens, each behind what those before it became.
 
 What is scored, against the full prompt (1) and none (0):
 
@@ -47,12 +48,14 @@ from inlay.papers.ntk_attention.compression import examples, make_prompt
 from inlay.records.versions import versions
 from inlay.training import distil
 from inlay.training.batches import Placement
+from inlay.training.chunks import chunks_of, read_in_chunks
 from inlay.training.plan import pick_device, pick_dtype
 from inlay.workflow.compress import share, split
 
 RESULTS = Path(__file__).parent / "results"
 MATCHED, DISTILLED, NTK, CARTRIDGE = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE"
-LAST, SUMMARY = "last tokens", "own summary"
+LAST, SUMMARY, IN_CHUNKS = "last tokens", "own summary", "matched in chunks"
+LONGER = 4
 FULL, NONE = "full prompt", "no prompt"
 LENGTH, REAL, NEEDLES, WRITTEN = 64, 32, 12, 16
 ASK = "\n\nA short summary of the text above:\n"
@@ -128,11 +131,13 @@ PROMPTS: dict[str, Callable[..., tuple[str, list[str], list[Any]]]] = {
     "gsm8k": few_shot,
     "document": with_needles,
     "rules": with_needles,
+    "long": with_needles,
 }
 
 
 def example_of(name: str, folder: Path, tokenizer: Any, tokens: int, seed: int) -> Example:
-    text, real, needles = PROMPTS[name](name, folder, tokenizer, tokens, seed)
+    length = LONGER * tokens if name == "long" else tokens
+    text, real, needles = PROMPTS[name](name, folder, tokenizer, length, seed)
     lead, ids = split(tokenizer, text)
     rows = [tokenizer(each, add_special_tokens=False).input_ids[: 2 * LENGTH] for each in real]
     return Example(name, ids, lead, rows, needles)
@@ -247,6 +252,26 @@ def train(pair: Any, texts: list[list[int]], args: argparse.Namespace, seed: int
     distil.distil(pair, learn, steps=args.steps, learning_rate=rate, seed=seed, check=texts[7::8])
 
 
+def in_chunks(job: Job, model: Any, example: Example, stick: Yardstick, args: Any) -> dict[str, Any]:
+    """Matching alone, of a prompt that is never read whole."""
+    begin = time.perf_counter()
+    settings = {"start": "text", "seed": job.seed, "prompt_length": len(example.ids), "size": job.size}
+    adapted = attach.attach(model, "compact-prefix", newly_initialised=[], task_kind="causal-lm", settings=settings)
+    pieces = chunks_of(example.ids, args.tokens)
+
+    def texts(pair: Any) -> list[list[int]]:
+        found: list[list[int]] = pair.sample(args.texts, LENGTH, job.seed)
+        return found
+
+    pair = read_in_chunks(adapted.eval(), pieces, args.place, example.lead, LENGTH, texts)
+    distil.fit(pair, texts(pair))
+    found = {"seconds": time.perf_counter() - begin, "chunks": len(pieces)}
+    found |= stick.of_adapter(pair)
+    cast: Any = adapted
+    cast.unload()
+    return found
+
+
 def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: Any, args: Any) -> Iterator[Any]:
     """What one contender keeps; matching alone comes before distillation."""
     model, place = backbone.model, args.place
@@ -264,9 +289,14 @@ def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: 
         seconds = time.perf_counter() - begin
         yield job, stick.of_adapter(pair) | {"seconds": seconds, "parameters": adapted.num_parameters(True)}
         return
+    if job.who == IN_CHUNKS:
+        yield job, in_chunks(job, model, example, stick, args)
+        return
     method = NTK if job.who == NTK else "compact-prefix"
     settings: dict[str, Any] = {"start": "text", "seed": job.seed, "prompt_ids": example.ids}
-    settings |= {"rank": 64, "feature_map": "elu", "feature_multiplier": 2} if method == NTK else {"size": job.size}
+    settings |= (
+        {"factored": False, "feature_map": "elu", "feature_multiplier": 2} if method == NTK else {"size": job.size}
+    )
     adapted = attach.attach(model, method, newly_initialised=[], task_kind="causal-lm", settings=settings).eval()
     pair = distil.Pair(adapted, example.ids, place, example.lead)
     distil.fit(pair, texts)
@@ -318,11 +348,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded:smollm2")
     parser.add_argument("--data-dir", type=Path, required=True, help="a folder with e2e_nlg/, gsm8k/ and wikitext2/")
-    parser.add_argument("--prompts", default=",".join(PROMPTS))
+    parser.add_argument("--prompts", default="e2e,gsm8k,document,rules", help=f"of {', '.join(PROMPTS)}")
     parser.add_argument(
         "--contenders",
         default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK)),
-        help=f"also {MATCHED}, without distillation",
+        help=f"also {MATCHED}, without distillation, and {IN_CHUNKS}",
     )
     parser.add_argument("--sizes", default="16,32,64,128,256,512")
     parser.add_argument("--tokens", type=int, default=2000)

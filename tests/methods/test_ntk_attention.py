@@ -472,6 +472,45 @@ def test_two_prefixes_add_up() -> None:
     torch.testing.assert_close(outputs(single, batch), both, atol=1e-5, rtol=1e-5)
 
 
+def test_z_itself_is_z_of_all_ranks() -> None:
+    """One matrix in place of its factors: the same outputs and gradients of kappa, alone and beside another prefix."""
+    apart, batch = adapted("bert", "base", rank=8)
+    whole, _ = adapted("bert", "base", factored=False)
+    with torch.no_grad():
+        for one, other in zip(layers(apart), layers(whole), strict=True):
+            factors, own = one.inlay_ntk_prefix["default"], other.inlay_ntk_prefix["default"]
+            assert own.z_b is None
+            own.z_a.weight.copy_(factors.z_a.weight @ factors.z_b.weight)
+            own.kappa.weight.copy_(factors.kappa.weight)
+    torch.testing.assert_close(outputs(whole, batch), outputs(apart, batch))
+    gradients = []
+    for model in (apart, whole):
+        model(**batch).last_hidden_state.square().mean().backward()
+        gradients.append([layer.inlay_ntk_prefix["default"].kappa.weight.grad for layer in layers(model)])
+        model.add_adapter("second", inlay.NTKAttentionConfig(rank=2, seed=5))
+        model.set_adapter("second")
+        stir(model, seed=3, only=".second.")
+        model.base_model.set_adapter(["default", "second"])
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(outputs(whole, batch), outputs(apart, batch))
+
+
+@torch.no_grad()
+def test_z_itself_is_saved_and_starts_as_the_base_model(tmp_path: Path) -> None:
+    base, batch = tiny("bert", "base")
+    wanted = base.eval()(**batch).last_hidden_state
+    model = get_peft_model(base, inlay.NTKAttentionConfig(factored=False, seed=0)).eval()
+    torch.testing.assert_close(outputs(model, batch), wanted)
+    stir(model)
+    moved = outputs(model, batch)
+    assert not torch.allclose(moved, wanted, atol=1e-3)
+    model.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(tiny("bert", "base")[0], str(tmp_path))
+    torch.testing.assert_close(outputs(again, batch), moved)
+    with pytest.raises(InlayError, match=r"rank=3: Z itself \(factored=False\) has none"):
+        inlay.NTKAttentionConfig(factored=False, rank=3)
+
+
 def test_prefixes_seen_by_different_features_run_one_at_a_time() -> None:
     model, batch = adapted("bert", "base")
     model.add_adapter("second", inlay.NTKAttentionConfig(feature_multiplier=2))

@@ -31,6 +31,13 @@ class NTKAttentionConfig(InlayConfig):
         default=None,
         metadata={"help": "The rank s of Z = Z_A Z_B, at most the head size d; None: the smaller of 16 and d // 2."},
     )
+    factored: bool = field(
+        default=True,
+        metadata={
+            "help": "False: Z itself in place of Z_A Z_B, and no rank; smaller than factors of a rank near the head "
+            "size."
+        },
+    )
     feature_multiplier: int = field(
         default=1, metadata={"help": "beta: there are r = beta d features. `taylor` has a number of its own."}
     )
@@ -70,6 +77,8 @@ class NTKAttentionConfig(InlayConfig):
             raise unknown("feature_map", self.feature_map, FEATURE_MAPS)
         self._check_prompt()
         if self.rank is not None:
+            if not self.factored:
+                raise InlayError(f"rank={self.rank}: Z itself (factored=False) has none. Leave one of them out.")
             _at_least_one("rank", self.rank, f"or leave it out for {USUAL_RANK} or half the head size")
         _at_least_one("feature_multiplier", self.feature_multiplier, "1 and 2 are usual")
         _at_least_one("prefix_length", self.prefix_length, "32 is usual")
@@ -129,8 +138,10 @@ class NTKAttentionConfig(InlayConfig):
             )
         usual: dict[str, Any] = {"feature_map": Elu.name}
         attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
-        if attention is not None:  # otherwise attaching says what is wrong with the model
-            usual["rank"] = attention.head_size
+        # All ranks: Z itself. Without attention, attaching says what is wrong with the model.
+        if attention is not None and settings.get("rank", attention.head_size) == attention.head_size:
+            settings = {name: value for name, value in settings.items() if name != "rank"}
+            usual["factored"] = False
         if settings.get("feature_map", Elu.name) != Taylor.name:
             usual["feature_multiplier"] = 2
         return usual | dict(settings) | {"start": "text"}
@@ -154,6 +165,8 @@ class NTKAttentionConfig(InlayConfig):
 
     def rank_at(self, head_size: int) -> int:
         """s, for heads of this size."""
+        if not self.factored:
+            return head_size
         if self.rank is None:
             return max(1, min(USUAL_RANK, head_size // 2))
         if self.rank > head_size:

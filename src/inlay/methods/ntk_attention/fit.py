@@ -121,8 +121,11 @@ class Squares(Watcher):
     def settle(self) -> None:
         assert self.sums is not None
         z_a, z_b, kappa = solve(*self.sums, self.prefix.z_a.weight.shape[-1])
+        if self.prefix.z_b is None:
+            z_a = z_a @ z_b
         for part, found in ((self.prefix.z_a, z_a), (self.prefix.z_b, z_b), (self.prefix.kappa, kappa)):
-            part.weight.copy_(found)
+            if part is not None:
+                part.weight.copy_(found)
 
 
 def look(

@@ -37,13 +37,14 @@ PARAMETERS = (LoadedParameter, Kappa, Fixed)
 
 
 class TrainedPrefix(nn.Module):
-    """What stands for the prefix in one adapter: `Z_A`, `Z_B` and `kappa` of each query head."""
+    """The prefix parameters of one adapter: `Z_A`, `Z_B` and `kappa` of each query head. Without a `Z_B`, the first is
+    Z."""
 
     def __init__(self, start: Start) -> None:
         super().__init__()
         self._phi = start.features
         self.z_a = LoadedParameter(start.z_a)
-        self.z_b = LoadedParameter(start.z_b)
+        self.z_b = None if start.z_b is None else LoadedParameter(start.z_b)
         self.kappa = (Kappa if start.features.positive else Fixed)(start.kappa)
         self.centre = None if start.centre is None else Fixed(start.centre)
 
@@ -63,18 +64,18 @@ class TrainedPrefix(nn.Module):
             if part is not None:
                 part.weight.copy_(found)
 
-    def forward(self) -> tuple[Tensor, Tensor, Tensor]:
-        return _value(self.z_a), _value(self.z_b), _value(self.kappa)
+    def forward(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        return _value(self.z_a), None if self.z_b is None else _value(self.z_b), _value(self.kappa)
 
-    def given(self) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def given(self) -> tuple[Tensor, Tensor | None, Tensor, bool]:
         """The same, but rho in place of kappa, and True, where nobody waits for the call: some kernels take rho."""
         parts = self._modules  # looked up where nn.Module keeps them: its own way takes longer than the call
-        z_a, z_b, kappa = parts["z_a"], parts["z_b"], parts["kappa"]
+        z_a, z_b, kappa = parts["z_a"], parts.get("z_b"), parts["kappa"]
         assert z_a is not None
-        assert z_b is not None
         assert kappa is not None
         signed = type(kappa) is Kappa and not kappa._forward_pre_hooks
-        return _value(z_a), _value(z_b), _weight(kappa) if signed else _value(kappa), signed
+        right = None if z_b is None else _value(z_b)
+        return _value(z_a), right, _weight(kappa) if signed else _value(kappa), signed
 
 
 def _value(module: nn.Module) -> Tensor:
@@ -113,7 +114,8 @@ class NTKAttentionLayer(SoftmaxLayer):
         names = self.running()
         z_a, z_b, kappa, signed = self._prefixes(names)
         how |= {"feature_map": self._prefix(names[0]).features, "signed": signed}
-        output = ntk_attention(query, key, value, (z_a, z_b), kappa, dropout_p=dropout_p, **how)
+        z = z_a if z_b is None else (z_a, z_b)
+        output = ntk_attention(query, key, value, z, kappa, dropout_p=dropout_p, **how)
         if not shares:
             return output, None
         # What attention to values of 1 gives.
@@ -126,7 +128,7 @@ class NTKAttentionLayer(SoftmaxLayer):
         piece: TrainedPrefix = found._modules[name]
         return piece
 
-    def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor, Tensor, bool]:
+    def _prefixes(self, names: list[str]) -> tuple[Tensor, Tensor | None, Tensor, bool]:
         """Z_A, Z_B and kappa of all running adapters, as if of one: `[A_1 A_2] [B_1; B_2] = A_1 B_1 + A_2 B_2`; and
         whether it is rho that stands for kappa."""
         prefixes = [self._prefix(name) for name in names]
@@ -141,4 +143,8 @@ class NTKAttentionLayer(SoftmaxLayer):
                 "feature_map, feature_multiplier and seed, and no start='text' of taylor or favor."
             )
         left, right, kappas = zip(*found, strict=True)
+        if None in right:  # Z is Z times the identity
+            size = left[right.index(None)].shape[-1]
+            whole = torch.eye(size, dtype=left[0].dtype, device=left[0].device).expand(len(left[0]), -1, -1)
+            right = tuple(whole if part is None else part for part in right)
         return torch.cat(left, -1), torch.cat(right, -2), torch.stack(kappas).sum(0), False

@@ -19,11 +19,11 @@ from inlay.methods.prompts import Prompt
 @dataclass(frozen=True)
 class Start:
     """phi and the first values of one attention: `z_a` [heads, r, s], `z_b` [heads, s, d], `kappa` [heads, r]; `centre`
-    [heads, d] where keys are taken about one."""
+    [heads, d] where keys are taken about one. Without a `z_b`, `z_a` is Z."""
 
     features: FeatureMap
     z_a: Tensor
-    z_b: Tensor
+    z_b: Tensor | None
     kappa: Tensor
     centre: Tensor | None = None
 
@@ -42,16 +42,23 @@ def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = N
     centre = torch.zeros(heads, size) if config.start == "text" else None
     if config.start == "prefix" and not on_meta:
         z, kappa = _prefix(config, block, attention, heads, rows, generator)
-        z_a, z_b = low_rank(z, rank)
+        z_a, z_b = parts(z, config, rank)
     elif prompt is not None:
         z, kappa, centre = _text(config, attention, prompt.keys_and_values(block.index), heads, rows)
-        z_a, z_b = low_rank(z, rank)
+        z_a, z_b = parts(z, config, rank)
+    elif not config.factored:
+        z_a, z_b, kappa = torch.zeros(heads, rows, size), None, torch.zeros(heads, rows)
     else:
         # As a LoRA starts: one factor is 0, the other is not, or neither would ever receive a gradient.
         z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu") * spread(rows)
         z_b, kappa = torch.zeros(heads, rank, size), torch.zeros(heads, rows)
-    z_a, z_b, kappa = (like(attention.module, value) for value in (z_a, z_b, kappa))
-    return Start(config.features(), z_a, z_b, kappa, None if centre is None else like(attention.module, centre))
+    values = [None if value is None else like(attention.module, value) for value in (z_a, z_b, kappa, centre)]
+    return Start(config.features(), *values)
+
+
+def parts(z: Tensor, config: NTKAttentionConfig, rank: int) -> tuple[Tensor, Tensor | None]:
+    """Z as the adapter stores it: its factors, or itself."""
+    return low_rank(z, rank) if config.factored else (z, None)
 
 
 def spread(rows: int) -> float:
