@@ -255,7 +255,7 @@ def train(pair: Any, texts: list[list[int]], args: argparse.Namespace, seed: int
 def in_chunks(job: Job, model: Any, example: Example, stick: Yardstick, args: Any) -> dict[str, Any]:
     """Matching alone, of a prompt that is never read whole."""
     begin = time.perf_counter()
-    settings = {"start": "text", "seed": job.seed, "prompt_length": len(example.ids), "size": job.size}
+    settings: dict[str, Any] = {"start": "text", "seed": job.seed, "prompt_length": len(example.ids), "size": job.size}
     adapted = attach.attach(model, "compact-prefix", newly_initialised=[], task_kind="causal-lm", settings=settings)
     pieces = chunks_of(example.ids, args.tokens)
 
