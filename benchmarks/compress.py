@@ -15,8 +15,9 @@ What is scored, against the full prompt (1) and none (0):
 
 Contenders: `compact-prefix` by matching alone and with distillation, `ntk-attention`, PEFT's CARTRIDGE (keys and values
 from the prompt's first tokens, the same texts, steps and rate), the prompt's last tokens, and a summary of so many
-tokens that the model itself writes, greedily. Seeds draw the texts that are fitted to, the places and numbers of the
-needles, and the order of training.
+tokens that the model itself writes, greedily. All are fitted to the model's own continuations of the prompt; `matched on
+mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the places
+and numbers of the needles, and the order of training.
 
     python benchmarks/compress.py --data-dir <folder>                        # on a GPU: everything, three seeds
     python benchmarks/compress.py --data-dir <folder> --prompts e2e --sizes 32,128 --steps 0 --seeds 1
@@ -50,11 +51,13 @@ from inlay.training import distil
 from inlay.training.batches import Placement
 from inlay.training.chunks import chunks_of, read_in_chunks
 from inlay.training.plan import pick_device, pick_dtype
+from inlay.workflow import study
 from inlay.workflow.compress import share, split
 
 RESULTS = Path(__file__).parent / "results"
 MATCHED, DISTILLED, NTK, CARTRIDGE = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE"
 LAST, SUMMARY, IN_CHUNKS = "last tokens", "own summary", "matched in chunks"
+MIXED = "matched on mixed texts"
 LONGER = 4
 FULL, NONE = "full prompt", "no prompt"
 LENGTH, REAL, NEEDLES, WRITTEN = 64, 32, 12, 16
@@ -304,14 +307,14 @@ def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: 
     parameters = sum(weight.numel() for weight in attach.trained_parameters(adapted).values())
     if method != NTK:
         yield (
-            Job(job.prompt, job.seed, job.size, MATCHED),
+            Job(job.prompt, job.seed, job.size, MIXED if job.who == MIXED else MATCHED),
             stick.of_adapter(pair)
             | {
                 "seconds": seconds,
                 "parameters": parameters,
             },
         )
-    if args.steps and job.who != MATCHED:
+    if args.steps and job.who not in (MATCHED, MIXED):
         train(pair, texts, args, job.seed, 3e-3 if method == NTK else args.rate)
         seconds = time.perf_counter() - begin
         yield job, stick.of_adapter(pair) | {"seconds": seconds, "parameters": parameters}
@@ -352,7 +355,7 @@ def main() -> None:
     parser.add_argument(
         "--contenders",
         default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK)),
-        help=f"also {MATCHED}, without distillation, and {IN_CHUNKS}",
+        help=f"also {MATCHED}, without distillation; {MIXED}; {IN_CHUNKS}",
     )
     parser.add_argument("--sizes", default="16,32,64,128,256,512")
     parser.add_argument("--tokens", type=int, default=2000)
@@ -397,10 +400,12 @@ def main() -> None:
             jobs = [job for job in jobs if job.key not in kept["results"]]
             if not jobs or time.monotonic() > end:
                 continue
+            jobs_of = {job.who for job in jobs}
             example = example_of(prompt, args.data_dir, tokenizer, args.tokens, seed)
             first = bare()
             pair = distil.Pair(first, example.ids, args.place, example.lead)
             texts = pair.sample(args.texts, LENGTH, seed)
+            mixed = study.texts_for(pair, tokenizer, "mixed", args.texts, LENGTH, seed) if MIXED in jobs_of else []
             stick = Yardstick(pair, tokenizer, example)
             first.unload()
             kept["yardsticks"][f"{prompt}/{seed}"] = {
@@ -413,7 +418,8 @@ def main() -> None:
             for job in jobs:
                 if time.monotonic() > end or job.size >= len(example.ids):
                     continue
-                for done, found in measure(job, backbone, example, stick, texts, args):
+                given = mixed if job.who == MIXED else texts
+                for done, found in measure(job, backbone, example, stick, given, args):
                     kept["results"][done.key] = found | about
                     told = {name: value for name, value in found.items() if name != "nll"}
                     print(f"  {done.key}: {told}", flush=True)
