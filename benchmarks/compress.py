@@ -15,9 +15,9 @@ What is scored, against the full prompt (1) and none (0):
 
 Contenders: `compact-prefix` by matching alone and with distillation, `ntk-attention`, PEFT's CARTRIDGE (keys and values
 from the prompt's first tokens, the same texts, steps and rate), the prompt's last tokens, and a summary of so many
-tokens that the model itself writes, greedily. All are fitted to the model's own continuations of the prompt; `matched on
-mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the places
-and numbers of the needles, and the order of training.
+tokens that the model itself writes, greedily. All are fitted to the model's own continuations of the prompt; `matched
+on mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the
+places and numbers of the needles, and the order of training.
 
     python benchmarks/compress.py --data-dir <folder>                        # on a GPU: everything, three seeds
     python benchmarks/compress.py --data-dir <folder> --prompts e2e --sizes 32,128 --steps 0 --seeds 1
