@@ -13,16 +13,19 @@ What is scored, against the full prompt (1) and none (0):
 - `agreement`: how many of the 16 tokens that the full prompt writes greedily after a text's beginning come out the same
   up to the first that differs.
 
-Contenders: `compact-prefix` by matching alone and with distillation, `ntk-attention`, PEFT's CARTRIDGE (keys and values
-from the prompt's first tokens, the same texts, steps and rate), the prompt's last tokens, and a summary of so many
-tokens that the model itself writes, greedily. All are fitted to the model's own continuations of the prompt; `matched
-on mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the
+Contenders: `compact-prefix` by matching alone and with distillation, the other targets of `inlay compress`
+(`cartridge`, `ntk-attention`, `lora`), PEFT's CARTRIDGE (keys and values from the prompt's first tokens, the same
+texts, steps and rate), the prompt's last tokens, and a summary of so many tokens that the model itself writes,
+greedily. All are fitted to the model's own continuations of the prompt; `matched on mixed texts` and `distilled on
+mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the
 places and numbers of the needles, and the order of training.
 
-    python benchmarks/compress.py --data-dir <folder>                        # on a GPU: everything, three seeds
+    python benchmarks/compress.py --data-dir <folder> --processes 12         # on a GPU: everything, three seeds
     python benchmarks/compress.py --data-dir <folder> --prompts e2e --sizes 32,128 --steps 0 --seeds 1
 
 Every result is kept in results/compress-<device>.json as soon as it is there; those in the file are not made again.
+With --processes, prompts and seeds are measured beside one another, and seconds are not times to quote: each result
+says how many processes there were.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ import gzip
 import json
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,12 +58,20 @@ from inlay.training.batches import Placement
 from inlay.training.chunks import chunks_of, read_in_chunks
 from inlay.training.plan import pick_device, pick_dtype
 from inlay.workflow import study
-from inlay.workflow.compress import share, split
+from inlay.workflow.compress import Options, share, split
 
 RESULTS = Path(__file__).parent / "results"
 MATCHED, DISTILLED, NTK, CARTRIDGE = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE"
 LAST, SUMMARY, IN_CHUNKS = "last tokens", "own summary", "matched in chunks"
-MIXED = "matched on mixed texts"
+MIXED, DISTILLED_MIXED = "matched on mixed texts", "distilled on mixed texts"
+OWN_CARTRIDGE, LORA = "cartridge", "lora"
+SIZELESS = (NTK, LORA)
+TARGETS = {DISTILLED: "compact-prefix", DISTILLED_MIXED: "compact-prefix"}
+"""Of `inlay compress`; the others are called as their contenders are."""
+RATE = 1e-2
+"""Of PEFT's CARTRIDGE: the rate of compact-prefix."""
+ALIKE = 12
+"""Tokens of a text's beginning that are continued."""
 LONGER = 4
 FULL, NONE = "full prompt", "no prompt"
 LENGTH, REAL, NEEDLES, WRITTEN = 64, 32, 12, 16
@@ -151,11 +165,15 @@ def example_of(name: str, folder: Path, tokenizer: Any, tokens: int, seed: int) 
 
 @torch.no_grad()
 def answers(pair: Any, tokenizer: Any, asked: list[str], length: int, prompted: bool, adapter: bool) -> list[list[int]]:
-    found = []
-    for text in asked:
-        ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids], device=pair.place.device)
-        found.append(pair.go_on(ids, length, prompted=prompted, adapter=adapter)[0].tolist())
-    return found
+    """Greedy continuations, those of equal length together: nothing is padded."""
+    ids = [tokenizer(text, add_special_tokens=False).input_ids for text in asked]
+    found: dict[int, list[int]] = {}
+    for size in {len(row) for row in ids}:
+        rows = [number for number, row in enumerate(ids) if len(row) == size]
+        given = torch.tensor([ids[number] for number in rows], device=pair.place.device)
+        made = pair.go_on(given, length, prompted=prompted, adapter=adapter).tolist()
+        found |= dict(zip(rows, made, strict=True))
+    return [found[number] for number in range(len(ids))]
 
 
 class Yardstick:
@@ -167,7 +185,7 @@ class Yardstick:
             FULL: distil.scores(pair, example.real, pair.prompted),
             NONE: distil.scores(pair, example.real, lambda ids: pair.bare(ids, adapter=False)),
         }
-        self.begun = [tokenizer.decode(row[:12]) for row in example.real[:8]]
+        self.begun = [tokenizer.decode(row[:ALIKE]) for row in example.real]
         self.written = answers(pair, tokenizer, self.begun, WRITTEN, True, False)
         self.right = [self._hit(ids, answer) for ids, answer in self._asked(pair, True, False)]
         self.none = self._rates(
@@ -241,7 +259,7 @@ def _unmoved(model: Any, ids: list[int]) -> list[Any]:
 
 
 def summary(backbone: Any, example: Example, size: int, args: Any) -> list[int]:
-    """What the model says when it is asked for a summary, cut to so many tokens."""
+    """What the model says when it is asked for a summary, greedily: a shorter one is the beginning of a longer."""
     asked = backbone.processor(ASK, add_special_tokens=False).input_ids
     pair = distil.Pair(args.bare(), example.ids, args.place, example.lead)
     ids = torch.tensor([asked], device=args.place.device)
@@ -275,50 +293,61 @@ def in_chunks(job: Job, model: Any, example: Example, stick: Yardstick, args: An
     return found
 
 
+def instead(job: Job, backbone: Any, example: Example, stick: Yardstick, args: Any) -> dict[str, Any]:
+    """Another prompt, of fewer tokens, in place of the whole."""
+    begin = time.perf_counter()
+    kept = example.ids[-job.size :] if job.who == LAST else args.summaries[: len(example.lead) + job.size]
+    other = distil.Pair(args.bare(), kept, args.place, example.lead)
+    seconds, size = time.perf_counter() - begin, 2 * _values(backbone, job.size)
+    found = stick.of_prompted(other) | {"seconds": seconds, "bytes": size}
+    other.model.unload()
+    return found
+
+
+def _values(backbone: Any, tokens: int) -> int:
+    """Keys and values of so many tokens."""
+    config = backbone.model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * tokens * config.num_hidden_layers * config.num_key_value_heads * size)
+
+
 def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: Any, args: Any) -> Iterator[Any]:
     """What one contender keeps; matching alone comes before distillation."""
-    model, place = backbone.model, args.place
     begin = time.perf_counter()
+
+    def told(pair: Any, parameters: int) -> dict[str, Any]:
+        seconds = time.perf_counter() - begin
+        return stick.of_adapter(pair) | {"seconds": seconds, "parameters": parameters, "bytes": 2 * parameters}
+
     if job.who in (LAST, SUMMARY):
-        kept = example.ids[-job.size :] if job.who == LAST else summary(backbone, example, job.size, args)
-        other = distil.Pair(args.bare(), kept, place, example.lead)
-        yield job, stick.of_prompted(other) | {"seconds": time.perf_counter() - begin}
-        other.model.unload()
-        return
-    if job.who == CARTRIDGE:
-        adapted = cartridge(model, example, job.size, place)
-        pair = distil.Pair(adapted, example.ids, place, example.lead)
-        train(pair, texts, args, job.seed, args.rate)
-        seconds = time.perf_counter() - begin
-        yield job, stick.of_adapter(pair) | {"seconds": seconds, "parameters": adapted.num_parameters(True)}
-        return
-    if job.who == IN_CHUNKS:
-        yield job, in_chunks(job, model, example, stick, args)
-        return
-    method = NTK if job.who == NTK else "compact-prefix"
-    settings: dict[str, Any] = {"start": "text", "seed": job.seed, "prompt_ids": example.ids}
-    settings |= (
-        {"factored": False, "feature_map": "elu", "feature_multiplier": 2} if method == NTK else {"size": job.size}
-    )
-    adapted = attach.attach(model, method, newly_initialised=[], task_kind="causal-lm", settings=settings).eval()
-    pair = distil.Pair(adapted, example.ids, place, example.lead)
-    distil.fit(pair, texts)
-    seconds = time.perf_counter() - begin
-    parameters = sum(weight.numel() for weight in attach.trained_parameters(adapted).values())
-    if method != NTK:
-        yield (
-            Job(job.prompt, job.seed, job.size, MIXED if job.who == MIXED else MATCHED),
-            stick.of_adapter(pair)
-            | {
-                "seconds": seconds,
-                "parameters": parameters,
-            },
-        )
-    if args.steps and job.who not in (MATCHED, MIXED):
-        train(pair, texts, args, job.seed, 3e-3 if method == NTK else args.rate)
-        seconds = time.perf_counter() - begin
-        yield job, stick.of_adapter(pair) | {"seconds": seconds, "parameters": parameters}
-    adapted.unload()
+        yield job, instead(job, backbone, example, stick, args)
+    elif job.who == CARTRIDGE:
+        adapted = cartridge(backbone.model, example, job.size, args.place)
+        pair = distil.Pair(adapted, example.ids, args.place, example.lead)
+        train(pair, texts, args, job.seed, RATE)
+        yield job, told(pair, sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad))
+    elif job.who == IN_CHUNKS:
+        yield job, in_chunks(job, backbone.model, example, stick, args)
+    else:
+        matched = {MATCHED: DISTILLED, MIXED: DISTILLED_MIXED}
+        becomes = matched.get(job.who, job.who)
+        sized = {} if job.who in SIZELESS else {"size": job.size}
+        options = Options(to=TARGETS.get(becomes, becomes), seed=job.seed, **sized)
+        method = options.target.method
+        settings = options.for_model(backbone.model, len(example.ids))
+        settings |= {"prompt_ids": example.ids} if method.takes("prompt_ids") else {}
+        adapted = attach.attach(backbone.model, method, newly_initialised=[], task_kind="causal-lm", settings=settings)
+        pair = distil.Pair(adapted.eval(), example.ids, args.place, example.lead)
+        parameters = sum(weight.numel() for weight in attach.trained_parameters(adapted).values())
+        if distil.can_fit(pair):
+            distil.fit(pair, texts)
+            back = {after: before for before, after in matched.items()}
+            who = job.who if job.who in matched else back.get(job.who, f"{job.who}, matched")
+            yield Job(job.prompt, job.seed, job.size, who), told(pair, parameters)
+        if args.steps and job.who not in matched:
+            train(pair, texts, args, job.seed, options.rate)
+            yield job, told(pair, parameters)
+        adapted.unload()
 
 
 # ---- running it
@@ -347,85 +376,153 @@ def table(results: dict[str, Any]) -> list[str]:
     return lines
 
 
+def jobs_of(prompt: str, seed: int, args: argparse.Namespace, kept: dict[str, Any]) -> list[Job]:
+    """What is to be measured of one prompt and seed, and is not there yet."""
+    found = [
+        Job(prompt, seed, 0 if who in SIZELESS else size, who)
+        for who in args.contenders.split(",")
+        for size in ([0] if who in SIZELESS else [int(size) for size in args.sizes.split(",")])
+    ]
+    return [job for job in found if job.key not in kept["results"]]
+
+
+def measure_all(prompt: str, seed: int, jobs: list[Job], backbone: Any, args: Any, keep: Callable[..., None]) -> None:
+    """All jobs of one prompt and seed; each result is kept when it is there."""
+    tokenizer, wanted = backbone.processor, {job.who for job in jobs}
+    example = example_of(prompt, args.data_dir, tokenizer, args.tokens, seed)
+    first = args.bare()
+    pair = distil.Pair(first, example.ids, args.place, example.lead)
+    texts = pair.sample(args.texts, LENGTH, seed)
+    mixed = []
+    if wanted & {MIXED, DISTILLED_MIXED}:
+        mixed = study.texts_for(pair, tokenizer, "mixed", args.texts, LENGTH, seed)
+    stick = Yardstick(pair, tokenizer, example)
+    first.unload()
+    if SUMMARY in wanted:
+        args.summaries = summary(backbone, example, max(job.size for job in jobs if job.who == SUMMARY), args)
+    keep(
+        "yardsticks",
+        f"{prompt}/{seed}",
+        {
+            "tokens": len(example.ids),
+            "bytes": 2 * _values(backbone, len(example.ids)),
+            "nll": {who: found.nll for who, found in stick.reference.items()},
+            "recall": statistics.mean(stick.right) if stick.right else None,
+            NONE: stick.none,
+        },
+    )
+    for job in jobs:
+        if time.monotonic() > args.end or job.size >= len(example.ids):
+            continue
+        given = mixed if job.who in (MIXED, DISTILLED_MIXED) else texts
+        for done, found in measure(job, backbone, example, stick, given, args):
+            keep("results", done.key, found)
+
+
+def beside_one_another(groups: list[tuple[str, int]], args: argparse.Namespace, merge: Callable[[Path], None]) -> None:
+    """One process for each prompt and seed, at most --processes at once; each writes a file of its own."""
+    waiting, running = list(groups), []
+    with tempfile.TemporaryDirectory() as scratch:
+        while waiting or running:
+            while waiting and len(running) < args.processes:
+                prompt, seed = waiting.pop(0)
+                own = Path(scratch) / f"{prompt}-{seed}"
+                words = [*sys.argv[1:], "--prompts", prompt, "--first-seed", str(seed), "--seeds", "1"]
+                minutes = str(max(0.0, (args.end - time.monotonic()) / 60))
+                words += ["--results", str(own), "--minutes", minutes, "--processes", "1"]
+                words += ["--at-once", str(min(len(groups), args.processes)), "--after", str(args.results)]
+                running.append((own, subprocess.Popen([sys.executable, __file__, *words])))
+            time.sleep(1)
+            for own, process in list(running):
+                merge(own)
+                if process.poll() is not None:
+                    running.remove((own, process))
+
+
 def main() -> None:
+    args = arguments()
+    args.end = time.monotonic() + 60 * args.minutes
+    device = pick_device()
+    target = args.results / f"compress-{device.type}.json"
+    kept = read_kept(target)
+    about = {
+        "command": called_by().replace(str(args.data_dir), "<folder>"),
+        "versions": versions(),
+        "model": args.model,
+        "precision": str(pick_dtype(args.precision, device) or torch.float32).removeprefix("torch."),
+        "at_once": args.at_once,
+    }
+
+    def write() -> None:
+        args.results.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_suffix(".new")
+        scratch.write_text(json.dumps(kept, indent=1) + "\n")
+        scratch.replace(target)
+
+    def keep(part: str, key: str, found: dict[str, Any]) -> None:
+        kept[part][key] = found | (about if part == "results" else {})
+        print(f"  {key}: { {name: value for name, value in found.items() if name != 'nll'} }", flush=True)
+        write()
+
+    def merge(folder: Path) -> None:
+        new = read_kept(folder / target.name)
+        if new["results"].keys() - kept["results"].keys():
+            for part in kept:
+                kept[part] |= new[part]
+            write()
+
+    before = kept if args.after is None else read_kept(args.after / target.name)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    groups = [(prompt, seed) for seed in seeds for prompt in args.prompts.split(",")]
+    groups = [group for group in groups if jobs_of(*group, args, before)]
+    if args.processes > 1:
+        beside_one_another(groups, args, merge)
+    elif groups:
+        args.place = Placement(device, pick_dtype(args.precision, device), args.batch_size)
+        backbone = backbones.load(args.model, kind="causal-lm")
+        backbone.model.to(device)
+
+        def bare() -> Any:
+            one: dict[str, Any] = {"newly_initialised": [], "task_kind": "causal-lm", "settings": {"size": 1}}
+            return attach.attach(backbone.model, "compact-prefix", **one).eval()
+
+        args.bare = bare
+        for group in groups:
+            if time.monotonic() < args.end:
+                measure_all(*group, jobs_of(*group, args, before), backbone, args, keep)
+    if args.after is None:
+        print(*table(kept["results"]), sep="\n")
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"results": {}, "yardsticks": {}}
+    return found
+
+
+def arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded:smollm2")
     parser.add_argument("--data-dir", type=Path, required=True, help="a folder with e2e_nlg/, gsm8k/ and wikitext2/")
     parser.add_argument("--prompts", default="e2e,gsm8k,document,rules", help=f"of {', '.join(PROMPTS)}")
     parser.add_argument(
         "--contenders",
-        default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK)),
-        help=f"also {MATCHED}, without distillation; {MIXED}; {IN_CHUNKS}",
+        default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK, LORA, DISTILLED_MIXED, OWN_CARTRIDGE)),
+        help=f"also {MATCHED} and {MIXED}, without distillation; {IN_CHUNKS}",
     )
-    parser.add_argument("--sizes", default="16,32,64,128,256,512")
+    parser.add_argument("--sizes", default="128,32,256,64,512,16")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--texts", type=int, default=320)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--rate", type=float, default=1e-2)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="nothing is begun later than this")
-    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--precision", default="auto", help="as of `inlay compress`: bfloat16 on a GPU that has it")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    args = parser.parse_args()
-    device = pick_device()
-    args.place = Placement(device, pick_dtype(args.precision, device), args.batch_size)
-    end = time.monotonic() + 60 * args.minutes
-    backbone = backbones.load(args.model, kind="causal-lm")
-    backbone.model.to(device)
-    tokenizer = backbone.processor
-
-    def bare() -> Any:
-        settings = {"size": 1}
-        found: Any = attach.attach(
-            backbone.model, "compact-prefix", newly_initialised=[], task_kind="causal-lm", settings=settings
-        )
-        return found.eval()
-
-    args.bare = bare
-    target = args.results / f"compress-{device.type}.json"
-    kept = json.loads(target.read_text()) if target.is_file() else {"results": {}, "yardsticks": {}}
-    about = {
-        "command": called_by().replace(str(args.data_dir), "<folder>"),
-        "versions": versions(),
-        "model": args.model,
-    }
-    for prompt in args.prompts.split(","):
-        for seed in range(args.seeds):
-            jobs = [
-                Job(prompt, seed, 0 if who == NTK else size, who)
-                for who in args.contenders.split(",")
-                for size in ([0] if who == NTK else [int(size) for size in args.sizes.split(",")])
-            ]
-            jobs = [job for job in jobs if job.key not in kept["results"]]
-            if not jobs or time.monotonic() > end:
-                continue
-            jobs_of = {job.who for job in jobs}
-            example = example_of(prompt, args.data_dir, tokenizer, args.tokens, seed)
-            first = bare()
-            pair = distil.Pair(first, example.ids, args.place, example.lead)
-            texts = pair.sample(args.texts, LENGTH, seed)
-            mixed = study.texts_for(pair, tokenizer, "mixed", args.texts, LENGTH, seed) if MIXED in jobs_of else []
-            stick = Yardstick(pair, tokenizer, example)
-            first.unload()
-            kept["yardsticks"][f"{prompt}/{seed}"] = {
-                "tokens": len(example.ids),
-                "nll": {who: found.nll for who, found in stick.reference.items()},
-                "recall": statistics.mean(stick.right) if stick.right else None,
-                NONE: stick.none,
-            }
-            print(f"{prompt}, seed {seed}: {kept['yardsticks'][f'{prompt}/{seed}']}", flush=True)
-            for job in jobs:
-                if time.monotonic() > end or job.size >= len(example.ids):
-                    continue
-                given = mixed if job.who == MIXED else texts
-                for done, found in measure(job, backbone, example, stick, given, args):
-                    kept["results"][done.key] = found | about
-                    told = {name: value for name, value in found.items() if name != "nll"}
-                    print(f"  {done.key}: {told}", flush=True)
-                    args.results.mkdir(parents=True, exist_ok=True)
-                    target.write_text(json.dumps(kept, indent=1) + "\n")
-    print(*table(kept["results"]), sep="\n")
+    parser.add_argument("--at-once", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--after", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
