@@ -143,9 +143,15 @@ def _is_import(module: Module, line: int) -> bool:
     return any(isinstance(n, ast.Import | ast.ImportFrom) and n.lineno == line for n in ast.walk(module.tree))
 
 
+def method_folders() -> set[str]:
+    """Those that declare methods; `mixture` is what several share."""
+    found = (PACKAGE / "methods").glob("*/__init__.py")
+    return {path.parent.name for path in found if re.search(r"^METHODS? = ", path.read_text("utf-8"), re.MULTILINE)}
+
+
 def methods_that_import_each_other() -> Iterator[str]:
     """A method's folder reads what methods share, and no other method's folder."""
-    folders = {path.parent.name for path in (PACKAGE / "methods").glob("*/__init__.py")}
+    folders = method_folders()
     for module in modules():
         own = module.package[2] if module.package[1:2] == ["methods"] and len(module.package) > 2 else None
         for line, name in module.imports():
@@ -156,7 +162,7 @@ def methods_that_import_each_other() -> Iterator[str]:
 
 def named_methods() -> Iterator[str]:
     """Methods that are known by name in a general room: as a string, an identifier or an import of their folder."""
-    folders = {path.parent.name for path in (PACKAGE / "methods").glob("*/__init__.py")}
+    folders = method_folders()
     identifiers = {name.replace("-", "_") for name in all_methods() if "-" in name}
     for module in modules():
         if module.room in METHOD_ROOMS:

@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfi
 import inlay
 from inlay.errors import InlayError
 from inlay.methods import low_rank
-from inlay.methods.multi_lora.rows import NAMES_KEPT
+from inlay.methods.mixture.rows import NAMES_KEPT
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

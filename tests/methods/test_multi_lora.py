@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, RobertaConfig, RobertaForSequenceClassification, RobertaModel
 
 import inlay
+from inlay.methods.mixture.products import Factors, add_products
+from inlay.methods.mixture.rows import Routing, TaskRows
 from inlay.methods.multi_lora.layer import MultiLoraLayer
-from inlay.methods.multi_lora.products import Factors, add_products
-from inlay.methods.multi_lora.rows import Routing, TaskRows
 from inlay.methods.multi_lora.shared import draw
 from manytasks import TASKS, gradients, inputs, row, several, stir
 from zoo import tiny

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import inlay
-from inlay.methods.multi_lora.bank import Bank
+from inlay.methods.mixture.bank import Bank
+from inlay.methods.mixture.rows import TaskRows
 from inlay.methods.multi_lora.layer import MultiLoraLayer
 from inlay.methods.multi_lora.model import rename_task
-from inlay.methods.multi_lora.rows import TaskRows
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
 WIDTH, DEPTH = 6, 20  # more layers than one bank has
@@ -63,7 +63,7 @@ def layers(model: Any) -> list[MultiLoraLayer]:
 
 
 def banks(model: Any) -> set[Bank]:
-    return {layer.bank[0] for layer in layers(model) if layer.bank is not None}
+    return {bank for layer in layers(model) for bank, _ in layer.weights[0].banks.values()}
 
 
 def weights(model: Any, task: str) -> list[nn.Parameter]:
@@ -317,7 +317,7 @@ def test_where_a_kernel_finds_each_rows_own(tasks: int) -> None:
     rows = TaskRows.of(names, [f"t{i}" for i in range(tasks)])
     for _ in range(2):
         for layer in layers(model):
-            found = rows.located(layer)
+            found = rows.located(layer.weights[0], layer.routing)
             assert found is not None
             b, scales, slots = found
             assert scales.is_contiguous()

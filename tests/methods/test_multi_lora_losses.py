@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from inlay.errors import InlayError
+from inlay.methods.mixture.rows import NAMES_KEPT
 from inlay.methods.multi_lora.model import rename_task
-from inlay.methods.multi_lora.rows import NAMES_KEPT
 from manytasks import gradients, inputs, several
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import inlay
 from inlay.errors import InlayError
-from inlay.methods.multi_lora.rows import BACKWARD_PASSES, Routing
+from inlay.methods.mixture.rows import BACKWARD_PASSES, Routing
 from manytasks import gradients, inputs, several, stir
 from zoo import tiny
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods import vetting
 from inlay.methods.folder import CONFIG, WEIGHTS, AdapterFolder, read_json, sort_sets
+from inlay.methods.mixture.heads import output_layer
 from inlay.methods.multi_lora.config import MultiLoraConfig
-from inlay.methods.multi_lora.heads import output_layer
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
 from inlay.methods.plain import WRAPPED, base_of, plain_modules
 from inlay.methods.pooling_notes import agreeing_with_note

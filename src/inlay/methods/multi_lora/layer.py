@@ -15,11 +15,11 @@ from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
 from inlay.methods import low_rank
 from inlay.methods.channels import NEVER_CALLED, beside, widths
-from inlay.methods.multi_lora.bank import Bank
-from inlay.methods.multi_lora.products import Factors, Parts, add_products
-from inlay.methods.multi_lora.rows import Routing, TaskRows
+from inlay.methods.mixture.bank import TaskWeights, weight_of
+from inlay.methods.mixture.products import Factors, Parts, add_products
+from inlay.methods.mixture.rows import Routing, TaskRows
+from inlay.methods.mixture.switch import Switch
 from inlay.methods.multi_lora.shared import digest_of, draw
-from inlay.methods.multi_lora.switch import Switch
 from inlay.methods.tuner import HookedLayer
 
 KINDS = {"embedding": nn.Embedding, "conv2d": nn.Conv2d, "conv1d": Conv1D, "linear": nn.Linear}
@@ -82,15 +82,13 @@ class MultiLoraLayer(Switch, HookedLayer):
         self.width_in, self.width_out = (width or 0 for width in widths(host))
         self.first = isinstance(host, nn.Conv2d)  # channels come before pixels
         self.flat = isinstance(host, (nn.Linear, Conv1D))
-        self.bank: tuple[Bank, int] | None = None  # and the layer's number in it
+        self.weights = (TaskWeights(self.inlay_multi_lora_b),)
         self.register_buffer("inlay_multi_lora_a", None, persistent=False)
 
     @property
     def factors(self) -> dict[str, Any]:
-        """The tasks' `B`s by name: a ModuleDict's own look-ups would take longer than the products do."""
-        container: Any = self._modules["inlay_multi_lora_b"]
-        found: dict[str, Any] = container._modules
-        return found
+        """The tasks' `B`s by name."""
+        return self.weights[0].factors
 
     def update_layer(self, adapter_name: str, config: LayerSettings) -> None:
         self.check(adapter_name, config)
@@ -133,7 +131,7 @@ class MultiLoraLayer(Switch, HookedLayer):
 
     def let_go(self) -> None:
         """Forget the `A`, which no task shares any more."""
-        self.shared, self.digest, self.bank = {}, "", None
+        self.shared, self.digest, self.weights[0].banks = {}, "", {}
         self.inlay_multi_lora_a = None
 
     def place(self) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class MultiLoraLayer(Switch, HookedLayer):
 
     def _add(self, x: Tensor, output: Tensor, rows: TaskRows) -> Tensor:
         if rows.mixed and self.flat and not self.training and rows.unwatched(output):
-            lies, a = rows.located(self), self._a()
+            lies, a = rows.located(self.weights[0], self.routing), self._a()
             if lies is not None and low_rank.fits(output, x, a, lies[0]):
                 rows.check(output)
                 low_rank.add_by_slot(output, x, a, *lies, self.offsets)
@@ -195,7 +193,7 @@ class MultiLoraLayer(Switch, HookedLayer):
             if self.training or trains:
                 known = self.factors
                 pieces = [known[task] for task in rows.tasks if task in known]
-                trains = trains and any(_weight_of(piece).requires_grad for piece in pieces)
+                trains = trains and any(weight_of(piece).requires_grad for piece in pieces)
                 x = self._dropped(x, pieces) if self.training else x
             if trains and not torch.compiler.is_compiling():
                 self.routing.refuse_second_trainer()
@@ -213,22 +211,25 @@ class MultiLoraLayer(Switch, HookedLayer):
         piece = self.factors.get(task)
         if piece is None:
             return None
-        weight = _weight_of(piece).to(dtype)
+        weight = weight_of(piece).to(dtype)
         return (weight,) if len(weight) == 1 else weight.unsqueeze(1).unbind(), piece.scale
 
     def _of_rows(self, rows: TaskRows, output: Tensor, trains: bool) -> Factors | None:
         """Each row's `B`; None where no task of theirs adapts this layer."""
         # The rows' B's are made for many layers at once. Not where layers are recomputed, each with its own.
         if not torch.compiler.is_compiling() and not (trains and self.routing.recomputing):
-            found = rows.factors(self, output.dtype, trains)
-            if found is not None:
-                return found
+            fetched = rows.fetched(self.weights[0], self.routing, output.dtype, trains)
+            if fetched is not None:
+                if not fetched:
+                    return None
+                ((own, scale),) = fetched  # all of one shape
+                return (own.squeeze(1),) if own.shape[1] == 1 else own.unbind(1), scale
         pieces: list[Any] = [self.factors.get(task) for task in rows.tasks]
         present = [piece for piece in pieces if piece is not None]
         if not present:
             return None
         nothing = torch.zeros_like(present[0].weight, requires_grad=False)
-        weights = [nothing if piece is None else _weight_of(piece) for piece in pieces]
+        weights = [nothing if piece is None else weight_of(piece) for piece in pieces]
         stacked, scale = torch.stack(weights).to(output.dtype), present[0].scale
         if any(piece.scale != scale for piece in present):
             scales = tuple(1.0 if piece is None else piece.scale for piece in pieces)
@@ -287,12 +288,6 @@ class MultiLoraLayer(Switch, HookedLayer):
         for name in names:
             merged = (weight.data + self.delta(name)).to(weight.dtype)
             self.merge_values(name, {"weight": merged}, safe=safe_merge)
-
-
-def _weight_of(piece: nn.Module) -> Tensor:
-    """A module's weight, looked up where it nearly always is: a pass asks for that of every task in every layer."""
-    found = piece._parameters.get("weight")
-    return piece.weight if found is None else found
 
 
 def _by_row(tensor: Tensor, rows: TaskRows, first: bool) -> Tensor:

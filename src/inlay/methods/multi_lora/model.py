@@ -24,11 +24,11 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_in, width_out
 from inlay.methods.mixing import BASE
+from inlay.methods.mixture.heads import TaskHead, resize
+from inlay.methods.mixture.hooks import ModelHooks, base_labels, check_rows
+from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
-from inlay.methods.multi_lora.heads import TaskHead, resize
-from inlay.methods.multi_lora.hooks import ModelHooks, base_labels, check_rows
 from inlay.methods.multi_lora.layer import LayerSettings, MultiLoraLayer, fits
-from inlay.methods.multi_lora.rows import ROUTING, Routing, TaskRows
 from inlay.methods.multi_lora.shared import checksum_of
 from inlay.methods.plain import INNER, plain_name, plain_parameters
 from inlay.methods.protocol import load

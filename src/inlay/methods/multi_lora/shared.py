@@ -17,14 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from inlay.methods.mixture.heads import seed_of
+
 LN_2 = 0.6931471805599453
 INITS = ("lora", "gaussian")
-
-
-def seed_of(*parts: object) -> int:
-    """A seed that follows from these parts alone."""
-    text = "\n".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def draw(shape: Sequence[int], seed: int, name: str, init: str, *, lookup: bool = False) -> Tensor:

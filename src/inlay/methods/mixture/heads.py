@@ -8,6 +8,7 @@ repeated, and what comes of it dropped: a row that is not a number stays with it
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,15 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError, first_line
 from inlay.methods.mixing import BASE
-from inlay.methods.multi_lora.rows import Routing, TaskRows
-from inlay.methods.multi_lora.shared import seed_of
-from inlay.methods.multi_lora.switch import Switch
+from inlay.methods.mixture.rows import Routing, TaskRows
+from inlay.methods.mixture.switch import Switch
 from inlay.methods.plain import base_of
+
+
+def seed_of(*parts: object) -> int:
+    """A seed that follows from these parts alone."""
+    text = "\n".join(map(str, parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 class TaskHead(Switch, ModulesToSaveWrapper):

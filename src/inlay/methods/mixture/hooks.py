@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from inlay.methods.mixed_loss import check_labels, joint_loss, task_losses
 from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
-from inlay.methods.multi_lora.rows import Routing, TaskRows
+from inlay.methods.mixture.rows import Routing, TaskRows
 
 CAUSAL = ("ForCausalLM", "LMHeadModel")
 ENCODER_DECODER = ("ForConditionalGeneration",)

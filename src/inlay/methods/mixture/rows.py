@@ -20,18 +20,16 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods import low_rank
 from inlay.methods.mixing import check_names
-from inlay.methods.multi_lora.bank import LOCK, put_together, refuse_capture
+from inlay.methods.mixture.bank import LOCK, put_together, refuse_capture
 from inlay.methods.plain import plain_modules
 
 if TYPE_CHECKING:
-    from inlay.methods.multi_lora.bank import Bank
-    from inlay.methods.multi_lora.heads import TaskHead
-    from inlay.methods.multi_lora.layer import MultiLoraLayer
-    from inlay.methods.multi_lora.products import Factors
+    from inlay.methods.mixture.bank import Bank, TaskWeights
+    from inlay.methods.mixture.heads import TaskHead
 
 BACKWARD_PASSES = 16  # that may be under way at once, one within another
 NAMES_KEPT = 32  # lists of names whose rows' places are kept
-ROUTING = "_inlay_multi_lora_routing"
+ROUTING = "_inlay_mixture_routing"
 
 
 class TaskRows:
@@ -49,7 +47,7 @@ class TaskRows:
         self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
         self.mixed = self._places is not None  # whether rows of several tasks are in the batch
         self.places: dict[Any, tuple[int, Tensor]] = {}  # small tensors, and the stream that each was moved in
-        self._fetched: dict[Any, tuple[Bank, Any]] = {}
+        self._fetched: dict[Any, tuple[Bank, Any]] = {}  # of each shape what one bank gave
         self._located: dict[Bank, Any] = {}
         self._unwatched: bool | None = None
 
@@ -91,21 +89,36 @@ class TaskRows:
         """For each row the number of its task, on a device."""
         return self.kept(("rows", of_task), device, lambda: torch.tensor([of_task[i] for i in self._places or ()]))
 
-    def factors(self, layer: MultiLoraLayer, dtype: torch.dtype, tracked: bool) -> Factors | None:
-        """Each row's `B` at a layer, and what the product is multiplied by; None where its bank does not have them.
+    def fetched(
+        self, weights: TaskWeights, routing: Routing, dtype: torch.dtype | None, tracked: bool
+    ) -> list[tuple[Tensor, float]] | None:
+        """Each row's weight at a place, (rows, *shape), and what the product is multiplied by: one of each shape that
+        tasks of the rows have there. None where their banks do not have them. `dtype`: None is their own.
 
         `tracked`: as autograd needs them. Of each shape those of one bank are kept: the layers ask in order, forward
         and backward.
         """
-        return self._of(layer, (dtype, tracked), lambda bank: bank.fetch(self, dtype, tracked))
-
-    def located(self, layer: MultiLoraLayer) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Where each row's `B` lies at a layer: see `Bank.slots`."""
-        if layer.bank is None:
-            put_together(layer.routing.layers.values())
-            if layer.bank is None:
+        if not weights.banks:
+            put_together(routing.weights())
+        found = []
+        for bank, number in tuple(weights.banks.values()):
+            how = bank.shape, dtype, tracked
+            before = self._fetched.get(how)
+            if before is None or before[0] is not bank:
+                before = self._fetched[how] = bank, bank.fetch(self, dtype, tracked)
+            if before[1] is None:
                 return None
-        bank, number = layer.bank
+            if before[1][number] is not None:
+                found.append(before[1][number])
+        return found
+
+    def located(self, weights: TaskWeights, routing: Routing) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Where each row's weight lies at a place whose tasks' all have one shape: see `Bank.slots`."""
+        if not weights.banks:
+            put_together(routing.weights())
+        if len(weights.banks) != 1:
+            return None
+        bank, number = next(iter(weights.banks.values()))
         found = self._located.get(bank, self)
         if found is self:
             found = self._located[bank] = bank.slots(self)
@@ -119,17 +132,6 @@ class TaskRows:
         if self._unwatched is None:
             self._unwatched = low_rank.unwatched(output)
         return self._unwatched
-
-    def _of(self, layer: MultiLoraLayer, how: Any, fetch: Callable[[Bank], Any]) -> Any:
-        if layer.bank is None:
-            put_together(layer.routing.layers.values())
-            if layer.bank is None:
-                return None
-        bank, number = layer.bank
-        before = self._fetched.get((bank.shape, how))
-        if before is None or before[0] is not bank:
-            before = self._fetched[bank.shape, how] = bank, fetch(bank)
-        return None if before[1] is None else before[1][number]
 
     def kept(self, key: Any, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         """A small tensor that many layers ask for, moved to their device once; the key says all that it depends on
@@ -168,7 +170,7 @@ class Routing:
     def __init__(self) -> None:
         self._pass = _Pass()
         self._trainer: threading.Thread | None = None  # that runs the model with gradients
-        self.layers: dict[str, MultiLoraLayer] = {}  # by the plain name of their host
+        self.layers: dict[str, Any] = {}  # by the plain name of their host
         self.heads: dict[str, TaskHead] = {}  # by their plain name
         self.handles: list[Any] = []  # of the hooks on the base model
         self.fused: set[str] | None = None  # projections of queries, keys and values together; None: not looked up
@@ -192,6 +194,10 @@ class Routing:
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has been run by nobody."""
         return {**self.__dict__, "_trainer": None, "_places": {}}
+
+    def weights(self) -> list[TaskWeights]:
+        """Of all layers, in the order of the model."""
+        return [weights for layer in self.layers.values() for weights in layer.weights]
 
     @property
     def rows(self) -> TaskRows | None:
@@ -283,7 +289,7 @@ class Routing:
         for output in outputs:
             output.register_hook(reached)
 
-    def refuse_lost_rows(self, layer: MultiLoraLayer) -> None:
+    def refuse_lost_rows(self, layer: Any) -> None:
         """An error where a layer is recomputed by means that do not carry the rows along, and would take others."""
         passes = self._in_backward.get(torch._C._current_graph_task_id()) if self._in_backward else None
         if not passes or layer.merged_adapters:
