@@ -25,9 +25,11 @@ PUBLIC = {
     "evaluate": "inlay.workflow.loaded",
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
+    "mix": "inlay.methods.mixture.lora",
     "predict": "inlay.workflow.predict",
     "rounded_once": "inlay.training.precision",
     "tune": "inlay.workflow.tune",
+    "unmix": "inlay.methods.mixture.lora",
 }
 
 

@@ -28,7 +28,7 @@ def agreeing_with_note(model: Any, source: Any, hub: Mapping[str, Any] | None = 
     from inlay.methods.plain import base_of
 
     with undone_on_error(base_of(model)):
-        path = None if source is None else _find(str(source), hub or {})
+        path = None if source is None else find_file(str(source), NOTE["peft"], hub or {})
         if path is not None:
             agree_on_pooling(model, read_json(path).get("pooling"), str(source))
         yield
@@ -42,17 +42,17 @@ def agree_on_pooling(model: Any, pooling: str | None, what: str) -> None:
     agree(base_of(model), pooling, what, adapters_in(model))
 
 
-def _find(source: str, hub: Mapping[str, Any]) -> Path | None:
-    """The note, where the adapter's config is: in a folder, or in a repository on the hub or in its cache."""
+def find_file(source: str, name: str, hub: Mapping[str, Any]) -> Path | None:
+    """A file of an adapter, where its config is: in a folder, or in a repository on the hub or in its cache."""
     from transformers.utils import cached_file
 
     given = {name: hub[name] for name in HUB if hub.get(name) is not None}
     folder = Path(source) / given.get("subfolder", "")
     if Path(source).is_dir() or (folder / CONFIG["peft"]).is_file():
-        return folder / NOTE["peft"] if (folder / NOTE["peft"]).is_file() else None
+        return folder / name if (folder / name).is_file() else None
     quiet = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
     try:
-        found = cached_file(source, NOTE["peft"], **given, **quiet)
+        found = cached_file(source, name, **given, **quiet)
     except (OSError, ValueError):  # whoever reads the adapter itself says what is wrong with where it should be
         return None
     return None if found is None else Path(found)

@@ -143,15 +143,17 @@ def _extend_model_card(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _extend_peft() -> None:
-    """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one."""
+    """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one. And
+    let models that mix LoRAs take in those with other heads."""
     from peft import PeftModel
 
+    from inlay.methods.mixture.taking_in import taking_in
     from inlay.methods.pooling_notes import agreeing_with_note, write_notes
 
     def loading(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_adapter(self: Any, model_id: Any, *args: Any, **kwargs: Any) -> Any:
-            with agreeing_with_note(self, model_id, kwargs):
-                return original(self, model_id, *args, **kwargs)
+        def load_adapter(self: Any, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+            with agreeing_with_note(self, model_id, kwargs), taking_in(self, model_id, adapter_name, kwargs):
+                return original(self, model_id, adapter_name, *args, **kwargs)
 
         return load_adapter
 

@@ -20,7 +20,7 @@ from inlay.errors import InlayError, first_line
 from inlay.methods.mixing import BASE
 from inlay.methods.mixture.rows import Routing, TaskRows
 from inlay.methods.mixture.switch import Switch
-from inlay.methods.plain import base_of
+from inlay.methods.plain import base_of, plain_modules
 
 
 def seed_of(*parts: object) -> int:
@@ -34,6 +34,7 @@ class TaskHead(Switch, ModulesToSaveWrapper):
     choosing another. PEFT makes its own kind, which `adopt` turns into this one."""
 
     routing: Routing
+    lacking_is_base = False  # whether rows of a task without a head here have the base model's
 
     @classmethod
     def adopt(cls, wrapper: ModulesToSaveWrapper, routing: Routing) -> TaskHead:
@@ -88,7 +89,7 @@ class TaskHead(Switch, ModulesToSaveWrapper):
         return _together(heads, x, rows, tuple(others), kwargs)
 
     def _head(self, task: str) -> nn.Module:
-        if task == BASE:
+        if task == BASE or (self.lacking_is_base and task not in self.modules_to_save):
             return self.original_module
         if task not in self.modules_to_save:
             raise InlayError(f"Task {task!r} has no head of its own. It has: {', '.join(self.modules_to_save)}.")
@@ -223,6 +224,13 @@ def output_layer(modules: Mapping[str, nn.Module], base: nn.Module) -> str | Non
         name for name, module in modules.items() if isinstance(module, nn.Linear) and module.out_features == labels
     ]
     return found[-1] if found else None
+
+
+def outputs_in(model: nn.Module, heads: Mapping[str, Tensor]) -> int | None:
+    """How many outputs a saved head has, by the layer that gives the base model's own."""
+    base = base_of(model)
+    name = output_layer({name: module for name, module in plain_modules(base) if f"{name}.weight" in heads}, base)
+    return None if name is None else len(heads[f"{name}.weight"])
 
 
 def _new_layer(base: nn.Module, old: nn.Module, outputs: int, seed: int) -> nn.Linear:

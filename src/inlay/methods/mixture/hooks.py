@@ -6,7 +6,7 @@ has another size than the base's, the labels are kept back and the loss is compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ ENCODER_DECODER = ("ForConditionalGeneration",)
 
 
 class ModelHooks:
-    """The pair of hooks; `configs` are the model's adapters by name."""
+    """The pair of hooks; `outputs` says how many outputs a task's own head has, None where it has none."""
 
-    def __init__(self, model: nn.Module, routing: Routing, configs: Mapping[str, Any]) -> None:
-        self.routing, self.configs = routing, configs
+    def __init__(self, model: nn.Module, routing: Routing, outputs: Callable[[str], int | None]) -> None:
+        self.routing, self.outputs = routing, outputs
         routing.handles += [
             model.register_forward_pre_hook(self.before, with_kwargs=True),
             model.register_forward_hook(self.after),
@@ -73,8 +73,7 @@ class ModelHooks:
         return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
 
     def _labels(self, model: nn.Module, task: str) -> int | None:
-        own = None if task == BASE else self.configs[task].num_labels
-        return own or base_labels(model)
+        return (None if task == BASE else self.outputs(task)) or base_labels(model)
 
 
 def base_labels(model: nn.Module) -> int | None:
@@ -90,6 +89,13 @@ def check_rows(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     if given is None or rows.count is None or len(given) in (rows.count, rows.count * rows.copies):
         return given is not None
     raise other_length(rows.count, len(given))
+
+
+def copies_of(model: nn.Module, kwargs: Mapping[str, Any]) -> int:
+    """How many times each row is repeated when a text is continued: by beams, or by several answers."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    names = ("num_beams", "num_return_sequences")
+    return max(int(asked or 1) for name in names for asked in (kwargs.get(name), getattr(config, name, None)))
 
 
 def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:

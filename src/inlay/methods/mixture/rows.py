@@ -69,6 +69,19 @@ class TaskRows:
                 "among. Give one name for each row; a layer whose one input all rows share cannot be mixed."
             )
 
+    def by_row(self, tensor: Tensor, first: bool = False) -> Tensor:
+        """As (rows, tokens, channels), or with channels first (rows, channels, pixels).
+
+        The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
+        """
+        if first:
+            self.check(tensor, first=True)
+            return tensor.flatten(2)
+        if self.mixed and not (tensor.ndim == 3 and tensor.shape[0] == self.count):
+            self.check(tensor)
+            return tensor.reshape(self.count or 1, -1, tensor.shape[-1])
+        return tensor
+
     def names(self, count: int) -> list[str]:
         """The task of each of so many rows."""
         return [self.tasks[0]] * count if self._places is None else [self.tasks[place] for place in self._places]
@@ -100,7 +113,7 @@ class TaskRows:
         """
         if not weights.banks:
             put_together(routing.weights())
-        found = []
+        found: list[tuple[Tensor, float]] = []
         for bank, number in tuple(weights.banks.values()):
             how = bank.shape, dtype, tracked
             before = self._fetched.get(how)
@@ -108,8 +121,9 @@ class TaskRows:
                 before = self._fetched[how] = bank, bank.fetch(self, dtype, tracked)
             if before[1] is None:
                 return None
-            if before[1][number] is not None:
-                found.append(before[1][number])
+            own = before[1][number]
+            if own is not None:
+                found.append(own)
         return found
 
     def located(self, weights: TaskWeights, routing: Routing) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -172,6 +186,7 @@ class Routing:
         self._trainer: threading.Thread | None = None  # that runs the model with gradients
         self.layers: dict[str, Any] = {}  # by the plain name of their host
         self.heads: dict[str, TaskHead] = {}  # by their plain name
+        self.reasons: dict[str, str] = {}  # why adapters cannot be mixed
         self.handles: list[Any] = []  # of the hooks on the base model
         self.fused: set[str] | None = None  # projections of queries, keys and values together; None: not looked up
         self.looked_up: set[str] = set()  # names among modules_to_save that were looked for in the model

@@ -59,10 +59,10 @@ class MultiLoraConfig(InlayConfig):
     def settle(self, base: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Take from the saved head how many outputs a task has that does not say: it was trained alone, on a base model
         with as many, and may now come into one that has others."""
-        from inlay.methods.multi_lora.exchange import outputs_of
+        from inlay.methods.mixture.heads import outputs_in
 
         if self.num_labels is None:
-            self.num_labels = outputs_of(base, {name.removeprefix(WRAPPED): each for name, each in tensors.items()})
+            self.num_labels = outputs_in(base, {name.removeprefix(WRAPPED): each for name, each in tensors.items()})
 
     @property
     def was_saved(self) -> bool:

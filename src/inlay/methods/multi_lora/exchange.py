@@ -7,7 +7,6 @@ becomes a task. Of a fused projection the s adapted parts become one LoRA of ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from inlay.errors import InlayError
 from inlay.methods import vetting
 from inlay.methods.folder import CONFIG, WEIGHTS, AdapterFolder, read_json, sort_sets
-from inlay.methods.mixture.heads import output_layer
+from inlay.methods.mixture.heads import outputs_in
 from inlay.methods.multi_lora.config import MultiLoraConfig
 from inlay.methods.multi_lora.shared import checksum_of, digest_of, draw
-from inlay.methods.plain import WRAPPED, base_of, plain_modules
+from inlay.methods.plain import WRAPPED, base_of
 from inlay.methods.pooling_notes import agreeing_with_note
 from inlay.methods.registry import get
 from inlay.methods.settings import check_settings
@@ -149,7 +148,7 @@ def _take(model: Any, folder: Path, task: str, config: MultiLoraConfig | None) -
         lora_dropout=lora.lora_dropout,
         target_modules=sorted(found),
         modules_to_save=lora.modules_to_save,
-        num_labels=outputs_of(model, heads),
+        num_labels=outputs_in(model, heads),
         newly_initialised=config.newly_initialised,
         task_type=config.task_type,
     )
@@ -239,13 +238,6 @@ def _factor(layer: Any, b: Tensor, name: str, folder: Path) -> Tensor:
     if rest.any():
         raise InlayError(f"{folder} adapts all of {name}, and the tasks of this model only parts of its output.")
     return torch.stack(found)
-
-
-def outputs_of(model: Any, heads: Mapping[str, Tensor]) -> int | None:
-    """How many outputs a saved head has, by the layer that gives the base model's own."""
-    base = base_of(model)
-    name = output_layer({name: module for name, module in plain_modules(base) if f"{name}.weight" in heads}, base)
-    return None if name is None else len(heads[f"{name}.weight"])
 
 
 def _most(values: Any) -> Any:

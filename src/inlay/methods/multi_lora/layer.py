@@ -202,7 +202,7 @@ class MultiLoraLayer(Switch, HookedLayer):
                 return output
             target, z = output, self._project(x, output.dtype)
             if rows.mixed or self.first:
-                target, z = _by_row(target, rows, self.first), _by_row(z, rows, self.first)
+                target, z = rows.by_row(target, self.first), rows.by_row(z, self.first)
             made = add_products(target, z, found, self.parts, first=self.first)
             return made if made is output else made.view(output.shape)
 
@@ -288,17 +288,3 @@ class MultiLoraLayer(Switch, HookedLayer):
         for name in names:
             merged = (weight.data + self.delta(name)).to(weight.dtype)
             self.merge_values(name, {"weight": merged}, safe=safe_merge)
-
-
-def _by_row(tensor: Tensor, rows: TaskRows, first: bool) -> Tensor:
-    """As (rows, tokens, channels), or (rows, channels, pixels).
-
-    The tokens of a row may lie in several leading axes, as windows and beams do: they follow one another there.
-    """
-    if first:
-        rows.check(tensor, first=True)
-        return tensor.flatten(2)
-    if rows.mixed and not (tensor.ndim == 3 and tensor.shape[0] == rows.count):
-        rows.check(tensor)
-        return tensor.reshape(rows.count or 1, -1, tensor.shape[-1])
-    return tensor

@@ -25,7 +25,7 @@ from inlay.methods.capabilities import alternatives
 from inlay.methods.channels import width_in, width_out
 from inlay.methods.mixing import BASE
 from inlay.methods.mixture.heads import TaskHead, resize
-from inlay.methods.mixture.hooks import ModelHooks, base_labels, check_rows
+from inlay.methods.mixture.hooks import ModelHooks, base_labels, check_rows, copies_of
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
 from inlay.methods.multi_lora.config import SLICES, MultiLoraConfig
 from inlay.methods.multi_lora.layer import LayerSettings, MultiLoraLayer, fits
@@ -188,11 +188,15 @@ class MultiLoraModel(InlayTuner):
         """After PEFT has put in the first task, or one with layers of its own: what there is now."""
         routing = self.routing
         if not routing.handles:
-            ModelHooks(self.model, routing, self.peft_config)
+            ModelHooks(self.model, routing, self._outputs_of)
         for name, module in model.named_modules():
             if isinstance(module, ModulesToSaveWrapper):
                 routing.heads[plain_name(name)] = TaskHead.adopt(module, routing)
         routing.looked_up.update(config.modules_to_save or ())
+
+    def _outputs_of(self, task: str) -> int | None:
+        found: int | None = self.peft_config[task].num_labels
+        return found
 
     def _heads(self, config: MultiLoraConfig) -> list[TaskHead]:
         """The heads and other new parts that a task has one of its own of; PEFT matches them by the ends of names."""
@@ -282,7 +286,7 @@ class MultiLoraModel(InlayTuner):
         if names is not None:
             rows = routing.rows_of(names, self.tasks)
             if check_rows(self.model, args, kwargs, rows):  # as `generate` is called: it repeats them itself
-                rows.copies = _copies(self.model, kwargs)
+                rows.copies = copies_of(self.model, kwargs)
         elif len(self.active_adapters) == 1 and self._needs_rows(self.active_adapters[0]):
             rows = TaskRows(self.active_adapters)
         else:
@@ -346,13 +350,6 @@ def _renamed(active: Any, old: str, new: str) -> Any:
     if isinstance(active, str):
         return new if active == old else active
     return [new if name == old else name for name in active]
-
-
-def _copies(model: nn.Module, kwargs: dict[str, Any]) -> int:
-    """How many times each row is repeated when a text is continued: by beams, or by several answers."""
-    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
-    names = ("num_beams", "num_return_sequences")
-    return max(int(asked or 1) for name in names for asked in (kwargs.get(name), getattr(config, name, None)))
 
 
 def rename_task(model: Any, old: str, new: str) -> None:
