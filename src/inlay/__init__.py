@@ -16,6 +16,7 @@ from inlay.methods.register import extend_transformers, register, when_imported
 __version__ = "0.1.0"
 
 PUBLIC = {
+    "AdapterPool": "inlay.methods.mixture.pool",
     "InlayError": "inlay.errors",
     "LossParts": "inlay.methods.loss_parts",
     "Spec": "inlay.records.spec",

@@ -1,4 +1,4 @@
-"""Heads of Multi-LoRA: one for each task, of different sizes, in one batch.
+"""Heads of mixed batches: one for each task, of different sizes, run together.
 
 PEFT keeps a head for each adapter, runs those of a mixed batch one after another and stacks what comes out, which must
 be of one size. Here the rows of each task are put side by side, as many for every task, and all heads run together: one
@@ -9,7 +9,7 @@ repeated, and what comes of it dropped: a row that is not a number stays with it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,15 +78,7 @@ class TaskHead(Switch, ModulesToSaveWrapper):
         heads = [known[task] if task in known else self._head(task) for task in rows.tasks]
         if not rows.mixed:
             return heads[0](*args, **kwargs)
-        x, *others = args
-        if len(x) != rows.count or any(isinstance(value, Tensor) for value in (*others, *kwargs.values())):
-            raise InlayError(
-                f"{type(self.original_module).__name__} cannot be run for several tasks at once: it was given "
-                f"{len(x)} rows of features for {rows.count} names, or more than features. Run one task at a time."
-            )
-        if isinstance(self.original_module, nn.Linear) and not others and not kwargs:
-            return _linear(heads, x, rows)
-        return _together(heads, x, rows, tuple(others), kwargs)
+        return run_heads(heads[0], lambda name: _parameters(heads, name), rows, args, kwargs)
 
     def _head(self, task: str) -> nn.Module:
         if task == BASE or (self.lacking_is_base and task not in self.modules_to_save):
@@ -96,30 +88,51 @@ class TaskHead(Switch, ModulesToSaveWrapper):
         return self.modules_to_save[task]
 
 
-def _linear(heads: Sequence[nn.Module], x: Tensor, rows: TaskRows) -> Tensor:
+def run_heads(
+    like: nn.Module, of_tasks: Callable[[str], Sequence[Tensor]], rows: TaskRows, args: Sequence[Any], kwargs: Any
+) -> Tensor:
+    """What a module gives for rows of several tasks, each with its task's own parameters: `of_tasks` has, of a name,
+    that of each task."""
+    x, *others = args
+    if len(x) != rows.count or any(isinstance(value, Tensor) for value in (*others, *kwargs.values())):
+        raise InlayError(
+            f"{type(like).__name__} cannot be run for several tasks at once: it was given {len(x)} rows of features "
+            f"for {rows.count} names, or more than features. Run one task at a time."
+        )
+    if isinstance(like, nn.Linear) and not others and not kwargs:
+        return _linear(of_tasks("weight"), None if like.bias is None else of_tasks("bias"), x, rows)
+    return _together(like, of_tasks, x, rows, tuple(others), kwargs)
+
+
+def _linear(weights: Sequence[Tensor], biases: Sequence[Tensor] | None, x: Tensor, rows: TaskRows) -> Tensor:
     """`x W_i^T + b_i` for the rows of each task i."""
-    weight, sizes = _stacked(_parameters(heads, "weight"), rows)
+    weight, sizes = _stacked(weights, rows)
     grouped = _grouped(x, rows)
-    flat = grouped.reshape(len(heads), -1, x.shape[-1])
-    if heads[0].bias is None:
+    flat = grouped.reshape(len(weights), -1, x.shape[-1])
+    if biases is None:
         found = torch.bmm(flat, weight.mT.to(flat.dtype))
     else:
-        bias, _ = _stacked(_parameters(heads, "bias"), rows)
+        bias, _ = _stacked(biases, rows)
         found = torch.baddbmm(bias.unsqueeze(1).to(flat.dtype), flat, weight.mT.to(flat.dtype))
     return _cut(_in_order(found.view(*grouped.shape[:-1], found.shape[-1]), rows), sizes, rows)
 
 
 def _together(
-    heads: Sequence[nn.Module], x: Tensor, rows: TaskRows, others: tuple[Any, ...], kwargs: dict[str, Any]
+    like: nn.Module,
+    of_tasks: Callable[[str], Sequence[Tensor]],
+    x: Tensor,
+    rows: TaskRows,
+    others: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Tensor:
     """Heads of any kind: the same computation for each task's rows, with that task's parameters."""
-    if any(True for _ in heads[0].buffers()):
-        raise InlayError(f"{type(heads[0]).__name__} has buffers, which cannot be mixed. Run one task at a time.")
-    stacked = {key: _stacked(_parameters(heads, key), rows) for key, _ in heads[0].named_parameters()}
+    if any(True for _ in like.buffers()):
+        raise InlayError(f"{type(like).__name__} has buffers, which cannot be mixed. Run one task at a time.")
+    stacked = {key: _stacked(of_tasks(key), rows) for key, _ in like.named_parameters()}
     sizes = next((sizes for _, sizes in stacked.values() if sizes is not None), None)
 
     def run(parameters: dict[str, Tensor], own: Tensor) -> Tensor:
-        return torch.func.functional_call(heads[0], parameters, (own, *others), kwargs)
+        return torch.func.functional_call(like, parameters, (own, *others), kwargs)
 
     parameters = {key: value for key, (value, _) in stacked.items()}
     try:
@@ -128,7 +141,7 @@ def _together(
         if "Batching rule" not in str(error):
             raise
         raise InlayError(
-            f"{type(heads[0]).__name__} cannot be run for several tasks at once ({first_line(error)}). Run one task at "
+            f"{type(like).__name__} cannot be run for several tasks at once ({first_line(error)}). Run one task at "
             "a time."
         ) from error
     return _cut(_in_order(found, rows), sizes, rows)

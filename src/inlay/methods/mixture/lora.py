@@ -24,20 +24,13 @@ from inlay.methods.mixture.bank import TaskWeights, weight_of
 from inlay.methods.mixture.heads import TaskHead, output_layer, resize
 from inlay.methods.mixture.hooks import ModelHooks, check_rows, copies_of
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
+from inlay.methods.mixture.unmixable import why_not
 from inlay.methods.plain import base_of, plain_name
 
 MADE: dict[tuple[type, type], type] = {}
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 QUANTISED = ("Linear8bitLt", "Linear4bit")  # of PEFT, which has them where bitsandbytes is
 INSTEAD = "Delete it (delete_adapter), or run it with PEFT alone (inlay.unmix)."
-# What a config asks for that is not a low-rank product of its own rows.
-OTHERWISE = {
-    "use_dora": "it is a DoRA, which rescales whole columns of the weight",
-    "alora_invocation_tokens": "it is an aLoRA, which acts from a token on",
-    "trainable_token_indices": "it trains tokens of the embedding (trainable_token_indices)",
-    "target_parameters": "it adapts parameters rather than layers (target_parameters)",
-    "arrow_config": "it chooses among other adapters (Arrow)",
-}
 
 
 class MixedLora:
@@ -369,14 +362,8 @@ class MixedTuner:
 
 def unmixable(tuner: Any, name: str) -> str | None:
     """Why an adapter cannot share a pass with others; None where it can."""
-    config = tuner.peft_config[name]
-    for setting, why in OTHERWISE.items():
-        if getattr(config, setting, None):
-            return why
-    if getattr(config, "bias", "none") != "none":
-        return f"it trains biases of the base model, which all rows share (bias={config.bias!r})"
     reasons: dict[str, str] = tuner.routing.reasons
-    return reasons.get(name)
+    return why_not(tuner.peft_config[name]) or reasons.get(name)
 
 
 def _why_not(layer: Any, name: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class TaskRows:
         self._unwatched: bool | None = None
 
     @classmethod
-    def of(cls, names: Sequence[str], known: Sequence[str]) -> TaskRows:
+    def of(cls, names: Sequence[str], known: Sequence[str]) -> Self:
         """The rows that these names, one a row, stand for."""
         tasks = list(dict.fromkeys(check_names(names, known, "task")))
         place = {task: i for i, task in enumerate(tasks)}
@@ -168,6 +168,9 @@ class TaskRows:
 CAPTURED: set[Tensor] = set()  # what CUDA graphs read, for as long as they may be replayed
 
 
+Rows = TypeVar("Rows", bound=TaskRows)
+
+
 class _Pass(threading.local):
     """The rows of the forward pass that a thread is in."""
 
@@ -220,8 +223,11 @@ class Routing:
         return self._pass.rows
 
     def rows_of(self, names: Sequence[str], known: Sequence[str]) -> TaskRows:
-        """The rows of a pass with these names, with what earlier passes with the same have moved to their devices."""
-        rows = TaskRows.of(names, known)
+        """The rows of a pass with these names."""
+        return self.with_places(TaskRows.of(names, known), names)
+
+    def with_places(self, rows: Rows, names: Sequence[str]) -> Rows:
+        """These rows, with what earlier passes with the same names have moved to their devices."""
         if not torch.compiler.is_compiling():
             key = tuple(names)
             with LOCK:
