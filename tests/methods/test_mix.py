@@ -106,6 +106,20 @@ def test_the_outputs_are_those_of_pefts_loop(kind: str, names: list[str]) -> Non
     torch.testing.assert_close(outputs(model, batch, adapter_names=names), expected, atol=0, rtol=0)
 
 
+@torch.no_grad()
+def test_factors_with_biases() -> None:
+    own = {name: {**each, "lora_bias": name != "a"} for name, each in OWN.items()}
+    model, batch = mixed("bert", own, mixing=False)
+    batch = rows_of(batch, NAMES)
+    expected = outputs(model, batch, adapter_names=NAMES)
+    inlay.mix(model)
+    same(outputs(model, batch, adapter_names=NAMES), expected)
+    for name, parameter in model.named_parameters():
+        if "lora_B.b.bias" in name:
+            parameter.zero_()
+    assert not torch.allclose(outputs(model, batch, adapter_names=NAMES)[2], expected[2])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_oracle_of_float64_agrees(kind: str) -> None:
     """Each row alone, with the product written into the weight: nothing of the mixed pass, and nothing of PEFT's."""

@@ -47,6 +47,7 @@ class MixedLora:
     weights: tuple[TaskWeights, ...]
     # of PEFT's layer
     scaling: dict[str, float]
+    lora_bias: dict[str, bool]
     lora_A: nn.ModuleDict
     lora_B: nn.ModuleDict
     lora_dropout: nn.ModuleDict
@@ -120,7 +121,7 @@ class MixedLora:
         return output + made.to(output.dtype)
 
     def _of_rows(self, rows: TaskRows, here: Sequence[str], x: Tensor, output: Tensor) -> Tensor:
-        a, b = self._factors(rows, self._trains(here) and torch.is_grad_enabled())
+        a, b = self._factors(rows, torch.is_grad_enabled() and self._trains(here))
         scale = self._scale(rows, here, a)
         x = self._dropped(x.to(a.dtype) if x.dtype != a.dtype else x, rows, here)
         return self._add(output, self._project(rows, x, a), b, scale, rows)
@@ -151,18 +152,25 @@ class MixedLora:
         """Each row's A (rows, r, ...) and B (rows, m, r), zero where it has none."""
         found = []
         for weights, axis in zip(self.weights, (0, 1), strict=True):
-            fetched = None
-            # The rows' factors are made for many layers at once. Not where layers are recomputed, each with its own.
-            if not torch.compiler.is_compiling() and not (tracked and self.routing.recomputing):
-                fetched = rows.fetched(weights, self.routing, None, tracked)
-            if fetched is None:
-                own = [weight_of(weights.factors[t]) if t in weights.factors else None for t in rows.tasks]
-                found.append(stacked(own, axis).index_select(0, _slots(rows, weights)))
-                continue
-            each = [one for one, _ in fetched]
-            most = max(one.shape[1 + axis] for one in each)
-            found.append(sum(widened(one, 1 + axis, most) for one in each[1:]) + widened(each[0], 1 + axis, most))
+            # Recomputed layers are traced or come one by one, each with its own.
+            kept = not torch.compiler.is_compiling() and not (tracked and self.routing.recomputing)
+            own = self._kept(rows, weights, axis, tracked) if kept else None
+            if own is None:
+                each = [weight_of(weights.factors[t]) if t in weights.factors else None for t in rows.tasks]
+                own = stacked(each, axis).index_select(0, _slots(rows, weights))
+            found.append(own)
         return found
+
+    def _kept(self, rows: TaskRows, weights: TaskWeights, axis: int, tracked: bool) -> Tensor | None:
+        """Those of a factor as the banks have them; None where they do not."""
+        if not tracked and self.base_layer.weight.device.type == "cpu":  # a layer's own are still in the cache
+            return rows.gathered(weights, self.routing, axis)
+        fetched = rows.fetched(weights, self.routing, None, tracked)  # for many layers at once: few kernels
+        if not fetched:
+            return None
+        most = max(one.shape[1 + axis] for one, _ in fetched)
+        each = [widened(one, 1 + axis, most) for one, _ in fetched]
+        return each[0] if len(each) == 1 else sum(each[1:], each[0])
 
     def _scale(self, rows: TaskRows, here: Sequence[str], like: Tensor) -> float | Tensor:
         """What the rows' products are multiplied by; where they differ, (rows, 1, 1)."""
@@ -178,9 +186,9 @@ class MixedLora:
 
     def _biases(self, rows: TaskRows, scale: Any) -> Tensor | None:
         """Each row's `s_t b_t`, (rows, m), where some B has a bias (`lora_bias`)."""
-        biases = [getattr(self.weights[1].factors.get(task), "bias", None) for task in rows.tasks]
-        if all(bias is None for bias in biases):
+        if not any(self.lora_bias.get(task) for task in rows.tasks):
             return None
+        biases = [getattr(self.weights[1].factors.get(task), "bias", None) for task in rows.tasks]
         found = stacked(biases, 0).index_select(0, _slots(rows, self.weights[1]))
         return found * (scale if isinstance(scale, float) else scale.view(-1, 1))
 

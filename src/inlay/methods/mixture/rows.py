@@ -49,6 +49,7 @@ class TaskRows:
         self.places: dict[Any, tuple[int, Tensor]] = {}  # small tensors, and the stream that each was moved in
         self._fetched: dict[Any, tuple[Bank, Any]] = {}  # of each shape what one bank gave
         self._located: dict[Bank, Any] = {}
+        self._having: dict[Bank, Tensor] = {}  # the rows that have a weight in a bank
         self._unwatched: bool | None = None
 
     @classmethod
@@ -133,10 +134,43 @@ class TaskRows:
         if len(weights.banks) != 1:
             return None
         bank, number = next(iter(weights.banks.values()))
+        found = self._slots_in(bank)
+        return None if found is None else found[number]
+
+    def gathered(self, weights: TaskWeights, routing: Routing, axis: int) -> Tensor | None:
+        """Each row's weight at one place, (rows, *shape), zeros where it has none; with zeros up to the largest of its
+        rows' in this axis. None where the banks do not have them."""
+        if not weights.banks:
+            put_together(routing.weights())
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for bank, number in tuple(weights.banks.values()):
+            slots = self._slots_in(bank)
+            if slots is None:
+                return None
+            whole, _, own = slots[number]
+            having = self._having.get(bank)
+            if having is None:
+                having = self._having[bank] = own.nonzero().view(-1)
+            found.append((whole, own, having))
+        found = [each for each in found if len(each[2])]
+        if len(found) == 1 and len(found[0][2]) == len(found[0][1]):
+            whole, own, _ = found[0]
+            return whole.index_select(0, own)
+        if not found:
+            return None
+        largest = max((whole for whole, _, _ in found), key=lambda whole: whole.shape[1 + axis])
+        made = largest.new_zeros(len(found[0][1]), *largest.shape[1:])
+        for whole, own, having in found:
+            part = made.narrow(1 + axis, 0, whole.shape[1 + axis])
+            part[having] = whole.index_select(0, own[having])
+        return made
+
+    def _slots_in(self, bank: Bank) -> list[tuple[Tensor, Tensor, Tensor]] | None:
+        """Asked once in a pass."""
         found = self._located.get(bank, self)
         if found is self:
             found = self._located[bank] = bank.slots(self)
-        return None if found is None else found[number]
+        return found
 
     def unwatched(self, output: Tensor) -> bool:
         """Whether layers of this pass may write to their outputs: see `low_rank.unwatched`. Asked once in a pass, but
