@@ -381,6 +381,22 @@ def test_what_cannot_be_mixed_is_refused_by_name(config: dict[str, Any], why: st
     assert torch.isfinite(outputs(model, batch, adapter_names=["good", BASE, "good"])).all()
 
 
+def test_experts_are_refused() -> None:
+    """They are given tokens of all rows together: a number that can be divided by chance would be divided wrongly."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return sum(expert(x.view(-1, 4)[place::2]) for place, expert in enumerate(self.experts))
+
+    model = get_peft_model(Layer(), LoraConfig(target_modules=["0", "1"]))
+    with pytest.raises(InlayError, match=r"experts\.0, an expert"):
+        inlay.mix(model)
+
+
 def test_bad_input(tmp_path: Path) -> None:
     model, batch = mixed("bert")
     for names, what in (

@@ -24,7 +24,7 @@ from inlay.methods.mixture.bank import TaskWeights, weight_of
 from inlay.methods.mixture.heads import TaskHead, output_layer, resize
 from inlay.methods.mixture.hooks import ModelHooks, check_rows, copies_of
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
-from inlay.methods.mixture.unmixable import why_not
+from inlay.methods.mixture.unmixable import why_not, why_not_at
 from inlay.methods.plain import base_of, plain_name
 
 MADE: dict[tuple[type, type], type] = {}
@@ -422,9 +422,10 @@ def _adopt(tuner: Any) -> None:
         elif isinstance(module, LoraLayer):
             kind = _kind(module)
             for adapter in tuner.peft_config:
-                has = adapter in module.scaling
-                if has and (why := _why_not(module, adapter)) is not None:
-                    routing.reasons.setdefault(adapter, f"at {plain_name(name)} {why}")
+                if adapter in module.scaling:
+                    why = why_not_at(plain_name(name)) or _why_not(module, adapter)
+                    if why is not None:
+                        routing.reasons.setdefault(adapter, f"at {plain_name(name)} {why}")
             if kind is not None and not isinstance(module, MixedLora):
                 module.__class__ = _mixed(kind, type(module))
                 module.take_part(routing)

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from inlay.errors import InlayError
 from inlay.methods import vetting
 from inlay.methods.folder import CONFIG, NOTE, WEIGHTS, read_json
-from inlay.methods.mixture.unmixable import why_not
+from inlay.methods.mixture.unmixable import why_not, why_not_at
 from inlay.methods.plain import WRAPPED
 from inlay.methods.pooling_notes import find_file
 
@@ -125,6 +125,8 @@ def _factors(
             raise InlayError(
                 f"{source} adapts {place}, " + ("without a B: it is not whole." if host else "which this model lacks.")
             )
+        if (why := why_not_at(place)) is not None:
+            raise InlayError(f"{source} cannot be mixed with others in one pass: {why}.")
         if type(host) not in (nn.Linear, Conv1D):
             raise InlayError(f"{source} adapts {place}, a {type(host).__name__}, which a pool does not. {BY_MIX}")
         wide, narrow = host.weight.shape if isinstance(host, Conv1D) else host.weight.T.shape

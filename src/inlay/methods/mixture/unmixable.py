@@ -1,4 +1,4 @@
-"""Which LoRAs cannot share a pass with others, by what their configs say."""
+"""Which LoRAs cannot share a pass with others, by what their configs say and where they are."""
 
 from __future__ import annotations
 
@@ -35,4 +35,11 @@ def why_not(config: Any) -> str | None:
             f"it changes the base model's weights at its start (init_lora_weights={start!r}); save it as an ordinary "
             "LoRA (PEFT: path_initial_model_for_weight_conversion)"
         )
+    return None
+
+
+def why_not_at(place: str) -> str | None:
+    """Why a layer of this plain name cannot be adapted in mixed passes; None where it can."""
+    if "experts" in place.split("."):
+        return f"it adapts {place}, an expert, which is given tokens of all rows without saying whose they are"
     return None
