@@ -17,7 +17,7 @@ from inlay.errors import InlayError
 from inlay.methods.prompts import Prompt, trained_prefix
 from inlay.training.batches import Placement
 from inlay.training.distil import Pair
-from inlay.workflow.study import ANSWER, INSTRUCTIONS, KINDS, texts_for
+from inlay.workflow.study import ANSWER, INSTRUCTIONS, KINDS, settle, texts_for
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 HERE = Placement(torch.device("cpu"), None, 4)
@@ -120,6 +120,14 @@ def test_a_mixture_has_equal_parts_in_turn(tokenizer: Any, brief: Any) -> None:
     for number, (kind, share) in enumerate((("own", 4), ("prompt", 4), ("questions", 3))):
         assert found[number::3] == texts_for(pair, tokenizer, kind, share, LENGTH, 0)
     assert len(texts_for(pair, tokenizer, "mixed", 1, LENGTH, 0)) == 1
+
+
+def test_auto_is_a_mixture_where_there_is_room(tokenizer: Any, brief: Any) -> None:
+    pair = make_pair()
+    for kind, length in (("mixed", LENGTH), ("own", 5)):
+        assert settle("auto", pair, tokenizer, 11, length, 0) == kind
+        assert texts_for(pair, tokenizer, "auto", 11, length, 0) == texts_for(pair, tokenizer, kind, 11, length, 0)
+    assert settle("own", pair, tokenizer, 11, LENGTH, 0) == "own"
 
 
 def test_the_instructions_are_whole() -> None:

@@ -44,10 +44,10 @@ HOW = {
     "length": o.Option("Tokens of a continuation.", o.DATA, int, 64),
     "study": o.Option(
         "What the texts are: own (how the prompted model goes on), prompt (pieces of the prompt), questions (self-made "
-        "questions and answers about it), mixed.",
+        "questions and answers about it), mixed; auto: mixed where the texts have room for questions.",
         o.DATA,
         str,
-        "own",
+        "auto",
     ),
     "steps": o.Option("Updates; 0: the least-squares fit alone.", o.TRAINING, int, 150),
     "batch_size": o.Option("Texts per update.", o.TRAINING, int, 8),

@@ -160,7 +160,11 @@ def compress(
         losses = _made(pair, train, options, progress, lambda who: scores.update({who: score(pair, held, pair.bare)}))
     record = _record(pair, backbone, options, scores) | {
         "sizes_tried": {str(size): kept for size, kept in tried.items()},
-        "texts": {"source": options.study if given is None else "given", "train": len(train), "held_out": len(held)},
+        "texts": {
+            "source": _study(pair, backbone.processor, options) if given is None else "given",
+            "train": len(train),
+            "held_out": len(held),
+        },
         "losses": losses,
         "seconds": round(time.perf_counter() - begin, 1),
     }
@@ -168,6 +172,11 @@ def compress(
     trained = _save(pair.model, options.target, backbone, record, out)
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Compression(out, scores, pair.prompt.tokens, trained, saved, record, shown)
+
+
+def _study(pair: Pair, tokenizer: Any, options: Options) -> str:
+    """The kind of texts that were written."""
+    return study.settle(options.study, pair, tokenizer, options.texts, options.length, options.seed)
 
 
 def _record(pair: Pair, backbone: Backbone, options: Options, scores: Mapping[str, Scores]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Options:
     share: float | None = None
     quality: float | None = None
     chunk: int | None = None
-    study: str = "own"
+    study: str = study.AUTO
     steps: int = 150
     learning_rate: float | None = None
     batch_size: int = 8

@@ -5,6 +5,7 @@
 - `questions`: self-study, as in Cartridges (Eyuboglu et al. 2025). The prompted model is asked about the prompt by a
   few instructions, and answers; instruction and answer are the text.
 - `mixed`: equal parts of these.
+- `auto`: `mixed`, or `own` where the prompt has no words to ask about or the texts no room for questions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from inlay.training.distil import Pair
 
 OWN, PIECES, QUESTIONS = PARTS = ("own", "prompt", "questions")
-KINDS = (*PARTS, "mixed")
+MIXED, AUTO = "mixed", "auto"
+KINDS = (AUTO, *PARTS, MIXED)
 INSTRUCTIONS = (
     "Ask a question about a detail of the text above, then answer it.",
     "Which names, numbers and dates does the text above have?",
@@ -46,11 +48,13 @@ def texts_for(
     tick: Callable[[int], None] | None = None,
 ) -> list[list[int]]:
     """`count` texts behind the prompt of a pair, as token ids, at most `length` of each; the same for the same seed.
+    `kind` is one of `KINDS`; what `auto` stands for, `settle` says.
 
     `tick` is told of `count * length` tokens in all, of each stretch as it is done.
     """
     if kind not in KINDS:
         raise unknown("kind of texts", kind, KINDS, "Or give a file of your own.")
+    kind = settle(kind, pair, tokenizer, count, length, seed)
     if kind != OWN and len(_words(pair)) < 2:
         raise InlayError(
             f"texts={kind!r} are made of the prompt's own words, and there are {len(_words(pair))} tokens of them: a "
@@ -74,6 +78,16 @@ def texts_for(
     return [text for texts in zip_longest(*parts) for text in texts if text is not None]
 
 
+def settle(kind: str, pair: Pair, tokenizer: Any, count: int, length: int, seed: int) -> str:
+    """The kind of texts that `auto` stands for; another kind is itself."""
+    if kind != AUTO:
+        return kind
+    if len(_words(pair)) < 2:
+        return OWN
+    longest = max(map(len, _questions(pair, tokenizer, count, seed)))
+    return MIXED if longest + ANSWER <= length else OWN
+
+
 def _words(pair: Pair) -> tuple[int, ...]:
     """The prompt's tokens, without what the tokenizer puts before every text."""
     return pair.prompt.ids[len(pair.lead) :]
@@ -91,10 +105,7 @@ def _answered(
     pair: Pair, tokenizer: Any, count: int, length: int, seed: int, tick: Callable[[int], None] | None
 ) -> list[list[int]]:
     """Instructions in turn, each with the prompted model's answer, up to its end."""
-    passages = _pieces(_words(pair), count, PASSAGE, random.Random(seed))
-    starts = [
-        _asked(tokenizer, INSTRUCTIONS[number % len(INSTRUCTIONS)], passage) for number, passage in enumerate(passages)
-    ]
+    starts = _questions(pair, tokenizer, count, seed)
     longest = max(map(len, starts), default=0)
     if longest + ANSWER > length:
         raise InlayError(
@@ -104,6 +115,14 @@ def _answered(
     ends = _ends(pair.model, tokenizer)
     written = pair.write(starts, length, seed, tick)
     return [_until(text, len(start), ends) for text, start in zip(written, starts, strict=True)]
+
+
+def _questions(pair: Pair, tokenizer: Any, count: int, seed: int) -> list[list[int]]:
+    """Instructions in turn, each about another passage."""
+    passages = _pieces(_words(pair), count, PASSAGE, random.Random(seed))
+    return [
+        _asked(tokenizer, INSTRUCTIONS[number % len(INSTRUCTIONS)], passage) for number, passage in enumerate(passages)
+    ]
 
 
 def _asked(tokenizer: Any, instruction: str, passage: Sequence[int]) -> list[int]:
