@@ -15,11 +15,13 @@ import torch
 import toys
 from hypothesis import given
 from hypothesis import strategies as st
+from peft import PeftModel
 from toys import ToyTask, text_rows
 
 from inlay import InlayError, Spec
 from inlay.methods import registry
 from inlay.methods.attach import restore, trained_parameters
+from inlay.methods.protocol import Method
 from inlay.training import FitOptions, fit, mixed_batches
 from inlay.training.joint import SeveralTasks, attach_tasks, flatten_metrics, greater_is_better
 from inlay.training.mixed_batches import NAMES, JointCollator, JointRows, JointSampler, share_rows
@@ -28,9 +30,13 @@ from inlay.training.trainer import NotFinite
 from inlay.workflow.settle import check_together
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-METHOD = registry.get("multi-lora")
 QUIET = FitOptions(progress=False)
 SPLITS = ("train", "validation", "test")
+
+
+@pytest.fixture(params=["multi-lora", "lora"])
+def method(request: pytest.FixtureRequest) -> Method:
+    return registry.get(request.param)
 
 
 @dataclass
@@ -67,9 +73,9 @@ def three() -> dict[str, Part]:
     return {"rte": part(1), "five": part(2, classes=5, train=24), "stsb": values(3)}
 
 
-def spec(**changes: Any) -> Spec:
+def spec(method: Method, **changes: Any) -> Spec:
     given = {"epochs": 4.0, "batch_size": 12, "learning_rate": 0.02, "evaluations": 2, "settings": {"r": 4}}
-    return Spec(model="toy", method="multi-lora", tasks=("rte", "five", "stsb"), **{**given, **changes})
+    return Spec(model="toy", method=method.name, tasks=("rte", "five", "stsb"), **{**given, **changes})
 
 
 def backbone() -> Any:
@@ -79,8 +85,8 @@ def backbone() -> Any:
     return made
 
 
-def run(folder: Path, tasks: dict[str, Part] | None = None, **changes: Any) -> Any:
-    return fit(backbone(), SeveralTasks(tasks or three()), METHOD, spec(**changes), folder, QUIET)
+def run(method: Method, folder: Path, tasks: dict[str, Part] | None = None, **changes: Any) -> Any:
+    return fit(backbone(), SeveralTasks(tasks or three()), method, spec(method, **changes), folder, QUIET)
 
 
 # ------------------------------------------------------------------------------------------------------- the batches
@@ -134,8 +140,8 @@ def test_tasks_that_cannot_be_mixed() -> None:
         check_together({"rte": part(1), "lm": toys.lm_task()})
 
 
-def test_tasks_share_no_settings_that_can_be_written_to() -> None:
-    model = attach_tasks(backbone(), three(), METHOD, {"r": 4})
+def test_tasks_share_no_settings_that_can_be_written_to(method: Method) -> None:
+    model = attach_tasks(backbone(), three(), method, {"r": 4})
     lists = [config.modules_to_save for config in model.peft_config.values()]
     assert all(len(set(each)) == len(each) for each in lists)
     assert len(set(map(id, lists))) == 3
@@ -144,33 +150,109 @@ def test_tasks_share_no_settings_that_can_be_written_to() -> None:
 # ------------------------------------------------------------------------------------------------------ the training
 
 
-def test_three_tasks_are_learnt_saved_and_loaded(tmp_path: Path) -> None:
+def test_three_tasks_are_learnt_saved_and_loaded(method: Method, tmp_path: Path) -> None:
     tasks = three()
-    outcome = run(tmp_path, tasks, epochs=10.0)
+    outcome = run(method, tmp_path, tasks, epochs=10.0)
     test = outcome.metrics["test"]
     assert test["rte/accuracy"] > 0.6
     assert test["five/accuracy"] > 0.4
     assert test["stsb/mse"] < 0.6
     assert test["average"] == pytest.approx((test["rte/accuracy"] + test["five/accuracy"]) / 2)
     assert "the average on test leaves out stsb (mse, of which less is better)" in outcome.notes
-    assert outcome.portrait["parameters"]["shared"] > 0
+    assert (outcome.portrait["parameters"]["shared"] > 0) == (method.name == "multi-lora")
     assert {"rte_loss", "five_loss", "stsb_loss"} <= set(outcome.history[0])
     again: Any = backbone().model
     for name in tasks:
-        again = restore(again, METHOD, tmp_path / "adapter", adapter_name=name, fingerprint="f" * 64)
+        again = restore(again, method, tmp_path / "adapter", adapter_name=name, fingerprint="f" * 64, mixed=True)
     batch = toys.collate([{k: v for k, v in t.test[0].items() if k != "labels"} for t in tasks.values()])
     with torch.no_grad():
         found = again(**batch, adapter_names=list(tasks)).logits
         assert torch.equal(found, outcome.model(**batch, adapter_names=list(tasks)).logits)
 
 
-def test_language_models_are_trained_together(tmp_path: Path) -> None:
+def test_each_lora_is_one_that_peft_loads_by_itself(tmp_path: Path) -> None:
+    tasks = three()
+    outcome = run(registry.get("lora"), tmp_path, tasks)
+    for name, task in tasks.items():
+        base = toys.backbone(dropout=0.0, num_labels=task.num_labels).model.double()
+        alone = PeftModel.from_pretrained(with_body(base), str(tmp_path / "adapter" / name)).eval()
+        batch = toys.collate([{k: v for k, v in row.items() if k != "labels"} for row in task.test])
+        with torch.no_grad():
+            wanted = outcome.model(**batch, adapter_names=[name] * 24).logits[:, : task.num_labels]
+            torch.testing.assert_close(alone(**batch).logits, wanted, atol=1e-12, rtol=1e-12)
+        config = json.loads((tmp_path / "adapter" / name / "adapter_config.json").read_text())
+        assert config["modules_to_save"] == ["classifier", "score"]
+        assert config["r"] == 4
+
+
+def with_body(model: Any) -> Any:
+    """The same model as `backbone`'s but for its head."""
+    body = {name: value for name, value in backbone().model.state_dict().items() if "classifier" not in name}
+    model.load_state_dict(body, strict=False)
+    return model
+
+
+def test_tasks_are_restored_in_any_order_on_a_base_of_any_head(method: Method, tmp_path: Path) -> None:
+    outcome = run(method, tmp_path, tasks := three())
+    rows = [{k: v for k, v in t.test[i].items() if k != "labels"} for t in tasks.values() for i in range(3)]
+    names = [name for name in tasks for _ in range(3)]
+    with torch.no_grad():
+        wanted = outcome.model(**toys.collate(rows), adapter_names=names).logits
+        for labels in (3, 1):
+            model: Any = with_body(toys.backbone(dropout=0.0, num_labels=labels).model.double())
+            for name in ("stsb", "five", "rte"):
+                how = {"adapter_name": name, "fingerprint": "f" * 64, "mixed": True}
+                model = restore(model, method, tmp_path / "adapter", **how)
+            assert not trained_parameters(model)
+            torch.testing.assert_close(model(**toys.collate(rows), adapter_names=names).logits, wanted)
+
+
+def test_loras_that_are_trained_together_are_those_of_runs_of_their_own(tmp_path: Path) -> None:
+    """Whole runs from one seed, each update on all rows: what each task begins with is the same too."""
+    method, tasks = registry.get("lora"), {"rte": part(1), "other": part(2)}
+    how = {"epochs": 8.0, "weight_decay": 0.1, "clip": 0.5, "seed": 3}
+    both = fit(
+        backbone(), SeveralTasks(tasks), method, spec(method, batch_size=96, **how), tmp_path / "both", QUIET
+    )  # fmt: skip
+    found = dict(both.model.named_parameters())
+    for name, task in tasks.items():
+        given = spec(method, batch_size=48, **how).with_(tasks=(), task=name)
+        alone = fit(backbone(), task, method, given, tmp_path / name, QUIET)  # type: ignore[arg-type]
+        assert alone.steps == both.steps == 8
+        trained = trained_parameters(alone.model)
+        assert any("lora_A" in each for each in trained)
+        for each, parameter in trained.items():
+            mine = found[each.replace(".default.", f".{name}.")]
+            torch.testing.assert_close(mine, parameter, atol=1e-8, rtol=1e-6, msg=lambda text, n=each: f"{n}: {text}")
+        assert both.metrics["test"][f"{name}/accuracy"] == alone.metrics["test"]["accuracy"]
+
+
+def test_a_task_begins_the_same_whichever_others_there_are(method: Method) -> None:
+    made = [
+        dict(attach_tasks(backbone(), tasks, method, {"r": 4}, seed).named_parameters())
+        for tasks, seed in ((three(), 1), ({"rte": part(1), "stsb": values(3)}, 1), (three(), 2))
+    ]
+    own = [name for name in made[1] if ".stsb." in name]
+    assert own
+    assert all(torch.equal(made[0][name], made[1][name]) for name in own)
+    assert not all(torch.equal(made[0][name], made[2][name]) for name in own)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"use_dora": True}, {"bias": "all"}, {"init_lora_weights": "pissa"}, {"target_parameters": ["x"]}]
+)
+def test_settings_with_which_loras_cannot_be_trained_together(settings: dict[str, Any]) -> None:
+    with pytest.raises(InlayError, match=next(iter(settings)).removeprefix("use_") + r"|DoRA"):
+        attach_tasks(backbone(), three(), registry.get("lora"), settings)
+
+
+def test_language_models_are_trained_together(method: Method, tmp_path: Path) -> None:
     tasks: dict[str, Any] = {}
     for name in ("e2e", "dart"):
         made = toys.lm_task()
         tasks[name] = Part(kind="causal-lm", num_labels=None, **{s: getattr(made, s) for s in SPLITS})  # type: ignore[arg-type]
     model = toys.backbone("gpt2", "causal-lm", dropout=0.0)
-    outcome = fit(model, SeveralTasks(tasks), METHOD, spec(epochs=3.0), tmp_path, QUIET)
+    outcome = fit(model, SeveralTasks(tasks), method, spec(method, epochs=3.0), tmp_path, QUIET)
     losses = [entry["loss"] for entry in outcome.history if "loss" in entry]
     assert losses[-1] < losses[0]
     assert outcome.metrics["test"]["e2e/loss"] > 0
@@ -178,15 +260,15 @@ def test_language_models_are_trained_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("accumulation", "cost"), [(1, 128), (3, 128), (1, 0)])
 def test_each_task_is_trained_as_it_would_be_alone(
-    accumulation: int, cost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Method, accumulation: int, cost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: the same rows in the same order, task by task, each with an AdamW and a clipping of its own.
 
     At a cost of 0 a batch is run in as many parts as it has lengths.
     """
     monkeypatch.setitem(mixed_batches.PASS, "cpu", cost)
-    tasks, given = three(), spec(weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
-    outcome = fit(backbone(), SeveralTasks(tasks), METHOD, given, tmp_path, QUIET)
+    tasks, given = three(), spec(method, weight_decay=0.1, clip=0.5, epochs=2.0, gradient_accumulation=accumulation)
+    outcome = fit(backbone(), SeveralTasks(tasks), method, given, tmp_path, QUIET)
     rows = JointRows({name: task.train for name, task in tasks.items()})
     sampler = JointSampler(rows.sizes, 0)
     order = []
@@ -196,7 +278,7 @@ def test_each_task_is_trained_as_it_would_be_alone(
     torch.manual_seed(0)
     total, warmup = len(order), math.ceil(0.06 * len(order))
     for task in tasks:
-        model = attach_tasks(backbone(), tasks, METHOD, {"r": 4}).eval()
+        model = attach_tasks(backbone(), tasks, method, {"r": 4}).eval()
         wanted = {name: p for name, p in trained_parameters(model).items() if f".{task}." in name}
         biases = [p for name, p in wanted.items() if name.endswith("bias")]  # the Trainer does not let them decay
         rest = [p for name, p in wanted.items() if not name.endswith("bias")]
@@ -217,12 +299,12 @@ def test_each_task_is_trained_as_it_would_be_alone(
             torch.testing.assert_close(found[name], parameter, atol=1e-8, rtol=1e-6)
 
 
-def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
-    good = run(tmp_path / "good", early_stopping=None)
+def test_a_task_that_fails_does_not_harm_the_others(method: Method, tmp_path: Path) -> None:
+    good = run(method, tmp_path / "good", early_stopping=None)
     tasks = three()
     for row in tasks["stsb"].train:
         row["labels"] = math.nan
-    outcome = run(tmp_path / "bad", tasks)
+    outcome = run(method, tmp_path / "bad", tasks)
     assert any("stsb failed" in note for note in outcome.notes)
     assert all("rte" not in note for note in outcome.notes)
     wanted = trained_parameters(good.model)
@@ -235,7 +317,9 @@ def test_a_task_that_fails_does_not_harm_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("patience", [None, 5])
-def test_a_task_whose_own_parameters_give_no_numbers_says_so(patience: int | None, tmp_path: Path) -> None:
+def test_a_task_whose_own_parameters_give_no_numbers_says_so(
+    method: Method, patience: int | None, tmp_path: Path
+) -> None:
     """Found in validation: it returns to its best state, and where none was kept it is not to be used."""
 
     class Spoils(SeveralTasks):
@@ -246,9 +330,9 @@ def test_a_task_whose_own_parameters_give_no_numbers_says_so(patience: int | Non
                     parameter.data.fill_(math.nan)
             return found
 
-    given = spec(evaluations=4, early_stopping=patience)
+    given = spec(method, evaluations=4, early_stopping=patience)
     tasks = three()
-    outcome = fit(backbone(), Spoils(tasks), METHOD, given, tmp_path, QUIET)
+    outcome = fit(backbone(), Spoils(tasks), method, given, tmp_path, QUIET)
     (note,) = [note for note in outcome.notes if note.startswith("five failed")]
     test = outcome.metrics["test"]
     if patience is None:
@@ -272,42 +356,42 @@ def test_of_errors_alone_there_is_a_mean() -> None:
     assert greater_is_better(both)
 
 
-def test_a_class_that_a_task_does_not_have_is_an_error(tmp_path: Path) -> None:
+def test_a_class_that_a_task_does_not_have_is_an_error(method: Method, tmp_path: Path) -> None:
     tasks = three()
     tasks["rte"].train[7]["labels"] = 4  # which `five` has
     with pytest.raises(InlayError, match=r"the label 4.0, and its task 'rte' the classes 0 to 2"):
-        run(tmp_path, tasks)
+        run(method, tmp_path, tasks)
 
 
-def test_a_value_that_is_not_known_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_value_that_is_not_known_counts_for_nothing(method: Method, tmp_path: Path) -> None:
     tasks = three()
     for row in tasks["stsb"].train:
         row["labels"] = -100.0
-    outcome = run(tmp_path, tasks)
-    fresh = attach_tasks(backbone(), tasks, METHOD, {"r": 4})
+    outcome = run(method, tmp_path, tasks)
+    fresh = attach_tasks(backbone(), tasks, method, {"r": 4})
     found = trained_parameters(outcome.model)
     for name, parameter in trained_parameters(fresh).items():
-        if "inlay" in name:
+        if "classifier" not in name:
             assert torch.equal(found[name], parameter) == (".stsb." in name), name
 
 
-def test_when_every_task_fails_the_run_does(tmp_path: Path) -> None:
+def test_when_every_task_fails_the_run_does(method: Method, tmp_path: Path) -> None:
     tasks = {"one": values(1), "two": values(2)}
     for task in tasks.values():
         for row in task.train:
             row["labels"] = math.inf
     with pytest.raises(NotFinite, match="last-good"):
-        run(tmp_path, tasks)
+        run(method, tmp_path, tasks)
     assert (tmp_path / "last-good" / "two" / "adapter_config.json").is_file()
 
 
-def test_each_task_stops_by_its_own_metric(tmp_path: Path) -> None:
+def test_each_task_stops_by_its_own_metric(method: Method, tmp_path: Path) -> None:
     tasks = three()
     for row in tasks["five"].validation:  # nothing to be learnt of it: the first evaluation is about the best
         row["labels"] = 4
         row["input_ids"] = [0, 5, 2]
         row["attention_mask"] = [1, 1, 1]
-    outcome = run(tmp_path, tasks, epochs=12.0, evaluations=12, early_stopping=2)
+    outcome = run(method, tmp_path, tasks, epochs=12.0, evaluations=12, early_stopping=2)
     ended = {name: note for note in outcome.notes for name in tasks if note.startswith(f"{name} stopped")}
     assert "five" in ended
     best = int(ended["five"].rsplit(" ", 1)[1])
@@ -316,8 +400,8 @@ def test_each_task_stops_by_its_own_metric(tmp_path: Path) -> None:
     assert not list((tmp_path / "checkpoints").glob("task-five-*"))[1:]
 
 
-def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", early_stopping=3, evaluations=4)
+def test_interrupted_and_resumed_it_is_the_same_run(method: Method, tmp_path: Path) -> None:
+    whole = run(method, tmp_path / "whole", early_stopping=3, evaluations=4)
 
     class Cut(SeveralTasks):
         """Stops once, in the middle."""
@@ -327,10 +411,10 @@ def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
                 signal.raise_signal(signal.SIGINT)
             return super().step(*args)
 
-    given = spec(early_stopping=3, evaluations=4)
+    given = spec(method, early_stopping=3, evaluations=4)
     with pytest.raises(Interrupted):
-        fit(backbone(), Cut(three()), METHOD, given, tmp_path / "cut", QUIET)
-    resumed = run(tmp_path / "cut", early_stopping=3, evaluations=4)
+        fit(backbone(), Cut(three()), method, given, tmp_path / "cut", QUIET)
+    resumed = run(method, tmp_path / "cut", early_stopping=3, evaluations=4)
     assert resumed.resumed_from == 18
     assert resumed.metrics == whole.metrics
     assert resumed.history == whole.history
@@ -339,6 +423,6 @@ def test_interrupted_and_resumed_it_is_the_same_run(tmp_path: Path) -> None:
         assert torch.equal(parameter, wanted[name]), name
 
 
-def test_the_trunk_of_several_tasks_is_not_kept(tmp_path: Path) -> None:
+def test_the_trunk_of_several_tasks_is_not_kept(method: Method, tmp_path: Path) -> None:
     with pytest.raises(InlayError, match="trunk_cache='on' cannot be: several tasks are trained"):
-        run(tmp_path, trunk_cache="on")
+        run(method, tmp_path, trunk_cache="on")

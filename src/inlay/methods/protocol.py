@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from inlay.errors import InlayError
@@ -53,8 +53,10 @@ class Method:
 
     - `identity_at_start`: whether the untrained model computes what the base model does, to the bit.
     - `mergeable`: whether it can be merged into the base model's weights.
-    - `mixes_tasks`: whether several tasks train and answer in one batch, an adapter each. Its config then has the
-      settings `num_labels` and `head_seed`, and `shared_settings` says what all tasks have in common.
+    - `mixes_tasks`: whether several tasks train and answer in one batch, an adapter each. Its tuner then has the hooks
+      of `TunerHooks` for it, and its config's `shared_settings` say what all tasks have in common.
+    - `mixer`: import path of a function of the adapted model that gives it such a tuner, where its own is PEFT's;
+      `alone`: of a function of a config that says why its task cannot share a pass with others.
     - `compresses_prompts`: whether it can stand for a prompt (`inlay compress`). Of a method of ours, the config then
       has the settings `prompt_ids`, `prompt_length` and `seed`, and perhaps `size`, in tokens; its tuner has the hooks
       of `TunerHooks` for it. One of PEFT's is distilled from the base model on.
@@ -85,6 +87,8 @@ class Method:
     identity_at_start: bool = True
     mergeable: bool = False
     mixes_tasks: bool = False
+    mixer: str | None = None
+    alone: str | None = None
     compresses_prompts: bool = False
     prompt_forms: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=lambda: _NOTHING)
     prompts_in_text: bool = False
@@ -119,6 +123,16 @@ class Method:
             return False
         names = {entry.name for entry in fields(self.config_class()) if entry.init}
         return setting in names or (setting == "layers" and self.defaults is not None and "target_modules" in names)
+
+    def mixed(self, model: nn.Module) -> nn.Module:
+        """An adapted model, so that tasks can share its batches."""
+        return model if self.mixer is None else load(self.mixer)(model)
+
+    def why_alone(self, settings: Mapping[str, Any]) -> str | None:
+        """Why tasks cannot be trained together with these settings; None where they can."""
+        if not self.mixes_tasks:
+            return "it trains one task at a time"
+        return None if self.alone is None else load(self.alone)(SimpleNamespace(**settings))
 
     def learning_rate_for(self, kind: str | None) -> float:
         """The default learning rate on a kind of model; None: of a kind that is not known."""
@@ -285,6 +299,17 @@ class TunerHooks:
         """The method's parameters, heads aside: `shared`, what all adapters have in common, and `trained`."""
         own = [value for name, value in self.model.named_parameters() if self.prefix in name]
         return {"shared": 0, "trained": sum(value.numel() for value in own if value.requires_grad)}
+
+    # ---- for a method that mixes tasks
+
+    def outputs_of(self, task: str) -> int | None:
+        """How many outputs a task's own head has; None: as many as the base model's, or it has none."""
+        raise NotImplementedError
+
+    def size_head(self, task: str, outputs: int | None, seed: int) -> None:
+        """Give a task that was just added a head of so many outputs, drawn from the seed where that is another number
+        than the base model's."""
+        raise NotImplementedError
 
     # ---- for a method that compresses prompts
 

@@ -34,7 +34,7 @@ from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import About, write_card
 from inlay.methods.folder import CARD, CONFIG, DEFAULT, AdapterFolder, adapter_place, read_json, sort_sets
-from inlay.methods.plain import base_of
+from inlay.methods.plain import WRAPPED, base_of
 from inlay.methods.pooling_notes import agree_on_pooling
 from inlay.methods.protocol import hooks_of
 from inlay.methods.register import register
@@ -95,11 +95,13 @@ def restore(
     *,
     adapter_name: str = "default",
     fingerprint: str | None = None,
+    mixed: bool = False,
 ) -> nn.Module:
     """`model`, a freshly loaded base with a head of the same shape, with what `save` wrote into `folder`; in eval mode.
 
     Where the folder holds several adapters, the one called `adapter_name` is taken; a single one goes by any name.
-    `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here.
+    `fingerprint` is the base's, where its loader has computed it already; otherwise it is computed here. `mixed`: so
+    that others of the method can be restored beside it, each with a head of its own size, and share its batches.
     """
     method = registry.get(method)
     saved = AdapterFolder.find(Path(folder), method, adapter_name)
@@ -116,7 +118,8 @@ def restore(
             vetting.check_size([saved.weights], model)
             tensors = vetting.read_tensors(saved.weights, note)
             if method.form == "peft":
-                restored = _restore_adapter(model, saved, tensors, adapter_name, vouched=bool(note))
+                mixed = mixed or is_mixed(model)
+                restored = _restore_adapter(model, saved, tensors, adapter_name, vouched=bool(note), mixed=mixed)
             else:
                 restored = _restore_head(model, place, tensors, note["parameters"])
     setattr(restored, NEW, note.get("newly_initialised", []))
@@ -138,7 +141,7 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     note, path = saved.read_note(), saved.place / CONFIG["peft"]
     settings = read_json(path)
     vetting.check_type(path, settings)
-    if settings.get("peft_type") != method.peft_type:
+    if PEFT_TYPE_TO_CONFIG_MAPPING.get(str(settings.get("peft_type"))) is not method.config_class():
         raise InlayError(f"{saved.place} does not hold an adapter of method {method.name!r}.")
     return PeftConfig.from_pretrained(str(saved.place)), vetting.read_tensors(saved.weights, note)
 
@@ -198,8 +201,21 @@ def _restore_head(model: nn.Module, place: Path, tensors: dict[str, Tensor], nam
     return model
 
 
+def is_mixed(model: Any) -> bool:
+    """Whether adapters of this model share its batches, by a tuner that was PEFT's."""
+    from inlay.methods.mixture.lora import MixedTuner
+
+    return isinstance(getattr(model, "base_model", None), MixedTuner)
+
+
 def _restore_adapter(
-    model: nn.Module, saved: AdapterFolder, tensors: dict[str, Tensor], adapter_name: str, vouched: bool
+    model: nn.Module,
+    saved: AdapterFolder,
+    tensors: dict[str, Tensor],
+    adapter_name: str,
+    *,
+    vouched: bool,
+    mixed: bool,
 ) -> nn.Module:
     register()
     method, place, path = saved.method, saved.place, saved.place / CONFIG["peft"]
@@ -216,9 +232,11 @@ def _restore_adapter(
         config = PeftConfig.from_pretrained(str(place))
         config.inference_mode = True
         hooks_of(config).settle(base_of(model), tensors)
-        wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
         with Allowance.of(base_of(model), held):
-            adapted = mend_prompt(wrapper(base_of(model), config, adapter_name))
+            if mixed and method.mixer is not None:
+                adapted = _put_beside(model, method, config, tensors, adapter_name)
+            else:
+                adapted = _put_in(model, config, adapter_name)
     except InlayError:
         raise
     except TooLarge as error:
@@ -230,6 +248,28 @@ def _restore_adapter(
     set_peft_model_state_dict(adapted, tensors, adapter_name=adapter_name)
     use_head(adapted, adapter_name)
     return adapted
+
+
+def _put_in(model: nn.Module, config: PeftConfig, adapter_name: str) -> Any:
+    """The base model with an adapter, whatever others there are."""
+    wrapper = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+    return mend_prompt(wrapper(base_of(model), config, adapter_name))
+
+
+def _put_beside(
+    model: Any, method: Method, config: PeftConfig, tensors: Mapping[str, Tensor], adapter_name: str
+) -> Any:
+    """The base model with an adapter beside those that share its batches, and a head as large as the saved one."""
+    from inlay.methods.mixture.heads import outputs_in
+
+    if is_mixed(model):
+        model.add_adapter(adapter_name, config)
+        model.set_adapter(adapter_name, inference_mode=True)
+    else:
+        model = method.mixed(_put_in(model, config, adapter_name))
+    heads = {name.removeprefix(WRAPPED): tensor for name, tensor in tensors.items()}
+    model.base_model.size_head(adapter_name, outputs_in(model, heads), 0)
+    return model
 
 
 def _restore_full(model: Any, place: Path, note: Mapping[str, Any]) -> nn.Module:

@@ -102,15 +102,15 @@ class SeveralTasks(Objective):
         trainer.progress.tasks = {name: {"waited": 0} for name in self.names}
         self._shifted = shifts_labels(model, self.first.kind)
         self._values = {name for name, task in self.tasks.items() if task.kind == kinds.REGRESSION}
-        self._outputs = {name: model.peft_config[name].num_labels for name in self.names}
+        self._outputs = {name: model.base_model.outputs_of(name) for name in self.names}
         self.owned = self.divide({name: p for name, p in model.named_parameters() if p.requires_grad})
 
     def divide(self, trained: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
         """Each task's own among the parameters that are trained."""
-        strangers = [name for name in trained if not any(f".{task}." in name for task in self.names)]
+        strangers = [name for name in trained if not any(belongs(name, task) for task in self.names)]
         if strangers:
             raise InlayError(f"{strangers[0]} would be trained and belongs to no task: it cannot be trained jointly.")
-        return {task: [p for name, p in trained.items() if f".{task}." in name] for task in self.names}
+        return {task: [p for name, p in trained.items() if belongs(name, task)] for task in self.names}
 
     def is_trained(self, task: str) -> bool:
         """Whether a task is still being trained."""
@@ -174,8 +174,9 @@ class SeveralTasks(Objective):
             return squares.sum()
         gradients = [gradient for _, gradient in pairs]
         owners = torch.tensor([i for i, _ in pairs], device=device)
-        norms = torch.stack(torch._foreach_norm(gradients)).float()
-        norms = squares.index_add(0, owners, norms**2).sqrt()
+        norms = torch.stack(torch._foreach_norm(gradients))
+        norms = norms.to(torch.promote_types(norms.dtype, squares.dtype))
+        norms = squares.to(norms.dtype).index_add(0, owners, norms**2).sqrt()
         losses = self._losses_so_far if self._losses_so_far is not None else squares
         good = torch.isfinite(norms) & torch.isfinite(losses)
         share = (self.trainer.args.max_grad_norm / (norms + ALMOST_NOTHING)).clamp(max=1.0)
@@ -260,7 +261,7 @@ class SeveralTasks(Objective):
         return better
 
     def _tensors_of(self, task: str) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in self.setup.modes.trained_tensors().items() if f".{task}." in name}
+        return {name: tensor for name, tensor in self.setup.modes.trained_tensors().items() if belongs(name, task)}
 
     def _write_best(self, task: str) -> dict[str, str]:
         others = [entry for name, entry in self.trainer.progress.tasks.items() if name != task]
@@ -361,6 +362,11 @@ class SeveralTasks(Objective):
         return super().count_parameters() | {"shared": model.base_model.counted_parameters()["shared"]}
 
 
+def belongs(parameter: str, task: str) -> bool:
+    """Whether a parameter, by its name, is of a task's adapter or head."""
+    return task in parameter.split(".")
+
+
 @contextmanager
 def _named(name: str, batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield batch | {NAMES: [name] * len(batch["labels"])}
@@ -371,28 +377,33 @@ def attach_tasks(
 ) -> nn.Module:
     """The backbone with an adapter and a head for each task.
 
-    A head of another size than the backbone's is drawn from `seed`, as the backbone's own is when it is loaded. The
-    `A`s are not: tasks of several runs can only be used together if they share them.
+    What a method draws is drawn from `seed` for each task anew: a task begins as in a run of its own, whichever others
+    there are. So is a head of another size than the backbone's; of the same size, all begin as the backbone's.
     """
     if "num_labels" in settings:
         raise InlayError("num_labels is each task's own when several are trained: leave it out.")
+    if (why := method.why_alone(settings)) is not None:
+        raise InlayError(f"Several tasks cannot be trained in one run of {method.name} with these settings: {why}.")
     model: Any = None
+    config: Any = None
     for name, task in tasks.items():
-        own = {"head_seed": seed, **settings} | ({"num_labels": task.num_labels} if task.num_labels else {})
-        if model is None:
-            model = attach.attach(
-                backbone.model,
-                method,
-                settings=own,
-                adapter_name=name,
-                newly_initialised=backbone.newly_initialised,
-                task_kind=task.kind,
-            )
-            continue
-        attach.check_adapter_name(model, name)
-        config = copy.deepcopy(model.peft_config[next(iter(tasks))])  # PEFT adds to its lists
-        config.num_labels = task.num_labels
-        model.add_adapter(name, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if model is None:
+                model = attach.attach(
+                    backbone.model,
+                    method,
+                    settings=settings,
+                    adapter_name=name,
+                    newly_initialised=backbone.newly_initialised,
+                    task_kind=task.kind,
+                )
+                model = method.mixed(model)
+                config = copy.deepcopy(model.peft_config[name])
+            else:
+                attach.check_adapter_name(model, name)
+                model.add_adapter(name, copy.deepcopy(config))  # PEFT adds to its lists
+        model.base_model.size_head(name, task.num_labels, seed)
     return model
 
 

@@ -323,10 +323,19 @@ class MixedTuner:
         """Add an adapter, and let its new layers and heads take part."""
         super().inject_adapter(model, adapter_name, *args, **kwargs)  # type: ignore[misc]
         _adopt(self)
+        trains = not self.peft_config[adapter_name].inference_mode
+        for head in self._heads_of(adapter_name):  # which PEFT freezes where another adapter is the active one
+            head.modules_to_save[adapter_name].requires_grad_(trains)
         outputs, self.outputs_expected = self.outputs_expected, None
-        heads = [head for head in self.routing.heads.values() if adapter_name in head.modules_to_save]
-        if outputs is not None and heads:
-            resize(heads, self.model, adapter_name, outputs, 0)
+        if outputs is not None and self._heads_of(adapter_name):
+            self.size_head(adapter_name, outputs, 0)
+
+    def size_head(self, task: str, outputs: int | None, seed: int) -> None:
+        """Give an adapter a head of so many outputs, drawn from the seed; as many as the base model's are left."""
+        resize(self._heads_of(task), self.model, task, outputs, seed)
+
+    def _heads_of(self, adapter_name: str) -> list[TaskHead]:
+        return [head for head in self.routing.heads.values() if adapter_name in head.modules_to_save]
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Take an adapter out; the memory that it lay in goes with the next pass."""
@@ -336,13 +345,18 @@ class MixedTuner:
 
     def outputs_of(self, adapter_name: str) -> int | None:
         """How many outputs an adapter's own head has."""
-        for head in reversed(list(self.routing.heads.values())):
-            if adapter_name in head.modules_to_save:
-                place = output_layer(dict(head.original_module.named_modules()), base_of(self.model))
-                if place is not None:
-                    found: int = head.modules_to_save[adapter_name].get_submodule(place).out_features
-                    return found
+        for head in reversed(self._heads_of(adapter_name)):
+            place = output_layer(dict(head.original_module.named_modules()), base_of(self.model))
+            if place is not None:
+                found: int = head.modules_to_save[adapter_name].get_submodule(place).out_features
+                return found
         return None
+
+    def counted_parameters(self) -> dict[str, int]:
+        """`trained`: the factors of all adapters; they share none. Heads are not counted."""
+        layers, names = self.routing.layers.values(), list(self.peft_config)
+        own = [parameter for layer in layers for name in names for parameter in layer.trained(name)]
+        return {"shared": 0, "trained": sum(parameter.numel() for parameter in own)}
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -411,6 +425,9 @@ def _adopt(tuner: Any) -> None:
     """Let the layers and heads that do not take part yet do so."""
     routing: Routing = tuner.routing
     routing.reasons = {}
+    for config in tuner.peft_config.values():
+        if config.modules_to_save:  # PEFT adds its own names for a head to the list that it is given, every time
+            config.modules_to_save = list(dict.fromkeys(config.modules_to_save))
     if not routing.handles:
         ModelHooks(tuner.model, routing, tuner.outputs_of)
     for name, module in tuner.model.named_modules():

@@ -188,15 +188,21 @@ class MultiLoraModel(InlayTuner):
         """After PEFT has put in the first task, or one with layers of its own: what there is now."""
         routing = self.routing
         if not routing.handles:
-            ModelHooks(self.model, routing, self._outputs_of)
+            ModelHooks(self.model, routing, self.outputs_of)
         for name, module in model.named_modules():
             if isinstance(module, ModulesToSaveWrapper):
                 routing.heads[plain_name(name)] = TaskHead.adopt(module, routing)
         routing.looked_up.update(config.modules_to_save or ())
 
-    def _outputs_of(self, task: str) -> int | None:
+    def outputs_of(self, task: str) -> int | None:
         found: int | None = self.peft_config[task].num_labels
         return found
+
+    def size_head(self, task: str, outputs: int | None, seed: int) -> None:
+        config = self.peft_config[task]
+        config.num_labels = outputs
+        config.head_seed = seed if config.head_seed is None else config.head_seed
+        resize(self._heads(config), self.model, task, outputs, config.head_seed)
 
     def _heads(self, config: MultiLoraConfig) -> list[TaskHead]:
         """The heads and other new parts that a task has one of its own of; PEFT matches them by the ends of names."""

@@ -17,6 +17,9 @@ METHODS = (
         learning_rate=1e-3,
         grid=(1e-4, 3e-4, 1e-3, 3e-3),
         mergeable=True,
+        mixes_tasks=True,
+        mixer="inlay.methods.mixture.lora:mix",
+        alone="inlay.methods.mixture.unmixable:why_not",
         compresses_prompts=True,
     ),
     Method(
