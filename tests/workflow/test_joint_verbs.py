@@ -61,19 +61,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec(folder: Path, **changes: Any) -> Spec:
-    given = {"max_steps": 4, "batch_size": 8, "evaluations": 1, "learning_rate": 0.05}
+    given = {"method": "multi-lora", "max_steps": 4, "batch_size": 8, "evaluations": 1, "learning_rate": 0.05}
     return Spec(
         model=str(folder / "model"),
-        method="multi-lora",
         tasks=("cola", "cb", "stsb"),
         data_dir=str(folder / "data"),
         **{**given, **changes},
     )
 
 
+@pytest.fixture(scope="module", params=["multi-lora", "lora"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
-    return tune(spec(folder), folder / "runs", progress=False)
+def run(folder: Path, method: str) -> Run:
+    return tune(spec(folder, method=method), folder / "runs", progress=False)
 
 
 def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
@@ -83,7 +87,7 @@ def test_one_run_one_record_one_folder(run: Run, folder: Path) -> None:
     assert run.record["examples"]["train"] > 50
     kept = sorted(path.name for path in run.adapter.iterdir() if path.is_dir())
     assert kept == ["cb", "cola", "stsb"]
-    again = tune(spec(folder), folder / "runs", progress=False)
+    again = tune(spec(folder, method=run.spec.method), folder / "runs", progress=False)
     assert again.id == run.id
     assert Spec.from_json(run.spec.to_json()) == run.spec
 
@@ -328,7 +332,7 @@ def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
         "--out",
         str(folder / "runs"),
     ]
-    found = CliRunner().invoke(app, ["tune", "--method", "multi-lora", *given, *more])
+    found = CliRunner().invoke(app, ["tune", "--method", run.spec.method, *given, *more])
     assert found.exit_code == 0, found.output
     assert run.id in found.stdout  # found, not repeated
     shown = CliRunner().invoke(app, ["runs", "show", run.id, "--out", str(folder / "runs")])
@@ -337,8 +341,10 @@ def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InlayError, match="multi-lora"):
-        tune(spec(folder).with_(method="lora"), tmp_path)
+    with pytest.raises(InlayError, match="lora or multi-lora"):
+        tune(spec(folder, method="bias"), tmp_path)
+    with pytest.raises(InlayError, match="DoRA.*run of its own"):
+        tune(spec(folder, method="lora", settings={"use_dora": True}), tmp_path)
     with pytest.raises(InlayError, match="at least two"):
         tune(spec(folder).with_(tasks=("cola",)), tmp_path)
     with pytest.raises(InlayError, match="sampling"):
@@ -399,12 +405,12 @@ def test_it_is_watched_stopped_and_resumed(run: Run, folder: Path, tmp_path: Pat
     names: list[str] = []
     with pytest.raises(Interrupted):
         tune(
-            spec(folder), tmp_path, progress=False, opened=names.append, watchers=[Watcher()],
+            spec(folder, method=run.spec.method), tmp_path, progress=False, opened=names.append, watchers=[Watcher()],
             stop=lambda: len(steps) == 1,
         )  # fmt: skip
     assert names == [run.id]
     assert steps == [1, 2]  # it is asked before the watchers are told
-    again = tune(spec(folder), tmp_path, progress=False)
+    again = tune(spec(folder, method=run.spec.method), tmp_path, progress=False)
     assert again.record["resumed_from"] == 2
     assert again.metrics == run.metrics
     assert (again.adapter / "cola" / "adapter_model.safetensors").read_bytes() == (
@@ -430,7 +436,7 @@ def test_one_that_failed_is_tried_again_if_so_asked(
 
 
 def test_its_name_is_known_before_it_is_made(run: Run, folder: Path) -> None:
-    found, digest = identify(spec(folder))
+    found, digest = identify(spec(folder, method=run.spec.method))
     assert found == run.spec
     assert digest == run.digest
 

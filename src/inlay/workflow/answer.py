@@ -64,7 +64,8 @@ class Tasks:
         self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
         base = model or locate_base(self.folder, facts)
         first = next(iter(found.values()))
-        self.model, backbone = restore_adapters(self.spec.with_(model=base), first, self.folder, list(self.schemas))
+        spec, names = self.spec.with_(model=base), list(self.schemas)
+        self.model, backbone = restore_adapters(spec, first, self.folder, names, mixed=True)
         self.processor, self.fingerprint = backbone.processor, backbone.fingerprint
 
     @cached_property

@@ -50,7 +50,7 @@ def find_run_of(folder: Path) -> Run | None:
 
 def holds_one_task(run: Run) -> bool:
     """Whether a run has one task that can be mixed with those of others."""
-    return registry.get(run.spec.method).mixes_tasks and not run.spec.tasks
+    return not run.spec.tasks and registry.get(run.spec.method).why_alone(run.spec.settings) is None
 
 
 def read_run_facts(run: Run) -> dict[str, Any]:
@@ -77,7 +77,9 @@ def name_task(name: str, folder: Path) -> str:
     the model."""
     word = re.sub(r"\W", "_", name.rpartition("/")[2])
     config = read_json(folder / CONFIG["peft"])
+    targets = config.get("target_modules")
     places = [*(config.get("places") or ()), *(config.get("modules_to_save") or ())]
+    places += targets if isinstance(targets, list) else ()
     taken = {"default", *(part for place in places for part in place.split("."))}
     return f"task_{word}" if word in taken or not word.isidentifier() else word
 

@@ -96,6 +96,9 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
             say(line)
 
     def fill(place: Path) -> None:
+        if method.name == to:  # as it is
+            _copy(Chosen(folder, {}, task, task), place)
+            return
         registry.load(method.exports[to])(config, tensors, place)
         if known is not None:
             write_card(place, registry.get(to), {"default": known})
@@ -106,7 +109,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
 
 def _exporter(to: str, place: Path) -> registry.Method:
     """The method that writes the form and, where several do, that saved the adapter in `place`."""
-    able = [registry.get(name) for name in registry.names_where(lambda method: to in method.exports)]
+    able = [registry.get(name) for name in registry.names_where(lambda method: to in (method.name, *method.exports))]
     config = place / CONFIG["peft"]
     saved = read_json(config).get("peft_type") if config.is_file() else None
     return next((method for method in able if method.peft_type == saved), able[0])
@@ -177,7 +180,8 @@ def _check_names(chosen: Sequence[Chosen]) -> None:
                 + (f" ({EACH})." if len({other.folder for other in chosen}) > 1 else ".")
             )
         config, _ = read(each.facts["method"], each.folder, each.old)
-        parts = {part for place in getattr(config, "places", None) or () for part in place.split(".")}
+        places = getattr(config, "places", None) or getattr(config, "target_modules", None) or ()
+        parts = {part for place in ([] if isinstance(places, str) else places) for part in place.split(".")}
         if not each.new.isidentifier() or each.new == "default" or each.new in parts:
             raise InlayError(
                 f"{each.new!r} cannot be a task's name: take a word of letters, digits and underscores that names no "
@@ -219,9 +223,9 @@ def _copy(each: Chosen, target: Path) -> None:
     """A task's files, whether they lie in a folder of its name or, as those of a run of one task, among others."""
     source = task_place(each.folder, each.old)
     if source != each.folder:
-        shutil.copytree(source, target)
+        shutil.copytree(source, target, dirs_exist_ok=True, copy_function=shutil.copyfile)
         return
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     for name in ADAPTER_FILES:
         if (source / name).is_file():
-            shutil.copy2(source / name, target / name)
+            shutil.copyfile(source / name, target / name)

@@ -122,6 +122,8 @@ def refusal(spec: Spec, name: str) -> str | None:
     """
     if spec.tasks and not registry.get(name).mixes_tasks:
         return "trains one task at a time"
+    if spec.tasks and (why := registry.get(name).why_alone(spec.settings)) is not None:
+        return f"cannot train several tasks with these settings: {why}"
     if spec.pooling == "pooler" and reads_states(name):
         return "has class vectors on the tokens' states and reads no pooler"
     try:

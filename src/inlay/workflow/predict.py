@@ -82,8 +82,11 @@ def restore(
     return adapted, backbone.processor
 
 
-def restore_adapters(spec: Spec, schema: TaskSchema, folder: Path, names: Sequence[str]) -> tuple[Any, Backbone]:
-    """The spec's model with the adapters of these names from a folder; and the backbone that it is."""
+def restore_adapters(
+    spec: Spec, schema: TaskSchema, folder: Path, names: Sequence[str], *, mixed: bool = False
+) -> tuple[Any, Backbone]:
+    """The spec's model with the adapters of these names from a folder; and the backbone that it is. `mixed`: so that
+    their rows can share batches."""
     from inlay import backbones
     from inlay.console import quiet
     from inlay.methods import attach
@@ -93,7 +96,12 @@ def restore_adapters(spec: Spec, schema: TaskSchema, folder: Path, names: Sequen
     with quiet():  # PEFT warns of every further adapter in one model
         for name in names:
             adapted = attach.restore(
-                adapted, registry.get(spec.method), folder, adapter_name=name, fingerprint=backbone.fingerprint
+                adapted,
+                registry.get(spec.method),
+                folder,
+                adapter_name=name,
+                fingerprint=backbone.fingerprint,
+                mixed=mixed,
             )
     return adapted, backbone
 

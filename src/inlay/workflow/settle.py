@@ -169,6 +169,11 @@ def check_tasks(spec: Spec) -> None:
             f"--tasks trains several tasks in mixed batches, which the method {spec.method!r} cannot. Use "
             f"{name_mixing()}, or one run a task: --task."
         )
+    if (why := registry.get(spec.method).why_alone(spec.settings)) is not None:
+        raise InlayError(
+            f"With these settings of {spec.method} several tasks cannot be trained in mixed batches: {why}. Leave that "
+            "out, or train each task in a run of its own (--task, --data)."
+        )
     for name in spec.tasks:
         if tables.suffix(Path(name)) in tables.TABLES or Path(name).expanduser().exists():
             raise InlayError(
