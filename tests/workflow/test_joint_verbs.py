@@ -343,7 +343,7 @@ def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InlayError, match="lora or multi-lora"):
         tune(spec(folder, method="bias"), tmp_path)
-    with pytest.raises(InlayError, match="DoRA.*run of its own"):
+    with pytest.raises(InlayError, match=r"DoRA.*run of its own"):
         tune(spec(folder, method="lora", settings={"use_dora": True}), tmp_path)
     with pytest.raises(InlayError, match="at least two"):
         tune(spec(folder).with_(tasks=("cola",)), tmp_path)

@@ -61,7 +61,11 @@ class Option:
 HELPS: dict[str | None, dict[str, str]] = {
     DATA: {
         "task": "A named task (see `inlay tasks`).",
-        "tasks": "Several named tasks for one run in mixed batches, as in rte,sst2 (method multi-lora).",
+        "tasks": "Several tasks for one run in mixed batches (lora, multi-lora): names, as in rte,sst2, or a file of "
+        "tasks, tasks.yaml.",
+        "task_data": "One of several tasks, on your own data: a name and a path, as in reviews=reviews.csv. May be "
+        "repeated; --text, --label and --kind are those of all.",
+        "task_fields": 'What single tasks have of their own, as JSON: {"reviews": {"data": ..., "label": ...}}.',
         "data": "Your own data: a CSV, TSV, JSONL or Parquet file, or a folder of images.",
         "text": "Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
         "label": "Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in "
@@ -108,7 +112,10 @@ HELPS: dict[str | None, dict[str, str]] = {
     },
     None: {"trust_remote_code": "Run code that comes with the model. Only if you have read it."},
 }
-TYPED = {"text": list[str] | None, "tasks": str | None, "layers": str | None, "set_": list[str] | None}  # unlike a spec
+TYPED = {  # unlike a spec
+    **dict.fromkeys(("text", "task_data", "set_"), list[str] | None),
+    **dict.fromkeys(("tasks", "task_fields", "layers"), str | None),
+}
 FLAGS = {"learning_rate": ("--learning-rate", "--lr"), "set_": ("--set",)}
 
 
@@ -125,7 +132,14 @@ def _spec_options() -> dict[str, Option]:
 
 # The options that make a spec, but for the model, the method and the seed.
 SPEC = _spec_options()
-JOINT = ("tasks", "sampling", "temperature")  # offered by the commands that train several tasks in one run
+# Offered by the commands that train several tasks in one run.
+JOINT = (
+    "tasks",
+    "task_data",
+    "task_fields",
+    "sampling",
+    "temperature",
+)
 # Where runs are made: what `engines.make` takes.
 ENGINE: dict[str, Option] = {
     "engine": Option("local (the default): this machine; ray: a Ray cluster.", WHERE),
@@ -182,7 +196,7 @@ def takes_spec(
     def with_fields(fields: dict[str, Any], **given: Any) -> None:
         fields = {name: fields.get(name, option.default) for name, option in SPEC.items()}
         fields["text"] = tuple(fields["text"] or ())
-        fields["tasks"] = tuple(names_in(fields["tasks"] or ""))
+        fields |= several(fields["tasks"], fields.pop("task_data"), fields["task_fields"])
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         with resumable():
             command(fields=fields, **given)
@@ -219,6 +233,21 @@ def settings(pairs: list[str] | None, chosen_layers: str | None = None) -> dict[
             raise InlayError(f"Give --layers {chosen_layers} or --set layers={found['layers']}, not both.")
         found |= layers(chosen_layers)
     return found
+
+
+def several(names: str | None, data: list[str] | None, more: str | None) -> dict[str, Any]:
+    """The tasks that `--tasks`, `--task-data` and `--task-fields` stand for, as fields of a spec."""
+    if not names and not data and not more:
+        return {"tasks": (), "task_fields": {}}
+    from inlay.workflow.tasks_file import gather
+
+    try:
+        own = json.loads(more) if more else {}
+    except ValueError as error:
+        raise InlayError(f"--task-fields takes JSON, and this is none ({error}): {more!r}.") from None
+    if not isinstance(own, dict):
+        raise InlayError(f"--task-fields takes a JSON object of tasks, by their names; got {more!r}.")
+    return gather(names_in(names or ""), data or (), own)
 
 
 def layers(chosen: str) -> dict[str, list[int]]:

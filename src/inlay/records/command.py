@@ -25,6 +25,8 @@ def arguments(spec: Spec, out: str | None = None) -> list[str]:
         value = getattr(spec, name)
         if name == "settings":
             words += [word for key, each in value.items() for word in ("--set", f"{key}={_setting(each)}")]
+        elif name == "task_fields":
+            words += ["--task-fields", json.dumps(value)] if value else []
         elif name != "seed" and value == fields[name].default:
             continue
         else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec_values import fitting, shown
+from inlay.records.task_fields import PATHS, read_fields
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class Spec:
 
     None means "the default that suits": the method's learning rate, the task's length, the epochs and the batch size
     for so many examples (`amount`; where one of these or `max_steps` is given, the rest is the usual). Exactly one of
-    `task` (a name), `tasks` (several names, trained together) and `data` (a path of the user's own) is given. Of
-    several tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data
-    (proportional), equally (uniform), or by its rows to the power of 1 / `temperature`. `group_by_length` makes the
-    training batches of texts that are about equally long: less is padded, and the order is less random.
+    `task` (a name), `tasks` (several names, trained together) and `data` (a path of the user's own) is given. What one
+    of several tasks has of its own, such as its data, is in `task_fields` (`inlay.records.task_fields`). Of several
+    tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data (proportional),
+    equally (uniform), or by its rows to the power of 1 / `temperature`. `group_by_length` makes the training batches of
+    texts that are about equally long: less is padded, and the order is less random.
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
@@ -72,6 +74,7 @@ class Spec:
     temperature: float = 1.0
     pooling: str = "auto"
     group_by_length: bool = False
+    task_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -80,6 +83,12 @@ class Spec:
             raise InlayError(
                 f"Give either a task by name or data of your own, not both or neither (task={self.task!r}, "
                 f"data={self.data!r}); or several tasks (tasks={list(self.tasks)!r}). `inlay tasks` lists the names."
+            )
+        object.__setattr__(self, "task_fields", read_fields(Spec, self.tasks, self.task_fields))
+        if self.tasks and self.test_data is not None and any("data" in own for own in self.task_fields.values()):
+            raise InlayError(
+                f"test_data={self.test_data!r} would be that of every task: give each its own (task_fields, or "
+                "test_data in a file of tasks)."
             )
         if self.tasks and self.group_by_length:
             raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
@@ -91,10 +100,11 @@ class Spec:
             raise InlayError(
                 f"temperature={self.temperature!r} says nothing to {self.sampling} sampling: leave it out."
             )
-        for name in ("model", "data", "test_data", "data_dir"):
-            parts = Path(getattr(self, name) or "").parts
-            if any(len(part.encode()) > LONGEST_NAME for part in parts):
-                raise InlayError(f"{name}={shown(getattr(self, name))} is longer than a file's name can be.")
+        paths = [(name, getattr(self, name)) for name in ("model", *PATHS)]
+        paths += [(name, own.get(name)) for own in self.task_fields.values() for name in PATHS]
+        for name, path in paths:
+            if any(len(part.encode()) > LONGEST_NAME for part in Path(path or "").parts):
+                raise InlayError(f"{name}={shown(path)} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
         for name in (*positive, *optional, "evaluations"):
@@ -156,7 +166,7 @@ class Spec:
             return EPOCHS, BATCH
         return FEW_SHOT_EPOCHS, math.lcm(FEW_SHOT_BATCH, self.gradient_accumulation)
 
-    def digest(self, contents: Mapping[str, str] | None = None) -> str:
+    def digest(self, contents: Mapping[str, Any] | None = None) -> str:
         """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
         fields = {
             name: value for name, value in self.to_json().items() if name not in LATER or value not in LATER[name]
@@ -201,4 +211,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "temperature": (1.0,),
     "pooling": ("own", "auto"),  # what auto finds in a checkpoint is written in before
     "group_by_length": (False,),
+    "task_fields": ({},),
 }

@@ -14,6 +14,7 @@ from inlay.tasks import TaskSchema, kinds
 from inlay.tasks.rows import is_path, read, read_labelled
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import LoadOptions, check_writable, join, restore
+from inlay.workflow.settle import select_adapter
 from inlay.workflow.tune import DEFAULT_OUT, select_metrics
 
 
@@ -128,7 +129,7 @@ class LoadedRun:
         """
         from inlay.training import evaluate
 
-        task = read_labelled(self.schema, rows, label or self.spec.label)
+        task = read_labelled(self.schema, rows, label or select_adapter(self.spec, self.task).label)
         spec = self.spec.with_(max_length=self.schema.max_length or self.spec.max_length)
         notes = list(task.notes)
         metrics, _ = evaluate(self.model, task, "test", self.processor, spec, notes.append)

@@ -16,7 +16,7 @@ from inlay.methods.capabilities import misfits
 from inlay.records.spec import MOST_SEEDS, Spec
 from inlay.tasks import kinds
 from inlay.workflow.notes import Say
-from inlay.workflow.settle import check_modality, check_settings, pick_learning_rate, reads_states
+from inlay.workflow.settle import check_modality, check_settings, pick_learning_rate, reads_states, select_task
 
 ALL = "all"
 DEFAULT, GRID = "default", "grid"
@@ -164,10 +164,10 @@ def kind_of(spec: Spec) -> str:
     data."""
     from inlay import tasks
 
-    first = spec.task or next(iter(spec.tasks), None)
-    if first is not None and tasks.is_named(first):
-        return tasks.describe(first).kind
-    return tasks.load(spec).kind
+    first = select_task(spec, spec.tasks[0]) if spec.tasks else spec
+    if first.task is not None and tasks.is_named(first.task):
+        return tasks.describe(first.task).kind
+    return tasks.load(first).kind
 
 
 def with_own_layers(spec: Spec, say: Say | None = None) -> Spec:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
+from inlay.methods.folder import DEFAULT
+from inlay.records import task_fields
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
 from inlay.tasks import kinds
 
@@ -78,7 +80,11 @@ def with_method_defaults(spec: Spec) -> Spec:
     return spec.with_(
         learning_rate=pick_learning_rate(spec) if spec.learning_rate is None else spec.learning_rate,
         task=None if spec.task is None else tasks.canonical(spec.task),
-        tasks=tuple(dict.fromkeys(tasks.canonical(name) for name in spec.tasks)),
+        tasks=tuple(dict.fromkeys(name if name in spec.task_fields else tasks.canonical(name) for name in spec.tasks)),
+        task_fields={
+            name: own | ({"task": tasks.canonical(own["task"])} if "task" in own else {})
+            for name, own in spec.task_fields.items()
+        },
     )
 
 
@@ -89,15 +95,34 @@ def load_tasks(spec: Spec) -> dict[str, Task]:
     if not spec.tasks:
         task = tasks.load(spec)
         return {task.name: task}
-    names = name_adapters(spec.tasks)
-    found = {names[name]: tasks.load(select_task(spec, name)) for name in spec.tasks}
+    names, found, wrong = name_adapters(spec.tasks), {}, []
+    for name in spec.tasks:
+        try:
+            task = tasks.load(select_task(spec, name))
+        except InlayError as error:
+            if not spec.task_fields:
+                raise
+            wrong.append(f"Task {name!r}: {error}")
+            continue
+        found[names[name]] = task.with_schema(replace(task.schema, name=name)) if name in spec.task_fields else task
+    if wrong:
+        raise InlayError("\n".join(wrong))
     check_together(found)
     return found
 
 
 def select_task(spec: Spec, name: str) -> Spec:
     """The spec of one of several tasks by itself."""
-    return spec.with_(task=name, tasks=(), sampling="proportional", temperature=1.0)
+    own = dict(spec.task_fields.get(name, {"task": name}))
+    if "task" in own and any("data" in each for each in spec.task_fields.values()):
+        own = {"text": (), "label": None, "image": None, "kind": None, **own}  # the spec's are those of the data
+    return spec.with_(**{"tasks": (), "task_fields": {}, "sampling": "proportional", "temperature": 1.0, **own})
+
+
+def select_adapter(spec: Spec, adapter: str) -> Spec:
+    """The spec of the task, among several, whose adapter has this name; of one task, the spec itself."""
+    names = {own: name for name, own in name_adapters(spec.tasks).items()}
+    return select_task(spec, names[adapter]) if spec.tasks else spec
 
 
 def name_adapters(names: Sequence[str]) -> dict[str, str]:
@@ -106,6 +131,16 @@ def name_adapters(names: Sequence[str]) -> dict[str, str]:
     if len(set(found.values())) < len(names):
         raise InlayError(f"The tasks {', '.join(names)} give adapters of one name. Train them in several runs.")
     return found
+
+
+def cannot_be_a_name(name: str) -> str | None:
+    """Why a task of the user's cannot have this name; None where it can."""
+    word = re.sub(r"\W", "_", name)
+    if not word.isidentifier() or word == DEFAULT or "/" in name:
+        return (
+            f"{name!r} cannot be a task's name: begin with a letter, and take letters, digits, - and _ (not {DEFAULT})"
+        )
+    return None
 
 
 def with_pooling(spec: Spec, kind: str) -> Spec:
@@ -159,7 +194,7 @@ def pick_learning_rate(spec: Spec) -> float | None:
 
 
 def check_tasks(spec: Spec) -> None:
-    """An error where a method cannot mix the several tasks of a spec, or they are data of the user's own."""
+    """An error where a method cannot mix the several tasks of a spec, or a file is given for a name."""
     from inlay.tasks import tables
 
     if not spec.tasks:
@@ -175,11 +210,15 @@ def check_tasks(spec: Spec) -> None:
             "out, or train each task in a run of its own (--task, --data)."
         )
     for name in spec.tasks:
-        if tables.suffix(Path(name)) in tables.TABLES or Path(name).expanduser().exists():
+        if name in spec.task_fields:
+            if (why := cannot_be_a_name(name)) is not None:
+                raise InlayError(f"{why}.")
+        elif tables.suffix(Path(name)) in tables.TABLES or Path(name).expanduser().exists():
+            called = re.sub(r"\W", "_", Path(name).name.split(".")[0]) or "mine"
             raise InlayError(
-                f"--tasks takes names of tasks (`inlay tasks`), and {name!r} is data of your own. Train each of your "
-                f"tasks by itself, with --data {name} --method {spec.method}, and join the runs: {JOIN}. Joined, they "
-                "are predicted and served together."
+                f"--tasks takes names of tasks (`inlay tasks`) or a file of tasks (tasks.yaml), and {name!r} is data "
+                f"of your own: give it a name, --task-data {called}={name}, or an entry in tasks.yaml. Runs of one "
+                f"task each can be joined too: {JOIN}."
             )
 
 
@@ -224,7 +263,8 @@ def check_modality(spec: Spec) -> None:
     """A clear error for a text task on an image model, or the reverse, before anything large is read."""
     from inlay import backbones, tasks
 
-    for name in spec.tasks or (spec.task,):
+    named = [select_task(spec, name).task for name in spec.tasks] if spec.tasks else [spec.task]
+    for name in named:
         if name is None or not tasks.is_named(name):
             continue
         needs, reads = tasks.describe(name).modality, backbones.modality(spec.model, spec.revision)
@@ -241,7 +281,9 @@ def digest_of(spec: Spec, data: str) -> str:
     """The digest by which a run is found again: what it reads counts by its contents (`data`), not by its path."""
     from inlay import backbones
 
-    contents = {"data": data, "test_data": "", "data_dir": ""}
+    contents: dict[str, Any] = {"data": data, "test_data": "", "data_dir": ""}
+    if spec.task_fields:
+        contents["task_fields"] = task_fields.contents(spec.task_fields)
     contents["revision"] = backbones.version(spec.model, spec.revision)
     if Path(spec.model).expanduser().is_dir():
         contents["model"] = ""

@@ -22,22 +22,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from inlay.engines import ENGINES
-from inlay.errors import InlayError, first_line, misspelt, unknown
+from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
 from inlay.records.spec_values import Unfit, fitting
 from inlay.workflow.notes import Say
 from inlay.workflow.planning import ALL, DEFAULT, GRID, Planned, Rates, plan
 from inlay.workflow.tune import DEFAULT_OUT
+from inlay.workflow.yaml_files import read_yaml
 
 Check = Callable[[Any], Any]
 
@@ -76,41 +74,13 @@ class Sweep:
 def read(path: Path | str) -> Sweep:
     """The sweep in a file, checked against the schema."""
     path = Path(path)
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except OSError as error:
-        raise InlayError(f"Cannot read {path}: {error.strerror}.{misspelt(path)}") from error
-    except RecursionError as error:
-        raise InlayError(f"{path} cannot be read: lists or mappings within one another too many times over.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InlayError(f"{path} is not YAML: {' '.join(str(error).split()) or first_line(error)}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise InlayError(f"{path} is not a sweep: it has no keys. It needs model, task (or data) and methods at least.")
     try:
         return _sweep(data)
     except InlayError as error:
         raise InlayError(f"{path}: {error}") from error
-
-
-class Loader(yaml.SafeLoader):
-    """YAML without code in it. A key that is given twice is an error, because one of the two would be lost; and 1e-3 is
-    a number, for which YAML 1.1 wants 1.0e-3."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """A mapping whose keys are names, each once."""
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError(f"a key is a list or a mapping (line {key.start_mark.line + 1}); give a name")
-            if key.value in seen:
-                raise yaml.YAMLError(f"the key {key.value!r} is given twice (line {key.start_mark.line + 1})")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
 
 
 # ------------------------------------------------------------------------------------------------------ the schema
@@ -200,7 +170,7 @@ def _engine_name(value: Any) -> str:
 ENGINE: dict[str, Check]
 ENGINE = {"name": _engine_name, "workers": _count, "cpus": _positive, "gpus": _number, "address": _text}
 # Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
-_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "trust_remote_code"}
+_NOT_HERE = {"model", "method", "task", "tasks", "task_fields", "seed", "shots", "settings", "trust_remote_code"}
 
 
 def _field(entry: dataclasses.Field[Any], value: Any) -> Any:
