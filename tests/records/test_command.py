@@ -83,6 +83,16 @@ def test_several_tasks() -> None:
     assert parsed(arguments(spec)) == spec
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(words, words, min_size=1, max_size=3), words)
+def test_several_tasks_of_ones_own(paths: dict[str, str], label: str) -> None:
+    fields = {f"t{i}": {"data": path, "text": [name], "shots": 5} for i, (name, path) in enumerate(paths.items())}
+    spec = Spec(model="m", method="lora", tasks=("rte", *fields), task_fields=fields, label=label)
+    again = parsed(shlex.split(command(spec)))
+    assert again == spec
+    assert again.digest() == spec.digest()
+
+
 def test_defaults_are_left_out() -> None:
     """A short spec is a short command; the seed is always said."""
     spec = Spec(model="embedded:vit", task="digits", method="lora", learning_rate=0.0005, settings={"r": 16})

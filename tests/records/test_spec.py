@@ -36,6 +36,29 @@ def test_runs_from_before_a_field_was_added_keep_their_identity() -> None:
     assert old.with_(trunk_cache="off").digest() != old.digest()
 
 
+def test_what_tasks_have_of_their_own() -> None:
+    own = {"a": {"data": "x.csv", "text": "body", "label": None}, "b": {"task": "rte", "shots": 8}}
+    spec = Spec(model="m", method="lora", tasks=("a", "b", "sst2"), task_fields=own)
+    assert spec.task_fields == {"a": {"data": "x.csv", "text": ["body"]}, "b": {"task": "rte", "shots": 8}}
+    assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    named = spec.with_(task_fields={})
+    assert named.digest() != spec.digest()
+    assert "task_fields" not in json.dumps({k: v for k, v in named.to_json().items() if v})
+    for fields, message in (
+        ({"c": {"data": "x"}}, "Unknown task in task_fields 'c'"),
+        ({"a": "x.csv"}, "'a' has 'x.csv': give a mapping"),
+        ({"a": {"date": "x.csv"}}, r"Task 'a': Unknown field 'date'. Did you mean 'data'"),
+        ({"a": {"data": 3}}, "Task 'a': data=3 will not do"),
+        ({"a": {"text": ["x"]}}, "Task 'a': give either task"),
+        ({"a": {"data": "x", "task": "rte"}}, "Task 'a': give either task"),
+        ({"a": {"data": "x", "shots": 0}}, "Task 'a': shots=0"),
+    ):
+        with pytest.raises(InlayError, match=message):
+            spec.with_(task_fields=fields)
+    with pytest.raises(InlayError, match=r"test_data='t\.csv' would be that of every task"):
+        spec.with_(test_data="t.csv")
+
+
 def test_identity_follows_contents_and_not_paths_or_the_order_of_settings() -> None:
     here, there = (Spec(model="m", method="lora", data=path) for path in ("a/x.csv", "b/y.csv"))
     assert here.digest() != there.digest()

@@ -46,22 +46,24 @@ def write(
     family: str = "bert",
     task: zoo.Task = "base",
     failed: dict[str, str] | None = None,
+    *,
+    by: str = "multi-lora",
 ) -> Path:
     """An adapter folder below `place`, as `inlay tune --tasks` leaves it, and its base model."""
     model = place / f"{family}-model"
     if not model.exists():
         zoo.tiny(family, task)[0].save_pretrained(model)
         write_tokenizer(model)
-    folder = place / ("-".join(schemas)) / "adapter"
+    folder = place / "-".join([*schemas, *([by] if by != "multi-lora" else [])]) / "adapter"
     first = next(iter(schemas.values()))
     backbone = backbones.load(str(model), kind=first.kind, num_labels=first.num_labels, label_names=first.label_names)
-    method = registry.get("multi-lora")
+    method = registry.get(by)
     adapted = attach_tasks(backbone, schemas, method, {"r": 2})
     drawn = torch.Generator().manual_seed(len(schemas))
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data.normal_(std=SCALE, generator=drawn)
-    spec = Spec(model=str(model), method="multi-lora", tasks=tuple(schemas), batch_size=4)
+    spec = Spec(model=str(model), method=by, tasks=tuple(schemas), batch_size=4)
     save_tasks(adapted, schemas, method, backbone, spec, folder, failed)
     return folder
 

@@ -1,4 +1,4 @@
-"""Data of one's own where several tasks are: two tables, two runs of multi-lora, joined, predicted and served."""
+"""Data of one's own where several tasks are: two tables, two runs, joined, predicted and served."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from inlay.workflow.export import export
 from inlay.workflow.notes import silent
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+EACH = ["my_reviews=a", "my_reviews=b"]
 STARS, TOPICS = {"body": "w1 w1 w9"}, {"line": "w2 w8 w8"}
 
 
@@ -48,15 +49,16 @@ def made(place: Path, folder: str, **changes: Any) -> Run:
     return inlay.tune(spec, place / "runs", progress=False, say=silent)
 
 
-@pytest.fixture(scope="module")
-def runs(place: Path) -> tuple[Run, Run]:
-    return made(place, "a"), made(place, "b")
+@pytest.fixture(scope="module", params=["multi-lora", "lora"])
+def runs(place: Path, request: pytest.FixtureRequest) -> tuple[Run, Run]:
+    return made(place, "a", method=request.param), made(place, "b", method=request.param)
 
 
 @pytest.fixture(scope="module")
 def joined(runs: tuple[Run, Run], place: Path) -> Path:
     folders = [run.folder for run in runs]
-    return export(folders, ["my_reviews=stars", "my_reviews=topic"], place / "joined", to="tasks")
+    target = place / f"joined-{runs[0].spec.method}"
+    return export(folders, ["my_reviews=stars", "my_reviews=topic"], target, to="tasks")
 
 
 def test_joined_tasks_answer_as_each_run_does_by_itself(
@@ -121,13 +123,19 @@ def test_one_run_becomes_a_lora_or_a_folder_of_one_task(runs: tuple[Run, Run], t
 def test_what_cannot_be_joined_is_said_and_nothing_is_left(runs: tuple[Run, Run], place: Path, tmp_path: Path) -> None:
     stars, topic = runs
     bias = made(place, "a", method="bias")
+    by = {"method": stars.spec.method}
+    shared = (
+        []
+        if by["method"] == "lora"
+        else [([stars.folder, made(place, "b", settings={"r": 4}).folder], EACH, "r=4.*r=8")]
+    )
     for folders, task, says in (
         ([stars.folder, topic.folder], None, r"Two tasks would be called 'my_reviews'.*one --task for each --adapter"),
         ([stars.folder, topic.folder], "my_reviews=a", "a task of 2 of the adapter folders"),
         ([stars.folder, topic.folder], ["my_reviews=a", "review=b"], "Unknown task 'review'"),
         ([stars.folder], ["a", "b"], "1 adapter folders and 2 lists"),
-        ([stars.folder, made(place, "b", settings={"r": 4}).folder], ["my_reviews=a", "my_reviews=b"], "r=4.*r=8"),
-        ([stars.folder, made(place, "b", max_length=9).folder], ["my_reviews=a", "my_reviews=b"], "max_length=9"),
+        *shared,  # LoRAs may have any rank
+        ([stars.folder, made(place, "b", max_length=9, **by).folder], EACH, "max_length=9"),
         ([stars.folder, bias.folder], None, "method 'bias', whose task is never mixed"),
         ([tmp_path], None, "holds no tasks"),
     ):
@@ -147,7 +155,7 @@ def test_no_message_points_in_a_circle(runs: tuple[Run, Run], place: Path, tmp_p
     tables = f"{place / 'a' / 'my-reviews.csv'},{place / 'b' / 'my-reviews.csv'}"
     status, _, err = typed("tune", "--model", place / "model", "--tasks", tables, "--method", "multi-lora")
     assert status == 2
-    assert "--data" in err
+    assert "--task-data my_reviews=" in err
     assert "inlay export --adapter <run> --adapter <run> --to tasks" in err
 
 

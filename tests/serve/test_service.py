@@ -331,8 +331,10 @@ def test_a_row_that_breaks_a_batch_harms_no_other(folder: Path, offline: Tasks) 
 # ---- tasks that come and go
 
 
-def test_tasks_come_and_go_under_load(folder: Path, offline: Tasks) -> None:
-    given = rows(40)
+@pytest.mark.parametrize("by", ["multi-lora", "lora"])
+def test_tasks_come_and_go_under_load(by: str, place: Path) -> None:
+    folder = write(place, TEXTS, by=by)
+    offline, given = Tasks(folder), rows(40)
     expected = answers(offline, given)
     stop = threading.Event()
     wrong: list[Any] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from inlay.tasks import kinds
 if TYPE_CHECKING:
     from inlay.tasks import Task, TaskSchema
 
+COMMON = ("text", "label", "image", "kind")  # of all data of the user's, where a spec has several tasks
 JOIN = "`inlay export --adapter <run> --adapter <run> --to tasks --output <folder>`"
 
 
@@ -81,11 +82,23 @@ def with_method_defaults(spec: Spec) -> Spec:
         learning_rate=pick_learning_rate(spec) if spec.learning_rate is None else spec.learning_rate,
         task=None if spec.task is None else tasks.canonical(spec.task),
         tasks=tuple(dict.fromkeys(name if name in spec.task_fields else tasks.canonical(name) for name in spec.tasks)),
-        task_fields={
-            name: own | ({"task": tasks.canonical(own["task"])} if "task" in own else {})
-            for name, own in spec.task_fields.items()
-        },
+        **_settle_fields(spec),
     )
+
+
+def _settle_fields(spec: Spec) -> dict[str, Any]:
+    """What single tasks have of their own, with the columns and the kind that the spec gives all data of the user's."""
+    from inlay import tasks
+
+    if not any("data" in own for own in spec.task_fields.values()):
+        common: dict[str, Any] = {}
+    else:
+        common = {name: getattr(spec, name) for name in COMMON}
+    found = {}
+    for name, own in spec.task_fields.items():
+        found[name] = {**common, **own} if "data" in own else {**own, "task": tasks.canonical(own["task"])}
+    unset = {entry.name: entry.default for entry in fields(Spec) if entry.name in common}
+    return {"task_fields": found, **unset}
 
 
 def load_tasks(spec: Spec) -> dict[str, Task]:
@@ -113,9 +126,7 @@ def load_tasks(spec: Spec) -> dict[str, Task]:
 
 def select_task(spec: Spec, name: str) -> Spec:
     """The spec of one of several tasks by itself."""
-    own = dict(spec.task_fields.get(name, {"task": name}))
-    if "task" in own and any("data" in each for each in spec.task_fields.values()):
-        own = {"text": (), "label": None, "image": None, "kind": None, **own}  # the spec's are those of the data
+    own = spec.task_fields.get(name, {"task": name})
     return spec.with_(**{"tasks": (), "task_fields": {}, "sampling": "proportional", "temperature": 1.0, **own})
 
 

@@ -14,7 +14,9 @@
     engine: {name: local, workers: 2}         # or {name: ray, address: auto, cpus: 1, gpus: 0.5}
 
 Every model with every task is a comparison. A list among the tasks, as in [[rte, sst2], mrpc], is one comparison whose
-runs train those tasks together. An unknown key, or a value of the wrong kind, is an error with what would do.
+runs train those tasks together. A task on data of your own has its fields in task_fields, by its name, as in
+{reviews: {data: reviews.csv, label: stars}}. An unknown key, or a value of the wrong kind, is an error with what would
+do.
 """
 
 from __future__ import annotations
@@ -170,7 +172,7 @@ def _engine_name(value: Any) -> str:
 ENGINE: dict[str, Check]
 ENGINE = {"name": _engine_name, "workers": _count, "cpus": _positive, "gpus": _number, "address": _text}
 # Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
-_NOT_HERE = {"model", "method", "task", "tasks", "task_fields", "seed", "shots", "settings", "trust_remote_code"}
+_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "trust_remote_code"}
 
 
 def _field(entry: dataclasses.Field[Any], value: Any) -> Any:
@@ -233,9 +235,20 @@ def _sweep(data: Mapping[Any, Any]) -> Sweep:
         raise InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}.")
     fields = {name: found[name] for name in OF_SPEC if name in found}
 
+    own = fields.pop("task_fields", {})
+    named = [name for task in tasks for name in (task if isinstance(task, tuple) else (task,))]
+    for name, each in own.items():
+        if name not in named:
+            raise unknown("task in task_fields", str(name), named)
+        if not isinstance(each, dict):
+            raise InlayError(f"task_fields: {name}: {each!r} will not do: give keys and values, as in {{data: x.csv}}.")
+
     def spec(model: str, task: str | tuple[str, ...] | None) -> Spec:
-        several = {"tasks": task} if isinstance(task, tuple) else {"task": task}
-        return Spec(model=model, method="", **several, **fields)
+        if isinstance(task, tuple):
+            told: dict[str, Any] = {"tasks": task, "task_fields": {name: own[name] for name in task if name in own}}
+        else:
+            told = own.get(task, {"task": task})
+        return Spec(model=model, method="", **{**fields, **told})
 
     kept = {"seeds", "shots", "baseline", "settings", "minutes", "out", "engine"} & found.keys()
     return Sweep(
