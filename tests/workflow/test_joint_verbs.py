@@ -341,7 +341,7 @@ def test_the_commands(run: Run, folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_tuned_together(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InlayError, match="lora or multi-lora"):
+    with pytest.raises(InlayError, match="multi-lora or lora"):
         tune(spec(folder, method="bias"), tmp_path)
     with pytest.raises(InlayError, match=r"DoRA.*run of its own"):
         tune(spec(folder, method="lora", settings={"use_dora": True}), tmp_path)

@@ -280,7 +280,7 @@ def test_mistakes_in_the_data_name_their_tasks(place: Path, tmp_path: Path) -> N
         settle(own(**{"a-b": reviews, "a_b": mails}))
     with pytest.raises(InlayError, match=r"cannot be mixed in one batch: a \(classification\), b \(causal-lm\)"):
         settle(own(a=reviews, b=mails | {"kind": "causal-lm", "text": ["line"]}))
-    with pytest.raises(InlayError, match="Use lora or multi-lora"):
+    with pytest.raises(InlayError, match="Use multi-lora or lora"):
         settle(own(a=reviews, b=mails).with_(method="bias"))
     with pytest.raises(InlayError, match=r"--task-data mails=.*or an entry in tasks.yaml"):
         settle(Spec(model=str(place / "model"), method="lora", tasks=(str(place / "mails.csv"), "rte")))

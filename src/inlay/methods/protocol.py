@@ -37,7 +37,8 @@ class Method:
 
     - `form`: how what it trained is saved. `peft`, an adapter in PEFT's format; `head`, the new head alone; `full`, a
       whole checkpoint.
-    - `config`, `tuner`: import paths, `module:Class`. A method that PEFT itself has leaves `tuner` empty.
+    - `config`, `tuner`: import paths, `module:Class`. A method that PEFT itself has leaves `tuner` and `peft_type`
+      empty.
     - `peft_type`, `parameter_prefix`: the name of the adapter type (ours start with `INLAY_`), and how the names of its
       parameters begin.
     - `settings`: arguments of the config where they differ from the config's own defaults.

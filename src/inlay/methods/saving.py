@@ -141,9 +141,15 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     note, path = saved.read_note(), saved.place / CONFIG["peft"]
     settings = read_json(path)
     vetting.check_type(path, settings)
-    if PEFT_TYPE_TO_CONFIG_MAPPING.get(str(settings.get("peft_type"))) is not method.config_class():
+    if not is_of(method, settings):
         raise InlayError(f"{saved.place} does not hold an adapter of method {method.name!r}.")
     return PeftConfig.from_pretrained(str(saved.place)), vetting.read_tensors(saved.weights, note)
+
+
+def is_of(method: Method, settings: Mapping[str, Any]) -> bool:
+    """Whether these are the saved settings of an adapter of the method."""
+    register()
+    return PEFT_TYPE_TO_CONFIG_MAPPING.get(str(settings.get("peft_type"))) is method.config_class()
 
 
 def use_head(model: nn.Module, adapter_name: str) -> None:

@@ -109,10 +109,12 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
 
 def _exporter(to: str, place: Path) -> registry.Method:
     """The method that writes the form and, where several do, that saved the adapter in `place`."""
+    from inlay.methods.saving import is_of
+
     able = [registry.get(name) for name in registry.names_where(lambda method: to in (method.name, *method.exports))]
     config = place / CONFIG["peft"]
-    saved = read_json(config).get("peft_type") if config.is_file() else None
-    return next((method for method in able if method.peft_type == saved), able[0])
+    saved = read_json(config) if config.is_file() else {}
+    return next((method for method in able if is_of(method, saved)), able[0])
 
 
 def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Say) -> Path:

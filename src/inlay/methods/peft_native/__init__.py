@@ -12,7 +12,6 @@ METHODS = (
         summary="Adds a trained low-rank product to the query and value projections.",
         paper="Hu et al., LoRA, ICLR 2022, https://arxiv.org/abs/2106.09685",
         config="peft:LoraConfig",
-        peft_type="LORA",
         settings=MappingProxyType({"r": 8, "lora_alpha": 16}),
         defaults=f"{_DEFAULTS}:lora",
         learning_rate=1e-3,
