@@ -145,13 +145,12 @@ def name_adapters(names: Sequence[str]) -> dict[str, str]:
 
 
 def cannot_be_a_name(name: str) -> str | None:
-    """Why a task of the user's cannot have this name; None where it can."""
+    """Why a task of the user's cannot have this name, which is its adapter's; None where it can."""
+    if name.isidentifier() and name != DEFAULT:
+        return None
     word = re.sub(r"\W", "_", name)
-    if not word.isidentifier() or word == DEFAULT or "/" in name:
-        return (
-            f"{name!r} cannot be a task's name: begin with a letter, and take letters, digits, - and _ (not {DEFAULT})"
-        )
-    return None
+    better = f", as in {word}" if word.isidentifier() and word != DEFAULT else ""
+    return f"{name!r} cannot be a task's name: take a word of letters, digits and underscores, not {DEFAULT}{better}"
 
 
 def with_pooling(spec: Spec, kind: str) -> Spec:
