@@ -26,6 +26,7 @@ PUBLIC = {
     "evaluate": "inlay.workflow.loaded",
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
+    "merge": "inlay.workflow.merge",
     "mix": "inlay.methods.mixture.lora",
     "predict": "inlay.workflow.predict",
     "rounded_once": "inlay.training.precision",

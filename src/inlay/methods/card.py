@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,24 @@ class About:
 def write_card(folder: Path, method: Method, abouts: Mapping[str, About]) -> None:
     """Write the card of a folder: of one adapter, called `default`, or of several in folders of their names."""
     (folder / CARD).write_text(card(method, abouts), encoding="utf-8")
+
+
+def write_merged_card(folder: Path, method: Method, about: About, model_class: str, notes: Sequence[str]) -> None:
+    """Write the card of a checkpoint that an adapter was merged into; `notes` are what its reader must do besides."""
+    merged = f"# {about.base} with {method.name} merged in" + (f" for {about.task}" if about.task else "")
+    processor = "AutoImageProcessor" if about.kind == kinds.IMAGES else "AutoTokenizer"
+    code = _code(
+        [f"from transformers import {processor}, {model_class}"],
+        [
+            f'processor = {processor}.from_pretrained("{PLACE}")',
+            f'model = {model_class}.from_pretrained("{PLACE}").eval()',
+        ],
+    )
+    loading = f"## How to load this model\n\nA checkpoint of Transformers, complete as it is.\n\n{code}"
+    heed = ["## What it reads and gives\n\n" + "\n".join(f"- {note}" for note in notes)] if notes else []
+    front = _front(replace(method, form="full"), about)
+    text = "\n\n".join([front, merged, _facts(method, about, {DEFAULT: about}), *heed, loading]) + "\n"
+    (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def card(method: Method, abouts: Mapping[str, About]) -> str:

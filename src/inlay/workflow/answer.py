@@ -61,7 +61,7 @@ class Tasks:
                 raise unknown("task", name, found)
         self.schemas: dict[str, TaskSchema] = {n: s for n, s in found.items() if only is None or n in only}
         self.failed = {name: why for name, why in facts["failed"].items() if name in self.schemas}
-        self.spec = _spec(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
+        self.spec = settings_of(facts, next(iter(found))).with_(trust_remote_code=trust_remote_code)
         base = model or locate_base(self.folder, facts)
         first = next(iter(found.values()))
         spec, names = self.spec.with_(model=base), list(self.schemas)
@@ -233,7 +233,8 @@ def find_unsayable(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _spec(facts: Mapping[str, Any], task: str) -> Any:
+def settings_of(facts: Mapping[str, Any], task: str) -> Any:
+    """A spec that loads what a folder of tasks was trained on."""
     from inlay.records.spec import Spec
 
     named = ("model", "method", "max_length", "precision", "batch_size", "revision", "pooling")

@@ -91,7 +91,7 @@ def look(folder: Path | str) -> PromptAdapter:
     settings = read_json(place / CONFIG["peft"])
     vetting.check_type(place / CONFIG["peft"], settings)
     named = read_json(place / NOTE["peft"]).get("method") if is_present(place / NOTE["peft"]) else None
-    method = _method_of(place, settings.get("peft_type"), named)
+    method = method_of(place, settings.get("peft_type"), named)
     note = AdapterFolder.find(place, method, DEFAULT).read_note()
     if settings.get("task_type") != TASK_TYPE:
         raise InlayError(
@@ -179,7 +179,7 @@ def find_base(adapter: PromptAdapter) -> str:
     return name
 
 
-def _method_of(place: Path, kind: Any, named: Any) -> Method:
+def method_of(place: Path, kind: Any, named: Any) -> Method:
     """The method that reads this type of adapter; PEFT has more types than the registry names."""
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 

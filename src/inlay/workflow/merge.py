@@ -1,0 +1,143 @@
+"""Write a base model with an adapter folded in: an ordinary checkpoint, which Transformers alone loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError, unknown
+from inlay.methods.card import write_merged_card
+from inlay.records.atomic import write_folder
+from inlay.records.store import Run
+from inlay.tasks import kinds
+from inlay.workflow.adapted import Adapted, find_source, load_adapted
+from inlay.workflow.notes import Say, or_log
+from inlay.workflow.tune import DEFAULT_OUT
+
+DTYPES = ("float32", "bfloat16", "float16")
+EXAMPLES = ("the first of two short texts", "and the other one, which is a little longer")
+
+
+def merge(
+    adapter: Run | Path | str,
+    output: Path | str,
+    *,
+    task: str | None = None,
+    model: str | None = None,
+    dtype: str = DTYPES[0],
+    out: Path | str = DEFAULT_OUT,
+    trust_remote_code: bool = False,
+    say: Say | None = None,
+) -> Path:
+    """Write the model of a run, with what it trained folded into its weights, into the new folder `output`.
+
+    `adapter` is a run (by itself, by its folder, or its name under `out`), or the folder of an adapter in PEFT's
+    format, whoever trained it. The folder has what `save_pretrained` writes: config with the label names, weights,
+    tokenizer or image processor; and a card. `AutoModelFor...from_pretrained` loads it, with neither inlay nor PEFT,
+    and it computes what the adapted model does, up to a rounding. `dtype` is that of the written weights. Of several
+    tasks `task` names the one. `model` names the base model where it has moved since. It is written whole or not at
+    all. What a method trains must fit into weights (`Method.mergeable`), else it is an error.
+    """
+    from inlay.methods.merging import check_mergeable
+
+    say = or_log(say)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    target = Path(output)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InlayError(f"{target} is there already: give the name of a new folder.")
+    source = find_source(adapter, task, out)
+    check_mergeable(source.method)
+    adapted = load_adapted(source, model=model, trust_remote_code=trust_remote_code, say=say)
+    _check_portable(adapted)
+    notes = [*_notes(adapted)]
+    for line in notes:
+        say(line)
+    plain = _fold(adapted, dtype)
+
+    def fill(place: Path) -> None:
+        from inlay.console import quiet
+
+        with quiet():
+            plain.save_pretrained(place)
+            adapted.processor.save_pretrained(place)
+        if adapted.about is not None:
+            write_merged_card(place, adapted.method, adapted.about, type(plain).__name__, notes)
+
+    write_folder(target, fill)
+    return target
+
+
+def _check_portable(adapted: Adapted) -> None:
+    """An error for a model that would be another one without inlay."""
+    from inlay.backbones.pooled import installed
+    from inlay.methods.plain import base_of
+
+    base = base_of(adapted.model)
+    if (pooling := installed(base)) is not None:
+        raise InlayError(
+            f"The head of this model reads pooling={pooling!r}, and {type(base).__name__} by itself reads another "
+            "state of the text: loaded without inlay, the merged checkpoint would answer otherwise without a word. "
+            "Keep the adapter (`inlay predict`, `inlay serve`, inlay.load), or train again with --pooling own."
+        )
+    if type(adapted.processor).__module__.startswith("inlay."):
+        raise InlayError(
+            f"Images for {type(base).__name__} are prepared by inlay ({type(adapted.processor).__name__}), and "
+            "Transformers has no processor that does the same. Keep the adapter."
+        )
+    if type(base).__module__.startswith("transformers_modules."):
+        raise InlayError(
+            f"{type(base).__name__} is made by code that came with the model: the merged checkpoint would not load "
+            "without it. Keep the adapter."
+        )
+
+
+def _notes(adapted: Adapted) -> Iterator[str]:
+    """What a reader of the checkpoint must do beside loading it."""
+    schema = adapted.schema
+    if schema is None:
+        return
+    if schema.predicts == "value" and (schema.mean, schema.deviation) != (0.0, 1.0):
+        yield (
+            f"the model's output is scaled, as it was in training: value = output * {schema.deviation!r} + "
+            f"{schema.mean!r}"
+        )
+    if schema.modality == "text" and schema.predicts != "tags" and schema.full_template != "{text}":
+        yield f"a text is made by the template {schema.full_template!r} ({{sep}}: a pair of texts)"
+    if schema.max_length is not None:
+        yield f"texts were cut at {schema.max_length} tokens"
+
+
+def _fold(adapted: Adapted, dtype: str) -> Any:
+    import torch
+
+    from inlay.console import quiet
+    from inlay.methods.merging import fold
+
+    with quiet():
+        plain: Any = fold(adapted.model, adapted.method, _example(adapted))
+    return plain.to(getattr(torch, dtype)).eval()
+
+
+def _example(adapted: Adapted) -> dict[str, Any]:
+    """A small batch that the model reads, to see that merging changes nothing."""
+    processor: Any = adapted.processor
+    if adapted.modality == "image":
+        import numpy as np
+        from PIL import Image
+
+        from inlay.backbones.processors import image_side
+
+        side = image_side(processor)
+        pixels = np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8)
+        return dict(processor(images=[Image.fromarray(each) for each in pixels], return_tensors="pt"))
+    batch = dict(processor(list(EXAMPLES), padding=True, truncation=True, return_tensors="pt"))
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    config = adapted.model.config
+    if getattr(config, "is_encoder_decoder", False):
+        if kinds.get(adapted.kind).head is kinds.LANGUAGE:
+            batch["decoder_input_ids"] = batch["input_ids"][:, :1]
+        elif config.eos_token_id is not None:  # whose state such a classifier reads
+            batch["input_ids"][:, 0] = config.eos_token_id
+    return batch
