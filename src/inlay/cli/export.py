@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from inlay.cli import options as o
 from inlay.cli import show
 
 
 def command(
     adapter: Annotated[
         list[Path],
-        typer.Option(help="A run of multi-lora, or a folder of tasks. As tasks it may be repeated: they are joined."),
+        typer.Option(help="A run, an adapter's folder or one of tasks. As tasks it may be repeated: they are joined."),
     ],
     task: Annotated[
         list[str] | None,
@@ -28,12 +29,13 @@ def command(
             help="The form: lora (the default), PEFT's own adapter; tasks, a folder to predict with and to serve."
         ),
     ] = None,
+    model: o.MovedModel = None,
     output: Annotated[Path | None, typer.Option(help="The new folder to write. Default: <task>-<form>, here.")] = None,
 ) -> None:
     """Export trained tasks: as PEFT adapters, or joined.
 
-    As lora, one task of Multi-LoRA becomes a plain LoRA adapter of PEFT's. The model is not needed: the shared factor
-    is drawn again from the seed and written beside the task's own. As tasks, runs on your own data and on named tasks
+    As lora, what is a low-rank product becomes a plain LoRA adapter of PEFT's, exactly: a task of Multi-LoRA, a VeRA,
+    a LoRA (a copy). Of the model no more than its config is read. As tasks, runs on your own data and on named tasks
     are joined, under new names where they are given; where any are named, the others are left out. They must have been
     trained on one base model, with the same settings of the shared factor (r, seed) and the same --max-length. The
     folders they come from stay as they are.
@@ -50,6 +52,6 @@ def command(
     """
     from inlay.workflow.export import export
 
-    found = export(adapter, task, output, **({} if to is None else {"to": to}), say=show.say)
+    found = export(adapter, task, output, model=model, **({} if to is None else {"to": to}), say=show.say)
     named = ",".join(task) if task else ", ".join(map(str, adapter))
     show.say(f"exported {named}: {found}")

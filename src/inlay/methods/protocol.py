@@ -68,7 +68,8 @@ class Method:
     - `prompt_parameter`: the parameter that holds its trained prompt, where the norm of that means something by itself
       (`inlay explain prompt-norm`).
     - `exports`: the other forms in which an adapter can be written (`inlay export --to`), by the name of the method
-      that reads it: import paths of functions of the config, the tensors and the folder.
+      that reads it: import paths of functions of the config, the tensors, the folder, and a function that gives the
+      inputs and outputs of a module of the base model by its name.
     """
 
     name: str

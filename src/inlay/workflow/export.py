@@ -6,23 +6,37 @@ Nothing that exists is changed: a finished run's record has the digest of each o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, unknown
+from inlay.backbones.locate import find, recall_folder
+from inlay.console import quiet
+from inlay.errors import InlayError, first_line, unknown
 from inlay.methods import registry
 from inlay.methods.card import write_card
-from inlay.methods.folder import ADAPTER_FILES, CONFIG, TASKS, base_fingerprint, task_place, tasks_in, write_tasks
+from inlay.methods.folder import (
+    ADAPTER_FILES,
+    CONFIG,
+    NOTE,
+    TASKS,
+    AdapterFolder,
+    base_fingerprint,
+    task_place,
+    tasks_in,
+    write_tasks,
+)
 from inlay.records.atomic import write_folder
 from inlay.records.store import read_json
 from inlay.workflow.answer import describe_failed
-from inlay.workflow.answer_files import locate_tasks, read_facts, verify_run
+from inlay.workflow.answer_files import find_run_of, locate_tasks, read_facts, verify_run
 from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
+KEPT = ("base_model", "fingerprint", "newly_initialised", "about")  # of the note beside what is exported
 EACH = "give one --task for each --adapter, in their order, as in --task reviews=mood"
 
 
@@ -42,16 +56,18 @@ def export(
     output: Path | str | None = None,
     *,
     to: str = "lora",
+    model: str | None = None,
     say: Say | None = None,
 ) -> Path:
     """Write tasks of adapter folders into the new folder `output`, by default <task>-<form>.
 
-    `adapter` is a run of a method that mixes tasks (of several tasks or of one), its `adapter` folder, or one that
-    `save` or this wrote; as `tasks` there may be several. As `lora`, one task becomes a plain LoRA adapter of PEFT's:
-    which forms there are the methods declare (`Method.exports`). As `tasks`, those of all adapter folders are joined in
+    `adapter` is a run (of several tasks or of one), its `adapter` folder, or one that `save` or this wrote; as `tasks`
+    there may be several, of a method that mixes tasks. As `lora`, one adapter becomes a plain LoRA of PEFT's: which
+    methods have which forms they declare (`Method.exports`). As `tasks`, those of all adapter folders are joined in
     one, or only the named ones (`rte,sst2=mood`: sst2 by another name); a list of several such texts has one for each
-    folder, in their order. No model is loaded. `say` receives a line for each task that failed in training; an adapter
-    folder records that, a LoRA adapter has no place for it.
+    folder, in their order. No weights of a model are loaded; `model` names the base model where its config is needed
+    and it has moved since. `say` receives a line for each task that failed in training; an adapter folder records that,
+    a LoRA adapter has no place for it.
     """
     forms = [*dict.fromkeys(form for method in registry.all_methods().values() for form in method.exports), JOINED]
     if to not in forms:
@@ -70,10 +86,10 @@ def export(
         raise InlayError(
             f"An adapter of the form {to} holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
         )
-    return _as_form(to, folders[0], names[0] if names else None, target, or_log(say))
+    return _as_form(to, folders[0], names[0] if names else None, target, model, or_log(say))
 
 
-def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) -> Path:
+def _as_form(to: str, folder: Path, task: str | None, target: Path, model: str | None, say: Say) -> Path:
     """One task in a form that its method can write."""
     from inlay.backbones.locate import portable
     from inlay.methods.saving import about, read
@@ -89,17 +105,20 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
     verify_run(folder)
     method = _exporter(to, task_place(folder, task))
     config, tensors = read(method, folder, task)
-    known = about(method, folder, task)
+    known, note = about(method, folder, task), AdapterFolder.find(folder, method, task).read_note()
+    sizes = _SizesOf(folder, note, config, model)
     config.base_model_name_or_path = portable(config.base_model_name_or_path or "") or None  # an earlier inlay's
     if (folder / TASKS).is_file():  # one that `save` wrote has none
         for line in describe_failed(read_json(folder / TASKS).get("failed") or {}, [task]):
             say(line)
 
     def fill(place: Path) -> None:
-        if method.name == to:  # as it is
-            _copy(Chosen(folder, {}, task, task), place)
-            return
-        registry.load(method.exports[to])(config, tensors, place)
+        registry.load(method.exports[to])(config, tensors, place, sizes)
+        if note:
+            facts = {name: note[name] for name in KEPT if name in note}
+            AdapterFolder(place, registry.get(to)).write_note(
+                facts, note.get("pooling") or getattr(config, "pooling", None)
+            )
         if known is not None:
             write_card(place, registry.get(to), {"default": known})
 
@@ -108,13 +127,66 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, say: Say) ->
 
 
 def _exporter(to: str, place: Path) -> registry.Method:
-    """The method that writes the form and, where several do, that saved the adapter in `place`."""
-    from inlay.methods.saving import is_of
+    """The method that saved the adapter in `place`; an error where it cannot write the form."""
+    from inlay.workflow.prompt_folders import method_of
 
-    able = [registry.get(name) for name in registry.names_where(lambda method: to in (method.name, *method.exports))]
     config = place / CONFIG["peft"]
-    saved = read_json(config) if config.is_file() else {}
-    return next((method for method in able if is_of(method, saved)), able[0])
+    if not config.is_file():
+        raise InlayError(f"{place} holds no adapter: it has no {config.name}. Give a run, or an adapter's folder.")
+    note = place / NOTE["peft"]
+    named = read_json(note).get("method") if note.is_file() else None
+    method = method_of(place, read_json(config).get("peft_type"), named)
+    if to not in method.exports:
+        able = registry.names_where(lambda each: to in each.exports)
+        raise InlayError(
+            f"{place} holds an adapter of {method.name}, which cannot be written as {to}: it is no such thing by "
+            f"another name. {', '.join(able)} can. `inlay merge` folds others into their model."
+        )
+    return method
+
+
+class _SizesOf:
+    """The inputs and outputs of a module of an adapter's base model, by its name; of that model its config alone is
+    read, and only if something is asked."""
+
+    def __init__(self, folder: Path, note: Mapping[str, Any], config: Any, model: str | None) -> None:
+        self._base = model or self._find(folder, note, config)
+        self._revision = None if model else config.revision
+
+    @staticmethod
+    def _find(folder: Path, note: Mapping[str, Any], config: Any) -> str:
+        if (run := find_run_of(folder)) is not None:
+            return run.spec.model
+        known = recall_folder(str(note.get("fingerprint")))
+        return str(known or note.get("base_model") or config.base_model_name_or_path or "")
+
+    def __call__(self, name: str) -> tuple[int, int]:
+        parts = name.split(".")
+        # The bare model leaves out the first part of the names that a model with a head has.
+        found = next((self._modules[tail] for at in range(2) if (tail := ".".join(parts[at:])) in self._modules), None)
+        shape: Sequence[int] = getattr(getattr(found, "weight", None), "shape", ())
+        if len(shape) != 2:
+            raise InlayError(
+                f"The base model {self._base!r} has no matrix at {name}, which the adapter adapts. Say where the right "
+                "one is: --model (model= in Python)."
+            )
+        turned = hasattr(found, "nf")  # Transformers' Conv1D
+        return (int(shape[0]), int(shape[1])) if turned else (int(shape[1]), int(shape[0]))
+
+    @cached_property
+    def _modules(self) -> dict[str, Any]:
+        import torch
+        from transformers import AutoConfig, AutoModel
+
+        if not self._base:
+            raise InlayError("The adapter does not say which base model it was trained on: give --model (model=).")
+        place = find(self._base, self._revision)
+        try:
+            with torch.device("meta"), quiet():
+                skeleton = AutoModel.from_config(AutoConfig.from_pretrained(place.path, **place.arguments))
+        except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+            raise InlayError(f"config.json of {self._base!r} was refused: {first_line(error)}") from error
+        return dict(skeleton.named_modules())
 
 
 def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Say) -> Path:

@@ -48,8 +48,8 @@ def drawn(config: MultiLoraConfig) -> dict[str, Tensor]:
     return found
 
 
-def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path) -> LoraConfig:
-    """Write a saved task as a LoRA into `folder`; the config that was written."""
+def to_lora(config: MultiLoraConfig, tensors: dict[str, Tensor], folder: Path, sizes: object = None) -> LoraConfig:
+    """Write a saved task as a LoRA into `folder`; the config that was written. A task knows the `sizes` itself."""
     shared, places = drawn(config), config.places or {}
     ranks, alphas, made = {}, {}, {}
     for key, tensor in tensors.items():

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from inlay.methods.registry import Method
 
 _DEFAULTS = "inlay.methods.peft_native.defaults"
+_EXCHANGE = "inlay.methods.peft_native.exchange"
 
 METHODS = (
     Method(
@@ -21,6 +22,7 @@ METHODS = (
         mixer="inlay.methods.mixture.lora:mix",
         alone="inlay.methods.mixture.unmixable:why_not",
         compresses_prompts=True,
+        exports=MappingProxyType({"lora": f"{_EXCHANGE}:copy_lora"}),
     ),
     Method(
         name="vera",
@@ -31,6 +33,7 @@ METHODS = (
         learning_rate=1e-2,
         grid=(3e-3, 1e-2, 3e-2),
         mergeable=True,
+        exports=MappingProxyType({"lora": f"{_EXCHANGE}:vera_to_lora"}),
     ),
     Method(
         name="ia3",
