@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from inlay.backbones.locate import find, recall_folder
-from inlay.console import quiet
-from inlay.errors import InlayError, first_line, unknown
+from inlay.backbones.locate import recall_folder
+from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.card import write_card
 from inlay.methods.folder import (
@@ -175,18 +174,11 @@ class _SizesOf:
 
     @cached_property
     def _modules(self) -> dict[str, Any]:
-        import torch
-        from transformers import AutoConfig, AutoModel
+        from inlay.backbones.skeleton import load_skeleton
 
         if not self._base:
             raise InlayError("The adapter does not say which base model it was trained on: give --model (model=).")
-        place = find(self._base, self._revision)
-        try:
-            with torch.device("meta"), quiet():
-                skeleton = AutoModel.from_config(AutoConfig.from_pretrained(place.path, **place.arguments))
-        except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
-            raise InlayError(f"config.json of {self._base!r} was refused: {first_line(error)}") from error
-        return dict(skeleton.named_modules())
+        return dict(load_skeleton(self._base, self._revision).named_modules())
 
 
 def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: Say) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+METHOD = "lora"  # what is mixed, by its name in the registry
 # What a config asks for that is not a low-rank product of its own rows.
 OTHERWISE = {
     "use_dora": "it is a DoRA, which rescales whole columns of the weight",

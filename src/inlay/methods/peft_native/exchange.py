@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inlay.errors import InlayError
 from inlay.methods.folder import CONFIG, WEIGHTS, sort_sets
-from inlay.methods.mixture.lora import OTHERWISE
+from inlay.methods.mixture.unmixable import OTHERWISE
 from inlay.methods.plain import WRAPPED
 
 Sizes = Callable[[str], tuple[int, int]]

@@ -1,0 +1,27 @@
+"""A model without its weights: what its modules are called and how large they are, from its config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inlay.backbones.locate import find
+from inlay.console import quiet
+from inlay.errors import InlayError, first_line
+
+
+def load_skeleton(
+    name: str, revision: str | None = None, auto_class: str = "AutoModel", num_labels: int | None = None
+) -> Any:
+    """The model called `name`, on the device `meta`. No code of its own is run."""
+    import torch
+    import transformers
+
+    place = find(name, revision)
+    try:
+        config = transformers.AutoConfig.from_pretrained(place.path, **place.arguments)
+        if num_labels is not None:
+            config.num_labels = num_labels
+        with torch.device("meta"), quiet():
+            return getattr(transformers, auto_class).from_config(config)
+    except (OSError, ValueError, KeyError, ImportError, TypeError, RuntimeError) as error:
+        raise InlayError(f"{name!r} cannot be built from its config.json: {first_line(error)}") from error
