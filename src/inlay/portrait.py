@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,9 @@ def count_parameters(model: nn.Module) -> dict[str, Any]:
     return {"trained": trained, "total": total, "share": trained / total if total else 0.0}
 
 
-def count_bytes(folder: Path) -> int:
-    """Bytes on disk of everything saved in `folder`."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def count_bytes(folder: Path, but: Collection[str] = ()) -> int:
+    """Bytes on disk of everything saved in `folder`, but for files of these names."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name not in but)
 
 
 class PeakMemory:

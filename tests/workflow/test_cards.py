@@ -294,7 +294,10 @@ def test_a_card_survives_odd_names() -> None:
     text = card(get("bias"), {"default": about})
     assert r"yes \| no, line break" in text
     assert "accuracy 0.5, loss not finite on 2 test examples, seed 0" in text
-    assert 'inlay.load_backbone("embedded:minilm", kind="classification", num_labels=2)' in text
+    assert (
+        'inlay.load_backbone("embedded:minilm", kind="classification", label_names=["yes | no", "line\\nbreak"])'
+        in text
+    )
     data = ModelCard(text).data
     assert data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
     assert data.license == "apache-2.0"

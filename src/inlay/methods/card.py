@@ -17,6 +17,7 @@ from typing import Any
 from inlay.backbones.embedded import PREFIX as EMBEDDED
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
+from inlay.methods.card_example import write_example
 from inlay.methods.folder import CARD, DEFAULT
 from inlay.methods.registry import Method
 from inlay.tasks import kinds
@@ -30,7 +31,9 @@ SPLITS = ("train", "validation", "test")
 class About:
     """What is known of an adapter. `base` is what inlay finds its base model by, `address` what Transformers does;
     `source` is where an embedded one came from. `pooling` is what the head reads, `replaced` whether that is not what
-    its architecture has it read. `facts` are further lines of the card, by their titles."""
+    its architecture has it read. `facts` are further lines of the card, by their titles.
+    `schema` is what the task reads and answers, `preprocessing` whether its tokenizer or image processor is
+    beside."""
 
     base: str
     address: str
@@ -46,6 +49,8 @@ class About:
     examples: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
+    preprocessing: bool = False
     folder: Path | None = field(default=None, compare=False)  # of the base model, on this machine: never written down
 
     @classmethod
@@ -75,6 +80,7 @@ class About:
             examples={split: len(getattr(task, split)) for split in SPLITS if hasattr(task, split)},
             metrics={split: _finite(found) for split, found in (metrics or {}).items()},
             facts=dict(facts or {}),
+            schema=None if getattr(task, "schema", None) is None else task.schema.to_json(),
             folder=folder if base.startswith(".") and folder.is_dir() else None,
         )
 
@@ -171,33 +177,79 @@ def _result(about: About) -> str:
 
 def _loading(method: Method, name: str, about: About) -> str:
     place = PLACE if name == DEFAULT else f"{PLACE}/{name}"
-    if method.form == "full":
-        from_folder = f'model = {about.model_class}.from_pretrained("{place}").eval()'
-        return _code([f"from transformers import {about.model_class}"], [from_folder])
-    imports, base = _base(about)
-    if method.form == "head":
+    imports, lines = _base(about) if method.form != "full" else ([f"from transformers import {about.model_class}"], [])
+    if method.form == "full" and about.replaced:  # what the head reads is said in files that inlay heeds
+        imports, lines = ["import inlay"], [*_load_backbone(place, about)[:1], "model = backbone.model.eval()"]
+    elif method.form == "full":
+        lines = [f'model = {about.model_class}.from_pretrained("{place}").eval()']
+    elif method.form == "head":
         imports.append("from inlay.methods.attach import restore")
-        return _code(imports, [base, f'model = restore(base, "{method.name}", "{place}")'])
-    imports.append("from peft import PeftModel")
-    if method.tuner is not None or about.replaced:
-        what = "registers the method with PEFT" if method.tuner is not None else f"lets the head read {about.pooling}"
-        imports = [f"import inlay  # {what}", *(line for line in imports if line != "import inlay")]
-    code = _code(imports, [base, f'model = PeftModel.from_pretrained(base, "{place}").eval()'])
-    if about.base != about.address:
+        lines.append(f'model = restore(base, "{method.name}", "{place}")')
+    else:
+        imports.append("from peft import PeftModel")
+        if method.tuner is not None or about.replaced:
+            what = (
+                "registers the method with PEFT" if method.tuner is not None else f"lets the head read {about.pooling}"
+            )
+            imports = [f"import inlay  # {what}", *(line for line in imports if line != "import inlay")]
+        lines.append(f'model = PeftModel.from_pretrained(base, "{place}").eval()')
+    if about.schema is not None:
+        from_backbone = about.base.startswith(EMBEDDED) and not about.preprocessing
+        more, example = write_example(
+            about.schema,
+            place if about.preprocessing else about.address,
+            "backbone.processor" if from_backbone else None,
+        )
+        imports, lines = [*imports, *more], [*lines, "", *example]
+    code = _code(_merged(imports), lines)
+    if about.base != about.address and method.form == "peft":
         code += f"\n\nTransformers knows the base as `{about.address}`. inlay's `{about.base}` is what was trained on."
     return code
 
 
-def _base(about: About) -> tuple[list[str], str]:
-    """What to import to load the base model, and the call."""
-    outputs = len(about.labels) if about.labels else 1 if about.kind == kinds.REGRESSION else None
+def _base(about: About) -> tuple[list[str], list[str]]:
+    """What to import to load the base model, and the lines that do."""
+    labels = list(about.labels) if about.labels else None
+    value = about.kind == kinds.REGRESSION
     if about.base.startswith(EMBEDDED):
-        given = {"kind": about.kind or kinds.CAUSAL_LM, "num_labels": outputs, "pooling": about.pooling}
-        told = "".join(f", {name}={json.dumps(value)}" for name, value in given.items() if value is not None)
-        return ["import inlay"], f'base = inlay.load_backbone("{about.base}"{told}).model'
-    sized = f", num_labels={outputs}, ignore_mismatched_sizes=True" if outputs else ""
-    call = f"base = {about.model_class}.from_pretrained({json.dumps(about.address)}{sized})"
-    return [f"from transformers import {about.model_class}"], call
+        return ["import inlay"], _load_backbone(about.base, about)
+    address = json.dumps(about.address)
+    lines, sized = [], ""
+    if labels is not None:
+        lines = [f"labels = {json.dumps(labels, ensure_ascii=False)}"]
+        numbered = "id2label=dict(enumerate(labels)), label2id={name: i for i, name in enumerate(labels)}"
+        sized = f", {numbered}, ignore_mismatched_sizes=True"
+    elif value:
+        sized = ", num_labels=1, ignore_mismatched_sizes=True"
+    lines.append(f"base = {about.model_class}.from_pretrained({address}{sized})")
+    return [f"from transformers import {about.model_class}"], lines
+
+
+def _load_backbone(name: str, about: About) -> list[str]:
+    """The lines that load a model by inlay, with a head that reads what it did in training."""
+    labels = list(about.labels) if about.labels else None
+    given = {
+        "kind": about.kind or kinds.CAUSAL_LM,
+        "num_labels": 1 if about.kind == kinds.REGRESSION and labels is None else None,
+        "label_names": labels,
+        "pooling": about.pooling,
+    }
+    told = "".join(f", {key}={json.dumps(each, ensure_ascii=False)}" for key, each in given.items() if each is not None)
+    return [f'backbone = inlay.load_backbone("{name}"{told})', "base = backbone.model"]
+
+
+def _merged(imports: Sequence[str]) -> list[str]:
+    """Import lines, each once, inlay's own first; those from one module in one line."""
+    names: dict[str, list[str]] = {}
+    plain = []
+    for line in dict.fromkeys(imports):
+        module, _, name = line.partition(" import ")
+        if line.startswith("from "):
+            names.setdefault(module, []).append(name)
+        else:
+            plain.append(line)
+    plain.sort(key=lambda line: not line.startswith("import inlay"))
+    return [*plain, *(f"{module} import {', '.join(sorted(each))}" for module, each in sorted(names.items()))]
 
 
 def _code(imports: Sequence[str], lines: Sequence[str]) -> str:

@@ -15,8 +15,9 @@ the weights and settings is checked in vetting.py.
 from __future__ import annotations
 
 import json
+import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,26 @@ class AdapterFolder:
             if not is_present(self.place / name):
                 raise InlayError(f"{self.place} has no {name}, which was saved there. Save the model again.")
         return note
+
+
+def preprocessing(note: Mapping[str, Any]) -> list[str]:
+    """The files of the tokenizer or image processor beside what was saved, as its note lists them."""
+    names = note.get("preprocessing")
+    listed = names if isinstance(names, list) else []
+    return [name for name in listed if isinstance(name, str) and Path(name).name == name and not name.startswith(".")]
+
+
+def preprocessing_in(folder: Path) -> list[str]:
+    """The same of what was saved in a folder."""
+    notes = [folder / name for name in dict.fromkeys(NOTE.values()) if (folder / name).is_file()]
+    return [name for note in notes for name in preprocessing(read_json(note))]
+
+
+def copy_plain(source: Path, names: Iterable[str], target: Path) -> None:
+    """Copy those of these files that are there, plain files all of them."""
+    for name in names:
+        if is_present(source / name):
+            shutil.copyfile(source / name, target / name)
 
 
 def check_hash(path: Path, note: Mapping[str, Any]) -> None:

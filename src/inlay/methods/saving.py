@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,12 @@ def save(
     base_model_name: str | None = None,
     fingerprint: str | None = None,
     about: About | None = None,
+    processor: Any = None,
 ) -> None:
     """Write what the method trained into `folder`. `fingerprint` is that of the frozen base, as its loader found it.
 
-    `about` is what the adapter's card says; where it is not given, an adapter has the card that PEFT makes.
+    `about` is what the adapter's card says; where it is not given, an adapter has the card that PEFT makes. A tokenizer
+    or an image processor (`processor`) is written beside it.
     """
     method = registry.get(method)
     folder = Path(folder)
@@ -76,6 +79,11 @@ def save(
             for file, content in written(pooling, model.config.hidden_size).items():
                 (folder / file).parent.mkdir(exist_ok=True)
                 (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if processor is not None and not type(processor).__module__.startswith("inlay."):  # which Transformers can load
+        facts["preprocessing"] = _save_processor(processor, saved.place)
+        if about is not None:
+            about = replace(about, preprocessing=True)
+            facts["about"] = about.to_json()
     facts |= {
         "base_model": base_model_name if about is None else about.base,
         "fingerprint": fingerprint,
@@ -167,6 +175,13 @@ def mend_prompt(model: Any) -> Any:
     if model.active_peft_config.is_prompt_learning and not hasattr(base, "prepare_inputs_for_generation"):
         base.prepare_inputs_for_generation = None
     return model
+
+
+def _save_processor(processor: Any, place: Path) -> list[str]:
+    """Write it; the names of its files."""
+    before = {path.name for path in place.iterdir()}
+    processor.save_pretrained(place)
+    return sorted({path.name for path in place.iterdir() if path.is_file()} - before)
 
 
 def _save_adapter(model: Any, folder: Path, adapter_name: str, base_model_name: str | None) -> None:

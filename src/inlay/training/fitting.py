@@ -17,6 +17,7 @@ from transformers import TrainerCallback, set_seed
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.frozen import unchanging
+from inlay.methods.folder import preprocessing_in
 from inlay.methods.protocol import Method
 from inlay.portrait import count_bytes, summarise
 from inlay.records.atomic import clear_leftovers, writing
@@ -280,7 +281,7 @@ class Fit:
         inference = [examples / seconds for examples, seconds in self.trainer.progress.inference]
         return {
             "parameters": self.objective.count_parameters(),
-            "saved_bytes": count_bytes(adapter),
+            "saved_bytes": count_bytes(adapter, but=preprocessing_in(adapter)),
             "peak_memory": self.peak,
             "seconds_per_epoch": epoch,
             "train_examples_per_second": summarise(rates),

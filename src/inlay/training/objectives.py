@@ -360,6 +360,7 @@ class SingleTask(Objective):
         setup, backbone = self.setup, self.setup.backbone
         about = About.of(backbone, self.first, setup.spec.seed, metrics)
         how: dict[str, Any] = {"base_model_name": backbone.address, "fingerprint": backbone.fingerprint, "about": about}
+        how["processor"] = backbone.processor
         write_folder(target, lambda folder: attach.save(setup.model, setup.method, folder, **how))
 
     def notes(self, metrics: Metrics) -> list[str]:

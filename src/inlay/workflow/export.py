@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from inlay.methods.folder import (
     TASKS,
     AdapterFolder,
     base_fingerprint,
+    copy_plain,
+    preprocessing,
     task_place,
     tasks_in,
     write_tasks,
@@ -35,7 +37,13 @@ from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
-KEPT = ("base_model", "fingerprint", "newly_initialised", "about")  # of the note beside what is exported
+KEPT = (
+    "base_model",
+    "fingerprint",
+    "newly_initialised",
+    "about",
+    "preprocessing",
+)  # of the note beside what is exported
 EACH = "give one --task for each --adapter, in their order, as in --task reviews=mood"
 
 
@@ -115,6 +123,7 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, model: str |
         registry.load(method.exports[to])(config, tensors, place, sizes)
         if note:
             facts = {name: note[name] for name in KEPT if name in note}
+            copy_plain(AdapterFolder.find(folder, method, task).place, preprocessing(note), place)
             AdapterFolder(place, registry.get(to)).write_note(
                 facts, note.get("pooling") or getattr(config, "pooling", None)
             )
@@ -198,7 +207,7 @@ def _as_tasks(folders: Sequence[Path], names: Sequence[str], target: Path, say: 
             say(line)
 
     abouts = {each.new: about(each.facts["method"], each.folder, each.old) for each in chosen}
-    known = {name: found for name, found in abouts.items() if found is not None}
+    known = {name: replace(found, preprocessing=False) for name, found in abouts.items() if found is not None}
 
     def fill(place: Path) -> None:
         for each in chosen:

@@ -6,7 +6,6 @@ The folder has a subfolder for each adapter, in PEFT's own format, and nothing e
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,18 @@ from inlay.backbones import embedded
 from inlay.backbones.locate import portable
 from inlay.errors import InlayError, first_line, misspelt
 from inlay.methods import registry
-from inlay.methods.folder import ADAPTER_FILES, CONFIG, DEFAULT, NOTE, WEIGHTS, AdapterFolder, is_present, read_json
+from inlay.methods.folder import (
+    ADAPTER_FILES,
+    CONFIG,
+    DEFAULT,
+    NOTE,
+    WEIGHTS,
+    AdapterFolder,
+    copy_plain,
+    is_present,
+    preprocessing,
+    read_json,
+)
 from inlay.methods.protocol import Method
 from inlay.records.atomic import file_digest, write_folder, write_json
 from inlay.tasks import kinds
@@ -114,9 +124,7 @@ def gather(
     def fill(place: Path) -> None:
         for each in found:
             (place / each.name).mkdir()
-            for file in ADAPTER_FILES:
-                if is_present(each.place / file):
-                    shutil.copyfile(each.place / file, place / each.name / file)
+            copy_plain(each.place, [*ADAPTER_FILES, *preprocessing(each.note)], place / each.name)
         base, revision, pooling = found[0].belongs_to
         told = {"format": FORMAT, "base_model": base or None, "revision": revision, "pooling": pooling}
         write_json(place / SET, told | {"adapters": {each.name: each.describe() for each in found}})

@@ -1,0 +1,135 @@
+"""The part of a card's code that asks the loaded model something: written for one kind of task, to be pasted and run.
+
+It needs what lies in the adapter's folder alone, and the base model: the tokenizer or image processor is beside the
+weights, the names of the outputs and the task's template stand in the code. It imports inlay only for what Transformers
+cannot prepare: marked spans, and texts with places for prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from inlay.tasks import kinds, templates
+from inlay.tasks.prepare import mark_characters
+from inlay.tasks.schema import TaskSchema
+
+Code = tuple[list[str], list[str]]
+MOST_TOKENS = 40  # of a text that is written
+MARKED = ("the first and the last", 4, 9)  # a text and a span of it
+OFFSETS = 'return_offsets_mapping=True, return_tensors="pt"'
+NO_GRADIENT = "with torch.no_grad():"
+
+
+def write_example(schema: Mapping[str, Any], place: str, processor: str | None) -> Code:
+    """Imports and lines that follow those which make `model`. `processor` is an expression for the tokenizer or image
+    processor; None: it is loaded from `place`."""
+    task = TaskSchema.from_json(schema)
+    auto = "AutoImageProcessor" if task.modality == "image" else "AutoTokenizer"
+    imports = ["import torch"] + ([f"from transformers import {auto}"] if processor is None else [])
+    lines = [f"processor = {processor or f'{auto}.from_pretrained({json.dumps(place)})'}"]
+    if task.modality == "image":
+        own_imports, own = _of_image()
+    elif task.kind == kinds.SPANS or task.prompt_tokens:
+        own_imports, own = _by_schema(task)
+    elif task.predicts == "tags":
+        own_imports, own = _of_words(task)
+    elif task.writes_text:
+        own_imports, own = _of_prompt(task)
+    else:
+        own_imports, own = _of_text(task)
+    return [*imports, *own_imports], [*lines, *own]
+
+
+def _of_image() -> Code:
+    return ["from PIL import Image"], [
+        'image = Image.new("RGB", (64, 64))  # yours: Image.open("photo.jpg").convert("RGB")',
+        'inputs = processor(images=image, return_tensors="pt")',
+        NO_GRADIENT,
+        "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
+        "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
+        "print(answer)",
+    ]
+
+
+def _of_text(task: TaskSchema) -> Code:
+    row = _row(task.fields)
+    first, second = templates.render(task.full_template, row, "[MASK]")
+    mask = ".replace('[MASK]', processor.mask_token)" if templates.uses_mask(task.full_template) else ""
+    given = json.dumps(first, ensure_ascii=False) + mask + (f", {json.dumps(second)}" if second is not None else "")
+    lines = [
+        f'inputs = processor({given}, truncation=True, max_length={_length(task)}, return_tensors="pt")',
+        NO_GRADIENT,
+    ]
+    if task.predicts == "value":
+        scale = f" * {task.deviation!r}" if task.deviation != 1 else ""
+        shift = f" + {task.mean!r}" if task.mean else ""
+        return [], [
+            *lines,
+            "    output = model(**inputs).logits[0, 0].item()",
+            f"answer = output{scale}{shift}",
+            "print(answer)",
+        ]
+    return [], [
+        *lines,
+        "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
+        "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
+        "print(answer)",
+    ]
+
+
+def _of_words(task: TaskSchema) -> Code:
+    return [], [
+        'words = ["a", "few", "words"]',
+        'text = " ".join(words)',
+        "ends = [len(' '.join(words[: i + 1])) for i in range(len(words))]",
+        f"inputs = processor(text, truncation=True, max_length={_length(task)}, {OFFSETS})",
+        'offsets = inputs.pop("offset_mapping")[0].tolist()',
+        NO_GRADIENT,
+        "    best = model(**inputs).logits[0, -len(offsets):].argmax(-1).tolist()",
+        "answer = []  # the tag of each word is that of its first token",
+        "for i, end in enumerate(ends):",
+        "    begin = ends[i - 1] if i else 0",
+        "    token = next(at for at, (a, b) in enumerate(offsets) if a < b and begin < b <= end)",
+        "    answer.append((words[i], model.config.id2label[best[token]]))",
+        "print(answer)",
+    ]
+
+
+def _of_prompt(task: TaskSchema) -> Code:
+    text, _ = templates.render(task.full_template, _row(task.fields), "[MASK]")
+    most = task.max_new_tokens or MOST_TOKENS
+    return [], [
+        f'inputs = processor({json.dumps(text, ensure_ascii=False)}, return_tensors="pt")',
+        'inputs.pop("token_type_ids", None)',
+        NO_GRADIENT,
+        f"    ids = model.generate(**inputs, max_new_tokens={most}, do_sample=False)",
+        'begin = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]',
+        "answer = processor.decode(ids[0, begin:], skip_special_tokens=True)",
+        "print(answer)",
+    ]
+
+
+def _by_schema(task: TaskSchema) -> Code:
+    """What inlay alone prepares."""
+    row: dict[str, Any] = {**_row(task.fields), **(mark_characters(*MARKED) if task.kind == kinds.SPANS else {})}
+    told = json.dumps(task.to_json(), ensure_ascii=False)
+    return ["import json", "from inlay.tasks import TaskSchema"], [
+        f"task = TaskSchema.from_json(json.loads({told!r}))",
+        f"row = {row!r}",
+        "encoded = task.encode_inputs([row], processor)",
+        NO_GRADIENT,
+        "    outputs = model(**task.collator(processor)([encoded[0]])).logits.float().numpy()",
+        "answer = task.decode(outputs, encoded)[0]",
+        "print(answer)",
+    ]
+
+
+def _row(fields: Sequence[str]) -> dict[str, str]:
+    """A row that says which field stands where."""
+    return {name: f"the {name}" for name in fields}
+
+
+def _length(task: TaskSchema) -> str:
+    return str(task.max_length) if task.max_length is not None else "None"

@@ -1,0 +1,203 @@
+"""The code in the card of an adapter, pasted as it is, gives what the run itself predicts: for every kind of task.
+
+The folder has all that it needs beside the base model: label names, tokenizer or image processor, template.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import AutoImageProcessor, AutoTokenizer
+
+import inlay
+import zoo
+from checkpoints import write_tokenizer
+from inlay import Spec, tune
+from inlay.methods import registry
+from inlay.methods.folder import preprocessing_in
+from inlay.records.store import Run, read_json
+from inlay.tasks.kinds import KINDS
+from inlay.workflow.export import export
+from inlay.workflow.gather import gather
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+WORDS = ["good", "bad", "odd"]
+TAGS = ["O", "B-x", "I-x"]
+Rows = list[dict[str, Any]]
+
+# Rows of each kind, what names their columns, and the row that the card's code asks about.
+DATA: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "classification": (
+        lambda i: {"body": f"w{6 + i % 3} w{8 + i % 20}", "mood": WORDS[i % 3]},
+        {"text": ("body",), "label": "mood", "template": "w9 {body} w7"},
+        {"body": "the body"},
+    ),
+    "pair-classification": (
+        lambda i: {"one": f"w{6 + i % 3}", "two": f"w{8 + i % 20}", "same": ["no", "yes"][i % 2]},
+        {"text": ("one", "two"), "label": "same"},
+        {"one": "the one", "two": "the two"},
+    ),
+    "regression": (
+        lambda i: {"body": f"w{6 + i % 9} w{8 + i % 31}", "price": 100.0 + 37.5 * (i % 9)},
+        {"text": ("body",), "label": "price"},
+        {"body": "the body"},
+    ),
+    "token-classification": (
+        lambda i: {"tokens": [f"w{6 + i % 3}", "w9", f"w{8 + i % 20}"], "tags": [TAGS[i % 3], "O", TAGS[1]]},
+        {"text": ("tokens",), "label": "tags"},
+        {"tokens": ["a", "few", "words"]},
+    ),
+    "span-classification": (
+        lambda i: {"text": f"w7 w{6 + i % 3} w9 w{8 + i}", "start": 3, "end": 5, "role": WORDS[i % 3]},
+        {"text": ("text",), "label": "role"},
+        {"text": "the first and the last", "start": 4, "end": 9},
+    ),
+    "causal-lm": (
+        lambda i: {"question": f"w{6 + i % 3} w{8 + i % 20}", "answer": f"w{6 + i % 3}"},
+        {"text": ("question",), "label": "answer", "kind": "causal-lm"},
+        {"question": "the question"},
+    ),
+    "data-to-text": (
+        lambda i: {"facts": f"w{6 + i % 3} w{8 + i % 20}", "said": f"w{6 + i % 3} w7"},
+        {"text": ("facts",), "label": "said", "kind": "data-to-text"},
+        {"facts": "the source"},
+    ),
+    "image-classification": (lambda i: {}, {}, {}),
+}
+# What PEFT has and what inlay has, a head alone and a whole model.
+FORMS = [
+    method.name
+    for method in registry.all_methods().values()
+    if method.name in ("lora", "norm", "vera") or method.form != "peft"
+]
+
+
+def test_every_kind_is_here() -> None:
+    assert set(DATA) == set(KINDS)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data as a user has them."""
+    folder = tmp_path_factory.mktemp("cards")
+    zoo.tiny("bert", "base")[0].save_pretrained(folder / "encoder")
+    zoo.tiny("llama", "causal-lm")[0].save_pretrained(folder / "decoder")
+    # The checkpoint has a head of its own, of more classes than the task has.
+    zoo.tiny("vit", "classification", num_labels=10)[0].save_pretrained(folder / "eye")
+    for name in ("encoder", "decoder"):
+        write_tokenizer(folder / name)
+    for kind, (row, _, _) in DATA.items():
+        if kind == "image-classification":
+            for i in range(30):
+                (folder / kind / WORDS[i % 3]).mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (40, 50), (80 * (i % 3), 9 * (i % 20), 40)).save(
+                    folder / kind / WORDS[i % 3] / f"{i}.png"
+                )
+        else:
+            (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row(i)) + "\n" for i in range(40)))
+    return folder
+
+
+def run_of(place: Path, kind: str, method: str, **changes: Any) -> Run:
+    _, columns, _ = DATA[kind]
+    model = {"causal-lm": "decoder", "data-to-text": "decoder", "image-classification": "eye"}.get(kind, "encoder")
+    data = kind if kind == "image-classification" else f"{kind}.jsonl"
+    given = {"max_steps": 3, "batch_size": 8, "evaluations": 1, "learning_rate": 0.05, "seed": 3}
+    spec = Spec(model=str(place / model), data=str(place / data), method=method, **{**given, **columns, **changes})
+    return tune(spec, place / "runs", progress=False)
+
+
+def pasted(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The answer that the code in the card gives, run where the model's folder lies, with its own place filled in."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(place)
+    names: dict[str, Any] = {}
+    exec(code.replace("this/folder", str(folder)), names)
+    return names["answer"]
+
+
+def expected(run: Run, kind: str) -> Any:
+    """What the run itself says of the row in the card."""
+    loaded = inlay.load(run)
+    if kind == "image-classification":
+        return loaded.predict([{"image": Image.new("RGB", (64, 64))}], probabilities=True)[0]["probabilities"]
+    (found,) = loaded.predict([DATA[kind][2]], probabilities="label_names" in dir(loaded) and kind in ONE_LABEL)
+    if kind == "token-classification":
+        return list(zip(DATA[kind][2]["tokens"], found["tags"], strict=True))
+    if kind == "span-classification":
+        return found["label"]
+    return found.get("probabilities", found.get("value", found.get("text")))
+
+
+ONE_LABEL = ("classification", "pair-classification", "span-classification")
+
+
+@pytest.mark.parametrize("method", FORMS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_code_gives_what_the_run_predicts(
+    kind: str, method: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == "linear-probe" and kind in ("causal-lm", "data-to-text"):
+        pytest.skip("a language model has no new head")
+    run = run_of(
+        place, kind, method, **({} if "image" in kind or "lm" in kind or "text" in kind else {"pooling": "own"})
+    )
+    answer, wanted = pasted(run.adapter, place, monkeypatch), expected(run, kind)
+    if isinstance(answer, dict) and "label" in answer:
+        answer = answer["label"]
+    if isinstance(wanted, dict):
+        assert answer == pytest.approx(wanted, abs=1e-5)
+    elif isinstance(wanted, float):
+        assert answer == pytest.approx(wanted, rel=1e-4)
+    elif isinstance(wanted, str) and kind in ("causal-lm", "data-to-text"):
+        shorter, longer = sorted((answer.strip(), wanted), key=len)
+        assert shorter
+        assert longer.startswith(shorter), "as many tokens as there is room for"
+    else:
+        assert answer == wanted
+    auto = AutoImageProcessor if kind == "image-classification" else AutoTokenizer
+    assert type(auto.from_pretrained(run.adapter)) is type(auto.from_pretrained(run.adapter))
+    held = preprocessing_in(run.adapter)
+    assert held
+    whole = sum(path.stat().st_size for path in run.adapter.rglob("*") if path.is_file())
+    beside = sum((run.adapter / name).stat().st_size for name in held)
+    assert run.portrait["saved_bytes"] == whole - beside, "what belongs to the base model does not count"
+
+
+@pytest.mark.parametrize("method", ["lora", "full", "linear-probe", "norm"])
+def test_a_head_that_reads_another_state(method: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(place, "classification", method, pooling="mean")
+    assert pasted(run.adapter, place, monkeypatch) == pytest.approx(expected(run, "classification"), abs=1e-5)
+
+
+@pytest.mark.parametrize("method", list(registry.names_where(lambda method: method.prompts_in_text)))
+def test_texts_with_places_for_prompts(method: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(place, "classification", method, template=None)
+    answer = pasted(run.adapter, place, monkeypatch)
+    (wanted,) = inlay.load(run).predict([{"body": "the body"}])
+    assert answer == pytest.approx(wanted | {"body": None}, abs=1e-5) or answer["label"] == wanted["label"]
+    assert answer["score"] == pytest.approx(wanted["score"], abs=1e-5)
+
+
+def test_an_embedded_model_of_images(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = Spec(model="embedded:vit", data=str(place / "image-classification"), method="ssf", max_steps=2, batch_size=8)
+    run = tune(spec, place / "runs", progress=False)
+    assert pasted(run.adapter, place, monkeypatch) == pytest.approx(expected(run, "image-classification"), abs=1e-5)
+
+
+def test_what_is_made_of_a_run_has_a_card_that_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(place, "classification", "vera", pooling="own")
+    wanted = pytest.approx(expected(run, "classification"), abs=1e-5)
+    lora = export(run.folder, None, place / "lora")
+    assert pasted(lora, place, monkeypatch) == wanted
+    found = gather([f"mood={lora}"], place / "set", model=str(place / "encoder"))
+    assert pasted(found.folder / "mood", place, monkeypatch) == wanted
+    shutil.rmtree(place / "set")
+    assert read_json(lora / "inlay.json")["about"]["labels"] == sorted(WORDS)
