@@ -7,7 +7,8 @@ less the model's own tensors, every page of which is touched first: weights mapp
 read.
 
 Throughput is measured in blocks of the run itself, so that nothing is run twice to be timed. A run's updates fall into
-a fixed number of equal blocks; each block is one repetition. The first update (allocations, caches, kernels chosen) is
+a fixed number of equal blocks; each block is one repetition. What is told is all examples by all seconds, with the
+spread of the blocks. The first update (allocations, caches, kernels chosen) is
 left out where there are others.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import statistics
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,21 +159,26 @@ class Speed:
         block[0] += examples
         block[1] += seconds
 
-    def rates(self) -> list[float]:
-        """Examples per second, one number a block."""
-        return [examples / seconds for examples, seconds in self.blocks.values() if seconds > 0]
-
     def seconds(self) -> float:
         """Seconds in all, but for the first update."""
         return sum(seconds for _, seconds in self.blocks.values())
 
 
-def summarise(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean, standard deviation and number of repetitions; None for no values."""
-    if not values:
+def summarise(blocks: Iterable[Sequence[float]], rows: int | None = None) -> dict[str, Any] | None:
+    """Examples per second over blocks of examples and seconds; with `rows`, the seconds of so many examples. None for
+    no blocks.
+
+    `mean` is that of the whole: all examples by all seconds, so that the two agree. `spread` is the standard deviation
+    of the single blocks, `repetitions` their number, and `weight` what the mean of several runs is weighted by.
+    """
+    known = [(examples, seconds) for examples, seconds in blocks if examples > 0 and seconds > 0]
+    if not known:
         return None
+    examples, seconds = (sum(column) for column in zip(*known, strict=True))
+    each = [e / s if rows is None else rows * s / e for e, s in known]
     return {
-        "mean": statistics.fmean(values),
-        "spread": statistics.stdev(values) if len(values) > 1 else None,
-        "repetitions": len(values),
+        "mean": examples / seconds if rows is None else rows * seconds / examples,
+        "spread": statistics.stdev(each) if len(each) > 1 else None,
+        "repetitions": len(each),
+        "weight": seconds if rows is None else examples,
     }

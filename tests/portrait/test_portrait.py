@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from pathlib import Path
 
@@ -91,17 +92,29 @@ def test_speed_in_blocks_of_the_run() -> None:
     speed = Speed(100)
     for step in range(1, 101):
         speed.add(step, 8, 99.0 if step == 1 else 0.5 if step <= 50 else 0.25)
-    assert len(speed.rates()) == BLOCKS
-    assert speed.rates() == pytest.approx([16.0] * 5 + [32.0] * 5)
+    assert len(speed.blocks) == BLOCKS
+    rates = [examples / seconds for examples, seconds in speed.blocks.values()]
+    assert rates == pytest.approx([16.0] * 5 + [32.0] * 5)
     assert speed.seconds() == pytest.approx(49 * 0.5 + 50 * 0.25)
     resumed = Speed(100, speed.blocks)
-    assert resumed.rates() == speed.rates()
+    assert resumed.blocks == speed.blocks
     only = Speed(1)
     only.add(1, 8, 2.0)
-    assert only.rates() == [4.0]
+    assert only.blocks == {"0": [8, 2.0]}
 
 
-def test_spread() -> None:
+def test_times_and_rates_are_of_the_whole_and_agree() -> None:
+    """A block of other examples or another length weighs as much as it is long, and seconds times rate are examples."""
     assert summarise([]) is None
-    assert summarise([2.0]) == {"mean": 2.0, "spread": None, "repetitions": 1}
-    assert summarise([1.0, 3.0]) == {"mean": 2.0, "spread": pytest.approx(2**0.5), "repetitions": 2}
+    assert summarise([(8, 0.0)]) is None
+    assert summarise([(8, 4.0)]) == {"mean": 2.0, "spread": None, "repetitions": 1, "weight": 4.0}
+    blocks = [(10, 1.0), (10, 4.0), (5, 5.0)]
+    rate, epoch = summarise(blocks), summarise(blocks, rows=100)
+    assert rate is not None
+    assert epoch is not None
+    assert rate["mean"] == 25 / 10, "all examples by all seconds, not the mean of 10, 2.5 and 1"
+    assert epoch["mean"] == 100 * 10 / 25
+    assert rate["mean"] * epoch["mean"] == pytest.approx(100)
+    assert rate["spread"] == pytest.approx(statistics.stdev([10, 2.5, 1]))
+    assert epoch["spread"] == pytest.approx(statistics.stdev([10, 40, 100]))
+    assert (rate["weight"], epoch["weight"]) == (10, 25)

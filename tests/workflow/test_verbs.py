@@ -7,7 +7,9 @@ import dataclasses
 import json
 import math
 import shutil
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,17 +171,27 @@ def test_one_value_has_no_interval() -> None:
     assert half_width([0.5]) is None
 
 
-@given(st.lists(st.lists(st.floats(0.1, 10), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_repetitions_of_several_runs_are_pooled_as_if_made_in_one(runs: list[list[float]]) -> None:
-    found = pooled([{"rate": summarise(values)} for values in runs] + [{"rate": None}, {}], "rate")
-    whole = summarise([value for values in runs for value in values])
+Blocks = st.lists(st.tuples(st.integers(1, 100), st.floats(0.1, 10)), min_size=1, max_size=4)
+
+
+@given(st.lists(Blocks, min_size=1, max_size=4), st.sampled_from([None, 50]))
+def test_repetitions_of_several_runs_are_pooled_as_if_made_in_one(runs: list[Any], rows: int | None) -> None:
+    found = pooled([{"rate": summarise(blocks, rows)} for blocks in runs] + [{"rate": None}, {}], "rate")
+    whole = summarise([block for blocks in runs for block in blocks], rows)
     assert found is not None
     assert whole is not None
     assert found.repetitions == whole["repetitions"]
     assert found.mean == pytest.approx(whole["mean"])
     assert (found.spread is None) == (whole["spread"] is None)
-    assert found.spread is None or found.spread == pytest.approx(whole["spread"], abs=1e-6)
     assert pooled([{}], "rate") is None
+
+
+def test_runs_of_an_earlier_inlay_are_pooled_by_their_repetitions() -> None:
+    known = [{"mean": 1.0, "spread": None, "repetitions": 1}, {"mean": 4.0, "spread": 2**0.5, "repetitions": 2}]
+    found = pooled([{"rate": each} for each in known], "rate")
+    assert found is not None
+    assert (found.mean, found.repetitions) == (3.0, 3)
+    assert found.spread == pytest.approx(statistics.stdev([1.0, 3.0, 5.0]))
 
 
 def test_the_same_numbers_and_the_same_task_are_the_same_run(review_spec: Spec) -> None:

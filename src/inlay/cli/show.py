@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Under `accelerate launch` every process runs the command, and the first one speaks.
 SPEAKS = int(os.environ.get("RANK", "0")) == 0
+CHECKED_FROM = 0.05  # seconds of the trunk cache's checks that are worth a word
 WHITESPACE = re.compile(r"[ \t\n\r\f\v]+")  # not the blank that keeps two words together
 
 
@@ -132,6 +133,7 @@ def run_result(run: Run) -> None:
         ),
         *((column.titles["run"], column.described(run.record)) for column in columns_in("run")),
         *trunk(run.portrait),
+        *whole_time(run.record),
         ("run", str(run.folder)),
     ]
     table(("", run.spec.method), rows)
@@ -142,15 +144,24 @@ def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
     entry = portrait.get("trunk")
     if not entry:  # a run from before there was such a thing
         return []
+    spent = entry.get("check_seconds") or 0.0
+    checked = f", checked in {figure(spent)} s" if spent >= CHECKED_FROM else ""
     if not entry["cached"]:
-        return [("trunk", f"not cached: {entry['reason']}")]
+        return [("trunk", f"not cached: {entry['reason']}{checked}")]
     blocks = "" if entry["blocks"] is None else f"{entry['blocks_skipped']} of {entry['blocks']} blocks, "
     place = {"device": "on the accelerator", "memory": "in memory", "file": "in a file"}[entry["where"]]
     first = entry["first_epoch_seconds"]
     return [
-        ("trunk", f"cached: {blocks}{size(entry['bytes'])} {place}, computed in {figure(entry['seconds'])} s"),
+        ("trunk", f"cached: {blocks}{size(entry['bytes'])} {place}, computed in {figure(entry['seconds'])} s{checked}"),
         *([] if first is None else [("time of the first epoch", f"{figure(first)} s, the trunk included")]),
     ]
+
+
+def whole_time(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How long the command took in all: loading, training, evaluation, checkpoints, checks."""
+    seconds, resumed = record.get("seconds"), record.get("resumed_from")
+    since = f", from step {resumed} on, where it was resumed" if resumed else ""
+    return [] if seconds is None else [("time of the whole run", f"{figure(seconds)} s{since}")]
 
 
 def whole_run(run: Run) -> None:

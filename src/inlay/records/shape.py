@@ -14,7 +14,7 @@ NUMBER, WHOLE = "a number", "a whole number"
 ANY = "*"  # as a key: every entry, whatever its name
 LARGEST = 1e100  # what can still be squared, averaged and printed
 
-RATE = {"mean": NUMBER, "spread": NUMBER, "repetitions": WHOLE}
+RATE = {"mean": NUMBER, "spread": NUMBER, "repetitions": WHOLE, "weight": NUMBER}
 TASK = {"source": str, "digest": str, "notes": [str], "schema": dict}
 RECORD: dict[str, Any] = {
     "id": str,
@@ -57,6 +57,7 @@ RECORD: dict[str, Any] = {
             "where": str,
             "seconds": NUMBER,
             "first_epoch_seconds": NUMBER,
+            "check_seconds": NUMBER,
         },
     },
 }
@@ -88,7 +89,7 @@ def misfit(data: Any, shape: Any = RECORD, where: str = "") -> str | None:
 
 
 def _is_given(rate: dict[str, Any]) -> bool:
-    return rate.keys() >= RATE.keys() and rate["mean"] is not None and rate["repetitions"] is not None
+    return rate.keys() >= RATE.keys() - {"weight"} and rate["mean"] is not None and rate["repetitions"] is not None
 
 
 def _wrong(data: Any, where: str, expected: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -178,6 +179,7 @@ class Fit:
         self.resumed_from = None if self.checkpoint is None else step_of(self.checkpoint)
         self.kept: KeptSplit | None = None
         self.why_not: str | None = None
+        self.check_seconds = 0.0
         self.peak: dict[str, Any] = {}
         for line in trainer.store.news(self.checkpoint):
             display.say(line)
@@ -226,7 +228,9 @@ class Fit:
         """Train from the last checkpoint, or from the start, to the end; from the trunk's kept output where that is
         right and saves something."""
         trainer, done = self.trainer, self.resumed_from or 0
+        began = time.perf_counter()
         self.kept, self.why_not = keep_trunk(trainer, done)
+        self.check_seconds = time.perf_counter() - began - (self.kept.seconds if self.kept is not None else 0)
         if self.kept is not None or kinds.modality(self.objective.first.kind) == "image":
             self.display.say(self.kept.says() if self.kept is not None else f"trunk not cached: {self.why_not}")
         left = sum(step > done for step in self.setup.plan.evaluation_steps)
@@ -276,22 +280,21 @@ class Fit:
 
     def make_portrait(self, adapter: Path) -> dict[str, Any]:
         """What the run cost."""
-        plan, rates = self.setup.plan, self.trainer.speed.rates()
-        epoch = summarise([len(self.setup.rows) / rate for rate in rates])
-        inference = [examples / seconds for examples, seconds in self.trainer.progress.inference]
+        plan, blocks = self.setup.plan, list(self.trainer.speed.blocks.values())
+        epoch = summarise(blocks, rows=len(self.setup.rows))
+        mean = epoch["mean"] if epoch else None
         return {
             "parameters": self.objective.count_parameters(),
             "saved_bytes": count_bytes(adapter, but=preprocessing_in(adapter)),
             "peak_memory": self.peak,
             "seconds_per_epoch": epoch,
-            "train_examples_per_second": summarise(rates),
-            "inference_examples_per_second": summarise(inference),
+            "train_examples_per_second": summarise(blocks),
+            "inference_examples_per_second": summarise(self.trainer.progress.inference),
             "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
             "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
             "processes": plan.world,
-            "trunk": {"cached": False, "reason": self.why_not}
-            if self.kept is None
-            else self.kept.portrait(epoch["mean"] if epoch else None),
+            "trunk": ({"cached": False, "reason": self.why_not} if self.kept is None else self.kept.portrait(mean))
+            | {"check_seconds": self.check_seconds},
         }
 
     def leave_training(self) -> None:

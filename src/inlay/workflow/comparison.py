@@ -302,12 +302,15 @@ def row_of(method: str, runs: Sequence[Run]) -> Row:
 
 
 def pooled(portraits: Sequence[Mapping[str, Any]], entry: str) -> Measurement | None:
-    """One measurement's repetitions over several runs, as if they had been made in one."""
+    """One measurement's repetitions over several runs, as if they had been made in one: its mean is that of all
+    examples and all seconds, where the runs say how many there were."""
     known = [portrait[entry] for portrait in portraits if portrait.get(entry)]
     if not known:
         return None
     count = sum(one["repetitions"] for one in known)
-    mean = sum(one["mean"] * one["repetitions"] for one in known) / count
+    weighted = all((one.get("weight") or 0) > 0 for one in known)  # not in runs of an earlier inlay
+    weights = [one["weight"] if weighted else one["repetitions"] for one in known]
+    mean = sum(one["mean"] * weight for one, weight in zip(known, weights, strict=True)) / sum(weights)
     squares = sum(
         (one["spread"] or 0.0) ** 2 * (one["repetitions"] - 1) + one["repetitions"] * (one["mean"] - mean) ** 2
         for one in known
