@@ -30,6 +30,14 @@ def command(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="The probabilities of all classes too, by name.")
     ] = False,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=1, help="With --run: the so many likeliest classes, the likeliest first."),
+    ] = None,
+    skip_unreadable: Annotated[
+        bool,
+        typer.Option("--skip-unreadable", help="With --run: leave out what cannot be read, and list it at the end."),
+    ] = False,
     model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
@@ -46,6 +54,9 @@ def command(
 
     \b
     inlay predict --run runs/<id> --input new.csv --probabilities
+
+    \b
+    inlay predict --run runs/<id> --input photos/ --top-k 3 --skip-unreadable
 
     \b
     inlay predict --adapter runs/<id>/adapter requests.jsonl
@@ -65,8 +76,11 @@ def command(
     if adapter is not None:
         from inlay.workflow.answer import answer
 
+        if top_k is not None or skip_unreadable:
+            raise InlayError("--top-k and --skip-unreadable go with --run, and --task where it has several tasks.")
         answers = answer(adapter, data, output, **how)
     else:
+        how |= {"top_k": top_k, "skip_unreadable": skip_unreadable}
         answers = predict(str(run), data, output, task=task, out=out, **how)
     if output is None:
         for line in format_lines(answers):

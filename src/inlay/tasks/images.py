@@ -215,8 +215,21 @@ def _decode_cheaply(image: Image.Image) -> None:
         to_rgb(image)  # it may hold values that are no numbers
 
 
-def check_all(sources: Sequence[Any]) -> None:
-    """One error that counts and names the images that cannot be read, before any work is done on the others."""
+def from_array(values: np.ndarray, where: str) -> Image.Image:
+    """The image in an array of NumPy's: whole numbers from 0 to 255, height x width, perhaps x 1, 3 or 4 channels."""
+    if values.ndim == 3 and values.shape[-1] == 1:
+        values = values[..., 0]
+    fits = values.ndim == 2 or (values.ndim == 3 and values.shape[-1] in (3, 4))
+    if values.dtype != np.uint8 or not fits or 0 in values.shape:
+        raise InlayError(
+            f"{where}: an array of shape {values.shape} and type {values.dtype} is taken for no image. Give uint8, "
+            "from 0 to 255, as height x width or height x width x 3 (RGB)."
+        )
+    return Image.fromarray(np.ascontiguousarray(values))
+
+
+def faults(sources: Sequence[Any]) -> list[str | None]:
+    """Why each image cannot be read; None for those that can."""
 
     def fault(source: Any) -> str | None:
         try:
@@ -226,10 +239,14 @@ def check_all(sources: Sequence[Any]) -> None:
         return None
 
     with _quietly(), ThreadPoolExecutor(_THREADS) as pool:
-        faults = [found for found in pool.map(fault, sources) if found]
-    if faults:
-        shown = " ".join(faults[:5]) + (f" And {len(faults) - 5} more." if len(faults) > 5 else "")
-        count = "1 image" if len(faults) == 1 else f"{len(faults)} images"
+        return list(pool.map(fault, sources))
+
+
+def check_all(sources: Sequence[Any]) -> None:
+    """One error that counts and names the images that cannot be read, before any work is done on the others."""
+    if found := [fault for fault in faults(sources) if fault]:
+        shown = " ".join(found[:5]) + (f" And {len(found) - 5} more." if len(found) > 5 else "")
+        count = "1 image" if len(found) == 1 else f"{len(found)} images"
         raise InlayError(f"{count} of {len(sources)} cannot be read. {shown} Mend or remove the files and try again.")
 
 

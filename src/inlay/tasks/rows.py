@@ -7,10 +7,13 @@ rows to predict, `read_labelled` for rows to evaluate a trained task on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.tasks import folders, images, kinds, labels, prepare, tables
@@ -89,6 +92,8 @@ def find_image(value: Any, table: Path, column: str, where: str) -> Any:
         return value if value.get("bytes") else find_image(value.get("path"), table, column, where)
     if isinstance(value, bytes) or hasattr(value, "getpixel"):
         return value
+    if isinstance(value, np.ndarray):
+        return images.from_array(value, where)
     if is_missing(value):
         raise InlayError(f"{where}: there is no image in the column {column!r}.")
     path = Path(as_text(os.fspath(value) if isinstance(value, os.PathLike) else value, column, where)).expanduser()
@@ -151,20 +156,45 @@ def number_labels(schema: TaskSchema, rows: list[Row], where: str) -> list[Row]:
 # ------------------------------------------------------------------------------------------------ rows to predict
 
 
-def read(schema: TaskSchema, source: Any) -> Inputs:
+def read(schema: TaskSchema, source: Any, left_out: dict[int, str] | None = None) -> Inputs:
     """The rows of new data to predict: of a table, a folder of images or one image, or of Python (see `as_rows`).
 
     Only the columns that the model reads are looked at: a label column may be there or not, and whatever it says is
-    ignored. An empty text is predicted like any other; one that is missing (null, NaN) is an error.
+    ignored. An empty text is predicted like any other; one that is missing (null, NaN) is an error. Where there is a
+    `left_out`, rows and images that cannot be read go there, by their positions and with the reason; an error where
+    there is no other.
     """
+    given, readers = _unread(schema, source)
+    if left_out is None:
+        return Inputs(given, [reader() for reader in readers])
+    rows: dict[int, Row] = {}
+    for number, reader in enumerate(readers):
+        try:
+            rows[number] = reader()
+        except InlayError as error:
+            left_out[number] = str(error)
+    if schema.modality == "image":
+        found = images.faults([row["image"] for row in rows.values()])
+        left_out |= {number: fault for number, fault in zip(rows, found, strict=True) if fault is not None}
+    kept = [number for number in rows if number not in left_out]
+    if left_out and not kept:
+        raise InlayError(f"None of the {len(given):,} rows can be read. {left_out[min(left_out)]}")
+    return Inputs([given[number] for number in kept], [rows[number] for number in kept])
+
+
+Reader = Callable[[], Row]
+
+
+def _unread(schema: TaskSchema, source: Any) -> tuple[list[Row], list[Reader]]:
+    """The rows as they came, and for each what reads it."""
     if not is_path(source):
         given = as_rows(source, schema)
         named = PYTHON if schema.modality == "image" else repr(PYTHON)
-        return Inputs(given, _inputs(schema, enumerate(given, start=1), named))
+        return given, _readers(schema, enumerate(given, start=1), named)
     path = Path(source).expanduser()
     if schema.modality == "image" and (path.is_dir() or tables.is_image(path)):
         found = _image_files(path)
-        return Inputs(found, found)
+        return found, [partial(dict, row) for row in found]
     if path.is_dir():
         raise InlayError(f"{str(path)!r} is a folder; give a table ({', '.join(tables.TABLES)}).")
     if schema.modality == "image" and path.exists() and tables.suffix(path) not in tables.TABLES:
@@ -176,11 +206,15 @@ def read(schema: TaskSchema, source: Any) -> Inputs:
     table = tables.read_lines(path, schema.fields[0]) if lines else tables.read_table(path)
     given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
     table.add_paths(_columns_named(schema))
-    return Inputs(given, _inputs(schema, table.numbered, repr(path.name), path))
+    return given, _readers(schema, table.numbered, repr(path.name), path)
 
 
-def _inputs(schema: TaskSchema, rows: Iterable[tuple[int, Row]], name: str, folder: Path | None = None) -> list[Row]:
-    return [read_input(schema, with_paths(schema, row), f"{name}, row {number}", folder) for number, row in rows]
+def _readers(
+    schema: TaskSchema, rows: Iterable[tuple[int, Row]], name: str, folder: Path | None = None
+) -> list[Reader]:
+    return [
+        partial(read_input, schema, with_paths(schema, row), f"{name}, row {number}", folder) for number, row in rows
+    ]
 
 
 def with_paths(schema: TaskSchema, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -216,8 +250,12 @@ def as_rows(source: Any, schema: TaskSchema) -> list[Row]:
     """Rows of Python as dicts.
 
     Taken are a list of mappings; a list of texts (of images, or of their paths) where a row is just that; a mapping
-    of columns; and tables of pandas, polars, PyArrow and datasets, none of which has to be installed.
+    of columns; and tables of pandas, polars, PyArrow and datasets, none of which has to be installed. Images are
+    Pillow's, encoded bytes, or arrays of NumPy's, height x width or height x width x channels, also several in one.
     """
+    one_array = isinstance(source, np.ndarray) and source.ndim in (2, 3)
+    if schema.modality == "image" and (one_array or hasattr(source, "getpixel")):
+        source = [source]
     columns = columns_read(schema)
     single = columns[0] if len(columns) == 1 else None
     found = []

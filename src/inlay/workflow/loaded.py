@@ -67,6 +67,7 @@ class LoadedRun:
         self._say = or_log(say)
         self._base, self._trust = model, trust_remote_code
         self._parts: tuple[Any, Any] | None = None
+        self.left_out: dict[int, str] = {}
         if self.task in (failed := run.record.get("failed") or {}):
             self._say(f"{self.task} failed in training: {failed[self.task]}")
 
@@ -88,28 +89,53 @@ class LoadedRun:
         """The tokenizer or image processor."""
         return self._loaded()[1]
 
-    def predict(self, rows: Any, *, probabilities: bool = False) -> list[dict[str, Any]]:
+    def predict(
+        self, rows: Any, *, probabilities: bool = False, top_k: int | None = None, skip_unreadable: bool = False
+    ) -> list[dict[str, Any]]:
         """A dict for each row, in order: its own columns, and what the model says.
 
         `rows` is a list of mappings or, where one text is read, of texts; a mapping of columns; a DataFrame; or the
-        path of a file or a folder of images. Classes have `label` and `score`, and with `probabilities` those of all;
-        a value is `value`, tags are `tags`, what a model writes is `text`. Where a column has such a name already, it
-        keeps it, and what is predicted is called `predicted_<name>`.
+        path of a file or a folder of images. Images are paths, Pillow's, or arrays of NumPy's. Classes have `label` and
+        `score`, and with `probabilities` those of all; a value is `value`, tags are `tags`, what a model writes is
+        `text`. Where a column has such a name already, it keeps it, and what is predicted is called `predicted_<name>`.
+
+        `top_k` adds the so many likeliest classes, the likeliest first. With `skip_unreadable` rows and images that
+        cannot be read are left out: `left_out` then has their positions, from 0, and the reasons.
         """
-        if probabilities and self.schema.kind not in kinds.ONE_LABEL:
-            raise InlayError(
-                f"probabilities are those of a row's classes, and {self.run.id} is of kind {self.schema.kind!r}. Leave "
-                "--probabilities (probabilities=True) out."
-            )
-        inputs = read(self.schema, rows)
+        self._check_classes(probabilities, top_k)
+        self.left_out = {}
+        inputs = read(self.schema, rows, self.left_out if skip_unreadable else None)
         if not inputs.rows:
             if is_path(rows):
                 raise InlayError(f"There is nothing to predict in {str(rows)!r}: it has no rows.")
             return []
-        return self.answer(inputs.given, inputs.rows, probabilities=probabilities)
+        answers = self.answer(inputs.given, inputs.rows, probabilities=probabilities, top_k=top_k)
+        if self.left_out:
+            self._say(f"left out {len(self.left_out):,} of {len(self.left_out) + len(answers):,} rows, unreadable:")
+            for number, why in self.left_out.items():
+                self._say(f"  row {number + 1}: {why}")
+        return answers
+
+    def _check_classes(self, probabilities: bool, top_k: int | None) -> None:
+        if top_k is not None and top_k < 1:
+            raise InlayError(f"top_k={top_k}: give how many of the likeliest classes, 1 or more.")
+        for wanted, what, how in (
+            (probabilities, "probabilities are", "--probabilities (probabilities=True)"),
+            (top_k is not None, "the likeliest classes are", "--top-k (top_k=...)"),
+        ):
+            if wanted and self.schema.kind not in kinds.ONE_LABEL:
+                raise InlayError(
+                    f"{what} those of a row's classes, and {self.run.id} is of kind {self.schema.kind!r}. Leave {how} "
+                    "out."
+                )
 
     def answer(
-        self, given: Sequence[Mapping[str, Any]], rows: Sequence[Any], *, probabilities: bool = False
+        self,
+        given: Sequence[Mapping[str, Any]],
+        rows: Sequence[Any],
+        *,
+        probabilities: bool = False,
+        top_k: int | None = None,
     ) -> list[dict[str, Any]]:
         """As `predict`, of `rows` as the task reads them; `given` are the same rows as they came."""
         from inlay.training import predict as infer
@@ -118,7 +144,9 @@ class LoadedRun:
         if cut := getattr(encoded, "cut", 0):
             length = self.schema.max_length
             self._say(f"{cut:,} of {len(rows):,} texts are longer than {length} tokens and were cut")
-        answers = self.schema.decode(predictions, encoded, probabilities=probabilities)
+        answers = self.schema.decode(predictions, encoded, probabilities=probabilities or top_k is not None)
+        if top_k is not None:
+            answers = [_with_likeliest(answer, top_k, probabilities) for answer in answers]
         return [join(row, answer) for row, answer in zip(given, answers, strict=True)]
 
     def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
@@ -151,6 +179,14 @@ class LoadedRun:
         if self._parts is None:
             self._parts = restore(self.run, self.schema, self._base, task=self.task, trust_remote_code=self._trust)
         return self._parts
+
+
+def _with_likeliest(answer: dict[str, Any], count: int, probabilities: bool) -> dict[str, Any]:
+    """An answer with its likeliest classes, the likeliest first, in place of all probabilities or before them."""
+    shares = answer.pop("probabilities")
+    best = sorted(shares.items(), key=lambda item: -item[1])[:count]
+    more = {"probabilities": shares} if probabilities else {}
+    return {**answer, "top_k": [{"label": label, "score": share} for label, share in best], **more}
 
 
 def load(

@@ -42,6 +42,8 @@ def predict(
     *,
     task: str | None = None,
     probabilities: bool = False,
+    top_k: int | None = None,
+    skip_unreadable: bool = False,
     **how: Unpack[LoadOptions],
 ) -> list[dict[str, Any]]:
     """Predictions of a run, one dict a row, in order: the row's own columns and what the model says.
@@ -49,7 +51,8 @@ def predict(
     `input` is the path of a file or of a folder of images, or rows of Python: see `inlay.workflow.loaded.LoadedRun`,
     which also answers many times once it is loaded. Of a run of several tasks `task` names the one to answer for;
     without it `input` is a file of JSON lines, each of which names its task. With `output` the predictions are also
-    written there, as JSON lines, all or nothing. `probabilities` adds those of all classes. For `run` and the rest
+    written there, as JSON lines, all or nothing. `probabilities` adds those of all classes, `top_k` the likeliest;
+    `skip_unreadable` leaves out what cannot be read, and says so at the end. For `run` and the rest
     (`model`, `out`, `trust_remote_code`, `say`) see `inlay.load`.
     """
     from inlay.workflow.loaded import find_run, open_run
@@ -60,9 +63,12 @@ def predict(
     if found.spec.tasks and task is None and is_path(input):
         from inlay.workflow.answer import answer
 
+        if top_k is not None or skip_unreadable:
+            raise InlayError("top_k and skip_unreadable are of one task: choose it by --task (task=).")
         how.pop("out", None)
         return answer(found.folder, input, output, probabilities=probabilities, **how)  # type: ignore[misc]
-    answers = open_run(found, task=task, **how).predict(input, probabilities=probabilities)
+    loaded = open_run(found, task=task, **how)
+    answers = loaded.predict(input, probabilities=probabilities, top_k=top_k, skip_unreadable=skip_unreadable)
     if output is not None:
         write_text(Path(output), "".join(format_lines(answers)))
     return answers
@@ -126,10 +132,10 @@ def join(row: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_image(value: Any) -> bool:
-    """Whether this is an image itself, not its path: its file's bytes, a mapping with them, or Pillow's."""
+    """Whether this is an image itself, not its path: its file's bytes, a mapping with them, Pillow's, or an array."""
     if isinstance(value, bytes) or (isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes)):
         return True
-    return type(value).__module__.startswith("PIL.")
+    return type(value).__module__.startswith("PIL.") or (type(value).__module__ == "numpy" and value.ndim > 1)
 
 
 def check_writable(path: Path) -> None:
