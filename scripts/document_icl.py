@@ -73,9 +73,9 @@ def holds(found: Finding, begins: str) -> str:
     claims = [claim for claim in found.claims if claim.claim.startswith(begins)]
     if not claims:
         raise SystemExit(f"{found.name} has no claim that begins with {begins!r}: run it again")
-    if len({claim.holds for claim in claims}) == 1:
-        return claims[0].holds
-    return "; ".join(f"{claim.claim.rpartition('; ')[2].rpartition(': ')[2]}: {claim.holds}" for claim in claims)
+    if len({str(claim) for claim in claims}) == 1:
+        return str(claims[0])
+    return "; ".join(f"{claim.claim.rpartition('; ')[2].rpartition(': ')[2]}: {claim}" for claim in claims)
 
 
 def verdicts(kept: dict[str, Finding]) -> list[str]:
@@ -97,7 +97,7 @@ def block(found: Finding, facts: dict[str, Any]) -> list[str]:
     lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]
     lines += [f"`{' '.join(facts['command'])}` (on {machine})", ""]
     lines += ["| claim | measured | holds? |", "| --- | --- | --- |"]
-    return lines + [f"| {written(claim.claim)} | {written(claim.measured)} | {claim.holds} |" for claim in found.claims]
+    return lines + [f"| {written(claim.claim)} | {written(claim.measured)} | {claim} |" for claim in found.claims]
 
 
 def left(found: Finding) -> list[str]:

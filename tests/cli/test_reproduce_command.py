@@ -20,10 +20,10 @@ def test_the_list_has_one_recipe_a_line(typed) -> None:
     lines = output.strip().splitlines()
     assert status == 0
     assert [line.split("\t")[0] for line in lines[1:]] == list(catalogue.recipes())
-    assert all(len(line.split("\t")) == 7 for line in lines)
+    assert all(len(line.split("\t")) == 8 for line in lines)
     for recipe, line in zip(catalogue.recipes().values(), lines[1:], strict=True):
-        counts = line.split("\t")[1:5]
-        assert counts == ["-"] * 4 or sum(map(int, counts)) == len(recipe.claims)
+        counts = line.split("\t")[1:6]
+        assert counts == ["-"] * 5 or sum(map(int, counts)) == len(recipe.claims)
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
@@ -93,11 +93,13 @@ def test_a_recipe_tells_claims_on_both_and_where_it_is_kept(typed, tmp_path: Pat
     )
     assert status == 0
     claims = [line.split("\t") for line in output.splitlines() if line.startswith("Layer 1 has the distance")]
-    assert [cells[1:3] for cells in claims] == [["not tested", "holds"]]
+    assert [cells[1:3] for cells in claims] == [["not tested", "smoke: not judged"]]
     assert "says nothing about the claims" in errors
     kept = json.loads((tmp_path / "activation-prompts" / "lemma-1" / "smoke" / "lemma-1.json").read_text())
     assert kept["scale"] == "smoke"
-    assert len(kept["claims"]) == 4
+    assert [claim["ours"]["judgement"] for claim in kept["claims"]] == ["not judged"] * 4
+    folder = tmp_path / "activation-prompts" / "lemma-1" / "smoke"
+    assert (folder / "lemma-1.md").read_text().count("smoke: not judged") == 4
 
 
 def test_mistakes_are_told_in_a_line(typed) -> None:

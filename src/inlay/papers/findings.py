@@ -16,11 +16,23 @@ Row = tuple[str | int | float | None, ...]
 
 @dataclass(frozen=True)
 class MeasuredClaim:
-    """A sentence of the paper, and what was seen of it."""
+    """A sentence of the paper, and what was seen of it.
+
+    `seeds`: how many random starts it was seen from, where another start would give other numbers; None of what is
+    exact, or checked at every draw. `short`: why the training is not as long as the paper's; it is then not judged.
+    """
 
     claim: str
     measured: str
     holds: Holds
+    seeds: int | None = None
+    short: str = ""
+
+    def __str__(self) -> str:
+        """Whether it holds, as far as that can be said."""
+        if self.short:
+            return f"not judged: {self.short}"
+        return f"{self.holds}, in one run" if self.seeds == 1 and self.holds != "cannot tell" else self.holds
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def tick_of(bar: Bar) -> Tick:
 
 def print_claims(found: Finding, folder: Path, quiet: bool) -> None:
     """The claims of an experiment as a table."""
-    rows = [(claim.claim, claim.measured, claim.holds) for claim in found.claims]
+    rows = [(claim.claim, claim.measured, str(claim)) for claim in found.claims]
     show.table(("claim", "measured", "holds?"), rows, title=found.name, broken=(0,), whole=(2,))
     if not quiet:
         show.say(f"drawn in {folder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from inlay.errors import InlayError
 from inlay.papers.findings import Finding, MeasuredClaim
-from inlay.papers.reproduce import catalogue
+from inlay.papers.reproduce import catalogue, kept
+from inlay.papers.reproduce.experiments import over_starts
 from inlay.papers.reproduce.predicates import (
     above,
     above_at_most,
@@ -28,8 +30,8 @@ from inlay.papers.reproduce.predicates import (
     times,
     within,
 )
-from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, UNTESTED
-from inlay.papers.reproduce.results import ResultCell, Results, from_finding
+from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, SCALES, UNJUDGED, UNTESTED, Claim, Recipe, RecipeScale
+from inlay.papers.reproduce.results import ResultCell, Results, Stated, from_finding
 
 TABLE = Results.of(
     {
@@ -126,7 +128,7 @@ def test_a_verdict_is_clear_only_where_every_interval_leaves_the_limit_out() -> 
     assert times("a", "b", "x", 9.0)(long).kind == FAILS
 
 
-def test_one_seed_never_decides_and_a_count_does() -> None:
+def test_one_seed_is_not_judged_and_a_count_is() -> None:
     seed = Results.of({("", "a", "x"): [2.0], ("", "b", "x"): [1.0], ("", "a", "y"): [2.0], ("", "b", "y"): [1.0]})
     tests = (
         above("a", "b"),
@@ -139,12 +141,75 @@ def test_one_seed_never_decides_and_a_count_does() -> None:
         near("a", "x", 2.0),
         rises("a", ["x", "y"], slack=1.0),
     )
-    assert [test(seed).kind for test in tests] == [OPEN] * len(tests)
-    assert [test(Results.from_json(seed.to_json())).kind for test in tests] == [OPEN] * len(tests)
+    assert [test(seed).kind for test in tests] == [UNJUDGED] * len(tests)
+    assert {str(test(seed)) for test in tests} == {"one seed: not judged"}
+    assert [test(Results.from_json(seed.to_json())).kind for test in tests] == [UNJUDGED] * len(tests)
     counted = Results({key: ResultCell(cell.values) for key, cell in seed.cells.items()})
     assert [test(counted).kind for test in tests] == [HOLDS] * len(tests)
     averaged = seed.with_average()
-    assert above("a", "b", columns=["Average"])(averaged).kind == OPEN
+    assert above("a", "b", columns=["Average"])(averaged).kind == UNJUDGED
+    # What several seeds have refuted stays so beside one seed; what they leave to it does not.
+    cells = {("", "a", "x"): [0.0, 0.1, 0.2], ("", "b", "x"): [1.0, 1.1, 1.2], ("", "a", "y"): [2.0]}
+    mixed = Results.of({**cells, ("", "b", "y"): [1.0]})
+    assert above("a", "b")(mixed).kind == FAILS
+    assert above("b", "a", columns=["x"])(mixed).kind == HOLDS
+    assert above("a", "b", columns=["y"])(mixed).kind == UNJUDGED
+    assert above("a", "b", by=-2.0)(mixed).kind == UNJUDGED
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=1), min_size=4, max_size=4))
+def test_no_numbers_of_one_seed_hold_or_fail(values: list[list[float]]) -> None:
+    table = Results.of(dict(zip([("", row, column) for row in "ab" for column in "xy"], values, strict=True)))
+    tests = (above("a", "b"), within("a", "b", 1.0), best_in("a", ("a", "b"), 0.5), rises("a", ["x", "y"]))
+    assert {test(table).kind for test in tests} == {UNJUDGED}
+
+
+def claimed(short: str, panels: tuple[str, ...] = ()) -> Recipe:
+    """A recipe whose scale `here` is too short, about two panels of accuracies and a count."""
+    scales = {name: RecipeScale("", "") for name in SCALES}
+    scales["here"] = RecipeScale("", "", short=short, made_panels=panels)
+    tests = (above("a", "b", panels=["one"]), above("a", "b", panels=["two"]), near("a", "size", 7.0, panel="one"))
+    claims = (*(Claim(str(number), test) for number, test in enumerate(tests)), Claim("3", above("a", "nobody")))
+    return Recipe("p/x", "", scales, lambda bench, settings: Results(), claims)
+
+
+def test_what_is_too_short_judges_nothing_and_counts_are_judged() -> None:
+    cells: dict[tuple[str, str, str], float | list[float]] = {
+        (panel, row, "x"): [base, base + 0.1, base + 0.3]
+        for panel in ("one", "two")
+        for row, base in (("a", 5), ("b", 1))
+    }
+    table = Results.of({**cells, ("one", "a", "size"): 7.0})
+
+    def kinds(recipe: Recipe, scale: str, read: bool = False) -> list[str]:
+        return [verdict.kind for verdict in recipe.judged(table, scale, read=read)]
+
+    toy = claimed("a demonstration")
+    assert kinds(toy, "paper") == kinds(toy, "here", read=True) == [HOLDS, HOLDS, HOLDS, UNTESTED]
+    assert kinds(toy, "here") == [UNJUDGED, UNJUDGED, HOLDS, UNTESTED]
+    assert [str(verdict) for verdict in toy.judged(table, "here")][:2] == ["a demonstration: not judged"] * 2
+    assert kinds(claimed("2 epochs", ("two",)), "here", read=True) == [HOLDS, UNJUDGED, HOLDS, UNTESTED]
+    assert kinds(toy, "smoke") == [UNJUDGED] * 4
+
+
+def test_claims_of_the_lab_need_starts_at_the_printed_length() -> None:
+    def one(holds: str, seeds: int | None = None, short: str = "") -> Results:
+        return Results(stated=(Stated("a claim", "so much", holds, seeds, short),))
+
+    test = stated("a claim")
+    assert [test(one(holds)).kind for holds in ("yes", "no", "cannot tell")] == [HOLDS, FAILS, UNTESTED]
+    assert [test(one(holds, 1)).kind for holds in ("yes", "no", "cannot tell")] == [UNJUDGED] * 3
+    assert str(test(one("yes", 1, "200 of 600 epochs"))) == "200 of 600 epochs, one seed: not judged"
+    assert over_starts([one("yes", 1)] * 3).stated[0] == Stated(
+        "a claim", "seed 0: so much; seed 1: so much; seed 2: so much", "yes", 3
+    )
+    assert test(over_starts([one("yes", 1)] * 3)).kind == HOLDS
+    assert test(over_starts([one("no", 1)] * 3)).kind == FAILS
+    assert test(over_starts([one("no", 1), one("yes", 1)])).kind == OPEN
+    assert test(over_starts([one("cannot tell", 1), one("yes", 1)])).kind == UNTESTED
+    assert test(over_starts([one("cannot tell", 1, "cut"), one("yes", 1)])).kind == UNJUDGED
+    assert over_starts([Results.of({("", "a", "x"): [float(at)]}) for at in range(3)]).seeds == [3]
 
 
 def test_a_claim_on_average_is_about_the_mean_that_there_is() -> None:
@@ -170,12 +235,34 @@ def test_a_curve_prefers_one_end_at_most(values: list[float]) -> None:
     half = len(values) // 2
     late = fmean(values[-half:]) - fmean(values[:half])
     table, back = (
-        Results.of({("", "r", str(place)): value for place, value in enumerate(order)})
+        Results.of({("", "r", str(place)): value for place, value in enumerate(order, start=1)})
         for order in (values, values[::-1])
     )
     if abs(late) > 1e-9:
         assert prefers("r", "late")(table).judgement == (HOLDS if late > 0 else FAILS)
         assert prefers("r", "early")(back).judgement == (HOLDS if late > 0 else FAILS)
+
+
+@pytest.mark.parametrize(
+    ("model", "end", "told"), [("vit_tiny_patch16_224", "early", "+0.336"), ("resnet50_v1", "late", "+0.0")]
+)
+def test_the_pixels_are_no_block(model: str, end: str, told: str) -> None:
+    """The halves of the kept curves by hand, from the files: layer 0 is visual prompting, and in neither."""
+    with kept.path("activation_prompts", f"layers-{model}.csv").open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["method"] == "activation-prompt"]
+    by_layer = {int(line["layer"]): 100 * float(line["test_mean"]) for line in lines}
+    assert sorted(by_layer) == list(range(len(by_layer)))
+    half = max(by_layer) // 2
+    early, late = (
+        fmean(by_layer[layer] for layer in layers)
+        for layers in (range(1, half + 1), range(max(by_layer) - half + 1, max(by_layer) + 1))
+    )
+    gap = early - late if end == "early" else late - early
+    verdict = prefers("AP", end)(Results.of({("", "AP", str(layer)): value for layer, value in by_layer.items()}))
+    assert f"by {gap:+.3g};" in verdict.measured
+    assert told in verdict.measured
+    moved = Results.of({("", "AP", str(layer)): value if layer else 0.0 for layer, value in by_layer.items()})
+    assert prefers("AP", end)(moved) == verdict
 
 
 def test_what_the_lab_has_judged() -> None:

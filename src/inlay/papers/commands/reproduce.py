@@ -114,14 +114,20 @@ def reproduce_all(chosen: Sequence[Recipe], scale: str, bench: Bench, fresh: boo
 def print_list() -> None:
     """Every recipe on a line, with the latest verdicts at scale here."""
     from inlay.papers.reproduce import catalogue, latest
+    from inlay.papers.reproduce.recipe import KINDS
 
     rows = []
     for each in catalogue.recipes().values():
         verdicts = latest.last_verdicts(each)
-        counts = ["-"] * 4 if verdicts is None else [str(number) for number in latest.count_verdicts(verdicts).values()]
+        counts = (
+            ["-"] * len(KINDS)
+            if verdicts is None
+            else [str(number) for number in latest.count_verdicts(verdicts).values()]
+        )
         rows.append((each.name, *counts, each.title, each.scales["here"].time))
-    head = ("recipe", "holds", "fails", "not significant", "not tested", "what it is", "time here")
-    show.table(head, rows, right=range(1, 5), whole=range(5), cut=(5, 6))
+    head = ("recipe", "holds", "fails", *KINDS[2:], "what it is", "time here")
+    last = 1 + len(KINDS)
+    show.table(head, rows, right=range(1, last), whole=range(last), cut=(last, last + 1))
 
 
 def print_reproduction(outcome: Reproduction) -> None:

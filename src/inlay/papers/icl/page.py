@@ -24,7 +24,7 @@ def write(path: Path, title: str, command: Sequence[str], found: Sequence[tuple[
     for finding, folder in found:
         picture = folder.relative_to(path.parent) / f"{finding.name}.png"
         rows = "".join(
-            f"<tr><td>{escape(claim.claim)}</td><td>{escape(claim.measured)}</td><td>{claim.holds}</td></tr>"
+            f"<tr><td>{escape(claim.claim)}</td><td>{escape(claim.measured)}</td><td>{claim}</td></tr>"
             for claim in finding.claims
         )
         parts.append(

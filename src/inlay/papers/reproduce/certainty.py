@@ -1,5 +1,5 @@
 """Whether numbers say what their means say: a verdict is clear only where every interval that it rests on leaves its
-limit out. What rests on one seed is never clear; what is exact (a count, a printed number) needs no interval."""
+limit out. What rests on one seed is not judged; what is exact (a count, a printed number) needs no interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inlay.papers.reproduce.recipe import FAILS, HOLDS, Verdict
+from inlay.papers.reproduce.recipe import FAILS, HOLDS, ONE_SEED, Verdict
 from inlay.papers.reproduce.results import ResultCell, rough
 
 
@@ -66,4 +66,12 @@ def every(told: str, parts: Sequence[Evidence], interval: tuple[float, float] | 
         told, interval = f"{told}; decided by {sure[0]}", sure[0].interval
     loose = sum(not part.settled for part in parts)
     more = f"; {loose} of {len(parts)} not significant" if len(parts) > 1 and loose else ""
-    return Verdict(HOLDS if all(part.passes for part in parts) else FAILS, told + more, interval, clear(parts))
+    known = clear(parts)
+    return Verdict(
+        HOLDS if all(part.passes for part in parts) else FAILS, told + more, interval, known, lone(parts, known)
+    )
+
+
+def lone(parts: Sequence[Evidence], known: bool | None) -> str:
+    """Why nothing is judged where what is open rests on one seed."""
+    return ONE_SEED if known is False and any(part.number.lone for part in parts) else ""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.reproduce import kept
-from inlay.papers.reproduce.results import Results, from_finding
+from inlay.papers.reproduce.results import DIFFERS, ResultCell, Results, Stated, from_finding
 
 if TYPE_CHECKING:
     from inlay.papers.findings import Finding, Row
@@ -81,14 +81,37 @@ def performed(
     options: Mapping[str, Any] | None = None,
 ) -> Results:
     """One experiment of a theory's lab (`THEORIES`); `setting` has the fields of its `SETTING`, and `more` and
-    `options` go to it after that."""
+    `options` go to it after that. With `starts` in the setting, once from each of so many seeds."""
+    chosen = {field: value for field, value in setting.items() if field != "starts"}
 
-    def work() -> Results:
-        lab = importlib.import_module(f"inlay.papers.{THEORIES[room]}.theory.lab")
-        return shown(lab.EXPERIMENTS[name](lab.SETTING(**setting), bench.say, *more, **dict(options or {})), shapes)
+    def made(own: Mapping[str, Any]) -> Results:
+        def work() -> Results:
+            lab = importlib.import_module(f"inlay.papers.{THEORIES[room]}.theory.lab")
+            return shown(lab.EXPERIMENTS[name](lab.SETTING(**own), bench.say, *more, **dict(options or {})), shapes)
 
-    key = {"setting": dict(setting), "options": options, "shapes": [asdict(shape) for shape in shapes]}
-    return bench.once(f"{room}/{name}", key, work)
+        key = {"setting": dict(own), "options": options, "shapes": [asdict(shape) for shape in shapes]}
+        return bench.once(f"{room}/{name}", key, work)
+
+    if "starts" not in setting:
+        return made(chosen)
+    return over_starts([made({**chosen, "seed": seed}) for seed in range(setting["starts"])])
+
+
+def over_starts(found: Sequence[Results]) -> Results:
+    """One experiment made from several seeds, as one table: a value a seed, and each claim as all starts judge it."""
+    first = found[0]
+    cells = {
+        key: ResultCell.of_seeds(value for one in found if key in one.cells for value in one.cells[key].values)
+        for key in first.cells
+    }
+    claims = []
+    for several in zip(*(one.stated for one in found), strict=True):
+        said = {claim.holds for claim in several}
+        holds = said.pop() if len(said) == 1 else "cannot tell" if "cannot tell" in said else DIFFERS
+        measured = "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in enumerate(several))
+        short = next((claim.short for claim in several if claim.short), "")
+        claims.append(Stated(several[0].claim, measured, holds, len(found), short))
+    return replace(first, cells=cells, stated=tuple(claims))
 
 
 def from_lab(paper: str, name: str, shapes: Sequence[Shape]) -> Results | None:

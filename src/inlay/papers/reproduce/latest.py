@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.papers.reproduce import kept
-from inlay.papers.reproduce.perform import with_own_means
+from inlay.papers.reproduce.perform import read_of, with_own_means
 from inlay.papers.reproduce.recipe import KINDS, Kind, Recipe, Verdict
 from inlay.papers.reproduce.results import Results
 
@@ -31,7 +31,8 @@ def last_verdicts(recipe: Recipe) -> list[Verdict] | None:
     found = latest(recipe.name)
     if found is None:
         return None
-    return recipe.judged(with_own_means(recipe.printed_results(), Results.from_json(found["ours"])))
+    results = with_own_means(recipe.printed_results(), Results.from_json(found["ours"]))
+    return recipe.judged(results, "here", read=bool(read_of(results)))
 
 
 def count_verdicts(verdicts: Iterable[Verdict]) -> dict[Kind, int]:

@@ -34,13 +34,17 @@ class Reproduction:
     @property
     def verdicts(self) -> list[tuple[Claim, Verdict, Verdict]]:
         """Each claim, on the printed numbers and on ours."""
-        pairs = zip(self.recipe.judged_as_printed(), self.recipe.judged(self.ours), strict=True)
+        pairs = zip(self.recipe.judged_as_printed(), self._ours, strict=True)
         return [(claim, *pair) for claim, pair in zip(self.recipe.claims, pairs, strict=True)]
+
+    @property
+    def _ours(self) -> list[Verdict]:
+        return self.recipe.judged(self.ours, self.scale, read=bool(self.read))
 
     @property
     def read(self) -> list[str]:
         """What was read of kept results, in place of being run."""
-        return _read(self.ours)
+        return read_of(self.ours)
 
     @property
     def notes(self) -> list[str]:
@@ -73,7 +77,7 @@ class Reproduction:
             "seconds": round(self.seconds, 1),
             "command": list(self.command),
             "claims": [
-                {"claim": claim.text, "where": claim.where, "printed": vars(printed), "ours": vars(ours)}
+                {"claim": claim.text, "where": claim.where, "printed": printed.to_json(), "ours": ours.to_json()}
                 for claim, printed, ours in self.verdicts
             ],
             "ours": self.ours.to_json(),
@@ -104,7 +108,8 @@ class Reproduction:
         return "\n\n".join(parts) + "\n"
 
 
-def _read(ours: Results) -> list[str]:
+def read_of(ours: Results) -> list[str]:
+    """What was read of kept results, in place of being run."""
     return [note for note in ours.notes if note.startswith(kept.READ)]
 
 
@@ -186,7 +191,7 @@ def reproduce(
         ours = recipe.run(bench, chosen.settings)
     seconds = time.perf_counter() - begin
     printed = recipe.printed_results()
-    models = chosen.models_of(bool(_read(ours)), bench.has)
+    models = chosen.models_of(bool(read_of(ours)), bench.has)
     outcome = Reproduction(
         recipe, scale, printed, with_own_means(printed, ours), seconds, folder, tuple(command), models
     )

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from inlay.papers.reproduce.certainty import Evidence, Gap, clear, every
-from inlay.papers.reproduce.recipe import FAILS, HOLDS, Verdict
-from inlay.papers.reproduce.results import AVERAGES, MEAN_OF, ResultCell, Results, brief
+from inlay.papers.reproduce.certainty import Evidence, Gap, clear, every, lone
+from inlay.papers.reproduce.recipe import FAILS, HOLDS, ONE_SEED, Verdict
+from inlay.papers.reproduce.results import AVERAGES, DIFFERS, MEAN_OF, ResultCell, Results, brief
 
 Test = Callable[[Results], Verdict]
 
@@ -152,6 +153,7 @@ def best_in(
             told + (f"; {least} to {most} by the intervals" if least < most else ""),
             None,
             settled,
+            lone([part for parts in tried for part in parts], settled),
         )
 
     return test
@@ -205,9 +207,13 @@ def judged(fits: Callable[[str], bool]) -> Test:
     def test(results: Results) -> Verdict:
         for claim in results.stated:
             if fits(claim.claim):
-                if claim.holds == "cannot tell":
-                    return Verdict.untested(claim.measured)
-                return Verdict.of(claim.holds == "yes", claim.measured)
+                why = [part for part in (claim.short, ONE_SEED if claim.seeds == 1 else "") if part]
+                told = Verdict.untested(claim.measured)
+                if claim.holds != "cannot tell":
+                    # Starts that differ leave it open.
+                    clear = False if claim.holds == DIFFERS else None
+                    told = Verdict(HOLDS if claim.holds == "yes" else FAILS, claim.measured, clear=clear)
+                return replace(told, unjudged=", ".join(why))
         return Verdict.untested("the lab did not look at it at this scale" if results.stated else "no numbers")
 
     return test
@@ -286,7 +292,7 @@ def ranked(
 
     def test(results: Results) -> Verdict:
         places: dict[str, tuple[int, int, int]] = {}
-        exact, lacking = True, list[str]()
+        exact, lacking, seen = True, list[str](), list[Evidence]()
         for column in columns:
             mine, others = rivals(results, row, among, column, panel)
             lacking += [name for name, cell in others.items() if mine is not None and cell is None]
@@ -294,6 +300,7 @@ def ranked(
                 continue
             behind = [difference(mine, cell) if lowest else difference(cell, mine) for cell in others.values() if cell]
             parts = [Evidence(gap, gap.mean > 0, low=0) for gap in behind]
+            seen += parts
             exact = exact and clear(parts) is None
             surely = sum(part.passes and part.settled for part in parts)
             place = 1 + sum(part.passes for part in parts)
@@ -308,7 +315,8 @@ def ranked(
             f"{place} of {1 + len(set(among) - {row})} ({column}" + (f": {first} to {last})" if first < last else ")")
             for column, (place, first, last) in places.items()
         )
-        return Verdict(HOLDS if holds else FAILS, told, None, None if exact else (inside if holds else outside))
+        settled = None if exact else (inside if holds else outside)
+        return Verdict(HOLDS if holds else FAILS, told, None, settled, lone(seen, settled))
 
     return test
 
@@ -360,12 +368,13 @@ def mean_of_columns(name: str = "Average", tolerance: float = 0.01) -> Test:
 def prefers(row: str, end: str, *, panel: str = "", columns: Sequence[str] | None = None) -> Test:
     """Along its numbered columns a row is higher in the `early` or in the `late` half, by the means of the halves.
 
-    Columns that are not numbers, and the middle one of an odd number, are left out.
+    Columns that are not numbers, and the middle one of an odd number, are left out; so is 0, which is no block: it is
+    the pixels, the stem. The same halves as those of `inlay explain layers`.
     """
     assert end in ("early", "late")
 
     def test(results: Results) -> Verdict:
-        curve = numbered(results, row, panel)
+        curve = [(place, cell) for place, cell in numbered(results, row, panel) if place > 0]
         if columns is not None:
             curve = [(place, cell) for place, cell in curve if brief(place) in columns]
         if len(curve) < 2:

@@ -19,6 +19,7 @@ How to add a recipe
    a stated time, 5 to 10 minutes at most. `smoke`: a second or so, without a network: models and data are named as at
    `paper`, and stand-ins are made for them (standins.py). The settings of a scale are plain data handed to `run`; its
    `models` and `data` are looked for before anything starts.
+   A scale that trains less than the paper, or a toy, says so in `short`: nothing is judged by it.
 5. Claims are sentences with a predicate over `Results` (predicates.py has the usual ones; a function of your own is as
    good). The same predicate is put to the printed numbers and to ours. Where what it needs is not in a table it says
    "not tested", and why. A predicate must be one that can fail. A claim about what the paper does not print has
@@ -29,7 +30,7 @@ How to add a recipe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,9 +45,12 @@ Judgement = Literal["holds", "does not hold", "not tested"]
 HOLDS: Judgement = "holds"
 FAILS: Judgement = "does not hold"
 UNTESTED: Judgement = "not tested"
-Kind = Literal["holds", "does not hold", "not significant", "not tested"]
+Kind = Literal["holds", "does not hold", "not significant", "not judged", "not tested"]
 OPEN: Kind = "not significant"
-KINDS: tuple[Kind, ...] = (HOLDS, FAILS, OPEN, UNTESTED)
+UNJUDGED: Kind = "not judged"
+KINDS: tuple[Kind, ...] = (HOLDS, FAILS, OPEN, UNJUDGED, UNTESTED)
+ONE_SEED = "one seed"
+SMOKE = "smoke"
 SCALES = ("paper", "here", "smoke")
 # `where` of a sentence of the paper that had to be made exact: the limit, or the measure, is ours.
 READING = "our reading of the text"
@@ -58,13 +62,15 @@ class Verdict:
     """What a table says of a claim. By the means; `interval` is that of the number that decides.
 
     `clear`: whether every interval that matters leaves out the limit that the number must pass; False also where there
-    is one seed. None where there is no interval to look at: counts, printed numbers.
+    is one seed. None where there is no interval to look at: counts, printed numbers. `unjudged`: why nothing is judged
+    by these numbers (one seed, a run that was cut short), which are told all the same.
     """
 
     judgement: Judgement
     measured: str
     interval: tuple[float, float] | None = None
     clear: bool | None = None
+    unjudged: str = ""
 
     @classmethod
     def of(
@@ -85,13 +91,21 @@ class Verdict:
 
     @property
     def kind(self) -> Kind:
-        """What it is counted as: "not significant" where the interval, or one seed, leaves it open."""
+        """What it is counted as: "not significant" where the interval leaves it open."""
+        if self.unjudged:
+            return UNJUDGED
         return OPEN if self.clear is False and self.judgement != UNTESTED else self.judgement
 
     def __str__(self) -> str:
+        if self.kind == UNJUDGED:
+            return f"{self.unjudged}: {UNJUDGED}"
         if self.kind != OPEN:
             return self.kind
         return f"{OPEN} (by the means it {'holds' if self.judgement == HOLDS else 'does not'})"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-ready data; what is not judged has no judgement in it."""
+        return vars(self) | ({"judgement": UNJUDGED} if self.unjudged else {})
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,9 @@ class RecipeScale:
     `models` and `data` are looked for before anything starts: hub ids, `embedded:NAME`, or names of folders in
     --models-dir; and names of tasks. `behind` are the models behind numbers that are not made but read, where they
     are others: behind the printed ones, at `paper`; behind kept ones, at `here`.
+
+    `short`: why what is trained at this scale judges nothing (a demonstration, fewer epochs than the paper's), unless
+    kept results were read in its place; `made_panels` are never read. Exact numbers, such as counts, are not trained.
     """
 
     summary: str
@@ -123,6 +140,8 @@ class RecipeScale:
     data: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
+    short: str = ""
+    made_panels: tuple[str, ...] = ()
 
     def models_of(self, read: bool, has: Callable[[str], bool] = lambda name: False) -> tuple[str, ...]:
         """The models behind its numbers, by plain names; `read`: behind those that were not made.
@@ -176,9 +195,20 @@ class Recipe:
         """The paper's numbers."""
         return None if self.printed is None else Results.read(self.printed, intervals=self.printed_intervals)
 
-    def judged(self, results: Results) -> list[Verdict]:
-        """What a table says of each claim."""
-        return [claim.test(results) for claim in self.claims]
+    def judged(self, results: Results, scale: str = "", *, read: bool = False) -> list[Verdict]:
+        """What a table says of each claim. Of one made at a `scale`: nothing by what is too short there to judge, which
+        is all that was trained, or with `read` (of kept results) what is always made."""
+        verdicts = [claim.test(results) for claim in self.claims]
+        if scale == SMOKE:
+            return [replace(verdict, unjudged=SMOKE) for verdict in verdicts]
+        chosen = self.scales.get(scale)
+        if chosen is None or not chosen.short or (read and not chosen.made_panels):
+            return verdicts
+        enough = results.without_trained(chosen.made_panels if read else None)
+        return [
+            verdict if verdict.judgement == UNTESTED else _by_enough(verdict, claim.test(enough), chosen.short)
+            for verdict, claim in zip(verdicts, self.claims, strict=True)
+        ]
 
     def judged_as_printed(self) -> list[Verdict]:
         """What the paper's own numbers say of each claim; nothing of one that is itself such a number."""
@@ -191,3 +221,8 @@ class Recipe:
         if claim.where == PRINTED:
             return Verdict.untested("it is the printed number")
         return claim.test(printed) if claim.printed else Verdict.untested("the paper prints no numbers of it")
+
+
+def _by_enough(verdict: Verdict, without: Verdict, short: str) -> Verdict:
+    """A verdict by what is left without trainings that are too short; where it needs them, it is not judged."""
+    return replace(verdict, unjudged=short) if without.judgement == UNTESTED else without

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Key = tuple[str, str, str]
 PLUS_MINUS = "±"
 AVERAGES = ("Average", "Avg.")  # what papers call the mean of a row
+DIFFERS = "differs from start to start"
 MEAN_OF = "mean of "  # what a mean of other columns than the paper's is called, with their number
 
 
@@ -79,11 +80,16 @@ def rough(value: float) -> str:
 
 @dataclass(frozen=True)
 class Stated:
-    """A claim that an experiment of the lab has judged itself: `inlay.papers.findings.MeasuredClaim` as plain data."""
+    """A claim that an experiment of the lab has judged itself: `inlay.papers.findings.MeasuredClaim` as plain data.
+
+    Of several starts together `holds` is `DIFFERS` where one says yes and another no.
+    """
 
     claim: str
     measured: str
     holds: str
+    seeds: int | None = None
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,6 +163,15 @@ class Results:
             tuple(dict.fromkeys(note for one in every for note in one.notes)),
             self.printed,
         )
+
+    def without_trained(self, panels: Sequence[str] | None = None) -> Results:
+        """The same without what varies from seed to seed, in these panels or in all: what is left is exact there."""
+        cells = {
+            key: cell
+            for key, cell in self.cells.items()
+            if not (cell.lone or len(cell.values) > 1) or (panels is not None and key[0] not in panels)
+        }
+        return replace(self, cells=cells)
 
     def with_average(self, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
         """The same with each row's mean over these columns (default: its panel's), seed by seed, where it has them all.
@@ -258,7 +273,7 @@ def from_finding(
             if isinstance(value, int | float):
                 key = (where, label, name)
                 cells[key] = ResultCell((*(cells[key].values if key in cells else ()), float(value)))
-    return Results(cells, tuple(Stated(claim.claim, claim.measured, claim.holds) for claim in found.claims))
+    return Results(cells, tuple(Stated(**vars(claim)) for claim in found.claims))
 
 
 def _short(value: Any, name: str = "") -> str:

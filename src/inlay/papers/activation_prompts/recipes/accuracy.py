@@ -110,6 +110,7 @@ TABLE_1 = Recipe(
             tuple(p.HOUSE.values()),
             ("digits",),
             {"models": p.HOUSE, "rows": p.MAIN, "sets": {"digits": "digits"}, "training": p.DIGITS, "seeds": p.SEEDS},
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke(("VP", "AP"), HUB),
     },
@@ -274,6 +275,7 @@ TABLE_5 = Recipe(
                 "training": p.DIGITS,
                 "seeds": p.SEEDS,
             },
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke(("AP",), {"CLIP": p.CLIP, "Swin": p.SWIN}),
     },
@@ -361,6 +363,7 @@ TABLE_A2 = Recipe(
                 "work": ((p.DIGITS, {"digits": {"digits": "digits"}}),),
                 "seeds": p.SEEDS,
             },
+            short=p.DEMONSTRATION,
         ),
         "smoke": RecipeScale(
             "Totals of a shallow model; one step of AP.",

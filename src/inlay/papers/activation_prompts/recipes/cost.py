@@ -92,6 +92,7 @@ TABLE_2 = Recipe(
                 "seeds": p.SEEDS,
             },
             behind=("resnet-101", "vit-large, both with random weights"),
+            short=p.DEMONSTRATION,
         ),
         "smoke": RecipeScale(
             "The counts of shallow models; one step of AP and of VP.",

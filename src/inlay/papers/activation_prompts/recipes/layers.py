@@ -7,6 +7,7 @@ trains 100k parameters, VP 150k (section 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.papers.activation_prompts.recipes import protocol as p
@@ -160,7 +161,7 @@ def every_panel(make: Callable[[str], Test], word: str = "") -> Test:
         failing = [pair for pair in tested if pair[1].judgement != "holds"]
         panel, verdict = (failing or tested)[0]
         more = f"{len(tested) - len(failing)} of {len(tested)}; {panel}: " if len(tested) > 1 else ""
-        return Verdict(verdict.judgement, more + verdict.measured, verdict.interval, verdict.clear)
+        return replace(verdict, measured=more + verdict.measured)
 
     return test
 
@@ -227,6 +228,7 @@ FIGURE_2 = Recipe(
                 "shape": "ResNet-101",
             },
             behind=("resnet50_v1",),
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke(RESNET, baselines=("visual-prompt",), shape="ResNet-18"),
     },
@@ -300,6 +302,7 @@ FIGURE_4 = Recipe(
                 "seeds": p.SEEDS,
             },
             behind=("resnet50_v1", "vit_tiny_patch16_224"),
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke({"ResNet": p.RESNET_101, "ViT": p.VIT_LARGE}),
     },
@@ -345,6 +348,7 @@ FIGURE_A1 = Recipe(
                 "training": p.DIGITS,
                 "seeds": 2,
             },
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke({"ResNet": p.RESNET_101, "ViT": p.VIT_LARGE}),
     },
@@ -376,6 +380,7 @@ FIGURE_7 = Recipe(
                 "training": p.DIGITS,
                 "seeds": p.SEEDS,
             },
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke({"CLIP": p.CLIP, "Swin": p.SWIN}),
     },
@@ -416,6 +421,7 @@ FIGURE_A2 = Recipe(
                 "training": p.DIGITS,
                 "seeds": p.SEEDS,
             },
+            short=p.DEMONSTRATION,
         ),
         "smoke": smoke({"ViT": p.VIT_LARGE}, methods=("activation-prompt", "vpt-deep")),
     },

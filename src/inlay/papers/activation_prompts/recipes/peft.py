@@ -6,6 +6,7 @@ Parameters are counted on ViT-L/16 without weights; accuracy, memory, time and t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ def recipe(
                     "seeds": p.SEEDS,
                 },
                 behind=("vit_tiny_patch16_224 for accuracy", "vit-large with random weights for costs") if kept else (),
+                short=p.DEMONSTRATION,
             ),
             "smoke": RecipeScale(
                 "Counts of a shallow model; one step of AP.",
@@ -302,7 +304,7 @@ def every_accuracy_with_rank(results: Results) -> Verdict:
         return Verdict.untested("the table has no two ranks")
     failing = [pair for pair in tested if pair[1].judgement != "holds"]
     name, verdict = (failing or tested)[0]
-    return Verdict(verdict.judgement, f"{name}: {verdict.measured}", verdict.interval, verdict.clear)
+    return replace(verdict, measured=f"{name}: {verdict.measured}")
 
 
 TABLE_A8 = recipe(

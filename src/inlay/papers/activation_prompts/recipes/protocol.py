@@ -70,6 +70,7 @@ WAYS: Mapping[str, Way] = {
 # have, so that what a run costs can be compared as well.
 DIGITS = {"shots": 200, "epochs": 5, "batch_size": 20, "evaluations": 1, "trunk_cache": "off"}
 SEEDS = 3
+DEMONSTRATION = "a demonstration, 50 steps on small images"  # judges nothing
 # `smoke`.
 ONE_STEP = {"max_steps": 1, "batch_size": 8, "evaluations": 1, "trunk_cache": "off"}
 # `paper`: 100 epochs (section 6.1; appendix A has 1000), Adam without weight decay. AP at the printed rates, which no

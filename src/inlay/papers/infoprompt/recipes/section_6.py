@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -61,14 +62,21 @@ def standard_error(cell: ResultCell) -> float | None:
 
 
 def steadier(one: str, other: str, column: str) -> Test:
-    """A row's standard error over seeds is below another's."""
+    """A row's standard error over seeds is below another's; the interval is that of their ratio, by Fisher's F."""
 
     def test(results: Results) -> Verdict:
         cells = [results.get(row, column, EARLY) for row in (one, other)]
         errors = [None if cell is None else standard_error(cell) for cell in cells]
         if errors[0] is None or errors[1] is None:
             return Verdict.untested(f"the table has no standard errors of {one} and {other} on {column}")
-        return Verdict.of(errors[0] < errors[1], f"{errors[0]:.3f} against {errors[1]:.3f}")
+        told, freedom = f"{errors[0]:.3f} against {errors[1]:.3f}", [len(cell.values) - 1 for cell in cells if cell]
+        if min(freedom) < 1 or not min(errors[0], errors[1]):
+            return Verdict.of(errors[0] < errors[1], told)
+        from scipy.stats import f
+
+        ratio, ends = errors[0] / errors[1], [f.ppf(end, *freedom) for end in (0.975, 0.025)]
+        span = (float(ratio / math.sqrt(ends[0])), float(ratio / math.sqrt(ends[1])))
+        return Verdict.of(ratio < 1, f"{told}, {ratio:.2g} times", span, limit=1.0)
 
     return test
 
@@ -128,6 +136,7 @@ RECIPES = (
                     "early_seeds": 5,
                 },
                 behind=(p.BETTER,),
+                short="one epoch of 300 examples, in place of all",
             ),
             "smoke": RecipeScale(
                 "One step of each, two seeds after one epoch.",

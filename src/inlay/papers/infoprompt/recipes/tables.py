@@ -114,6 +114,8 @@ def scales(
     smoke: Mapping[str, Any],
     words: tuple[str, str, str],
     minutes: tuple[str, str],
+    short: str,
+    made_panels: tuple[str, ...] = (),
 ) -> dict[str, RecipeScale]:
     """The three scales of one table; `printed` are its own tasks."""
     first = dict(list(tasks.items())[-1:])
@@ -139,6 +141,8 @@ def scales(
             tuple(here.values()),
             {"model": p.HOUSE, "if_found": p.BETTER, "tasks": here, "printed": tasks, **own},
             behind=(p.BETTER,),
+            short=short,
+            made_panels=made_panels,
         ),
         "smoke": RecipeScale(
             words[2],
@@ -159,6 +163,8 @@ def scales(
 
 
 MODEL_HERE = "MiniLM (minilm_l6_mlm of --models-dir, a masked language model, where it is there)"
+FULL_SHORT = "2 epochs on 500 examples, in place of 30 on all"
+FEW_SHORT = "8 of 30 epochs"
 OWN_FULL = (
     f"{MODEL_HERE} on 500 examples of each, 2 epochs of batches of 16, each method's own learning rate, n_p = 4, "
     "2 seeds."
@@ -183,6 +189,7 @@ def full_table(number: int, title: str, tasks: Mapping[str, str], here: Mapping[
             {"lengths": (4,)},
             ("all training data, n_p = 1 and 4", OWN_FULL, "One step of WARP and InfoPrompt."),
             ("days on one GPU", "15 min on two cores"),
+            FULL_SHORT,
         ),
         run=full_data,
         claims=p.claims(columns, "section 5.1"),
@@ -204,6 +211,7 @@ def few_table(number: int, title: str, tasks: Mapping[str, str], here: Mapping[s
             {"shots": (6,)},
             ("64 and 256 examples, n_p = 4", KEPT, "One step of WARP and InfoPrompt on 6 examples."),
             ("a day on one GPU", "seconds; with --fresh 15 min on two cores"),
+            FEW_SHORT,
         ),
         run=few_shot,
         claims=p.claims(list(by_shots(tasks, SHOTS)), "section 5.2"),
@@ -235,6 +243,8 @@ TABLE_5 = Recipe(
             "One step of LoRA and InfoPrompt, on all and on 6 examples.",
         ),
         ("days on one GPU", "10 min on two cores; 20 without the kept runs"),
+        FULL_SHORT,
+        made_panels=("full",),
     ),
     run=table_5,
     claims=(

@@ -264,6 +264,7 @@ TABLE_1 = Recipe(
                 "seeds": 2,
                 "size": 100.0,
             },
+            short="60 steps on 200 examples of a task",
         ),
         "smoke": RecipeScale(
             "Counts on RoBERTa-base; one step on two tasks.",
@@ -372,6 +373,7 @@ TABLE_2 = Recipe(
                 "seeds": 1,
                 "size": 1.0,
             },
+            short="100 steps",
         ),
         "smoke": RecipeScale(
             "Counts on a tiny GPT-2; one step on two tasks.",

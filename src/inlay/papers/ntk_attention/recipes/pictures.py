@@ -67,6 +67,7 @@ TABLE_2 = Recipe(
                 "seeds": 3,
             },
             behind=("vit_tiny_patch16_224",),
+            short="a demonstration, 50 steps on small images",
         ),
         "smoke": RecipeScale(
             "One step of full fine-tuning and NTK-Attention.",

@@ -211,8 +211,6 @@ def every_panel(make: Callable[[str], Test], panels: Sequence[str] | None = None
         failing = [pair for pair in tested if pair[1].judgement != "holds"]
         _, verdict = (failing or tested)[0]
         told = f"in {len(tested) - len(failing)} of {len(tested)} models; {verdict.measured}"
-        return Verdict(
-            verdict.judgement, told if len(tested) > 1 else verdict.measured, verdict.interval, verdict.clear
-        )
+        return replace(verdict, measured=told) if len(tested) > 1 else verdict
 
     return test

@@ -118,6 +118,7 @@ TABLE_1 = Recipe(
                 "training": {"max_steps": 40, "batch_size": 16, "max_length": 128, "evaluations": 1},
                 "seeds": 2,
             },
+            short="40 steps",
         ),
         "smoke": RecipeScale(
             "One step of LoRA and NTK-Attention on CB.",
