@@ -1,7 +1,7 @@
-"""The generated part of docs/fidelity.md, from the latest `here` results, which are kept with their papers.
+"""The generated part of docs/fidelity.md, and docs/verdicts.md, from the latest `here` results, which are kept.
 
 python scripts/document_fidelity.py --take reproduce     # copy results into src/inlay/papers/<paper>/kept/reproduce
-python scripts/document_fidelity.py --write              # write the page's generated part from them
+python scripts/document_fidelity.py --write              # write the generated part and the short page from them
 python scripts/document_fidelity.py --check              # fail where it is not up to date
 """
 
@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from generated import ROOT, replaced
+from short_verdicts import verdicts_page
 
 from inlay.errors import InlayError
 from inlay.papers.reproduce import catalogue, kept
 from inlay.papers.reproduce.latest import count_verdicts, last_verdicts, latest, path_of
 from inlay.papers.reproduce.perform import grid
-from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, PRINTED, READING, UNTESTED, Recipe, Verdict
+from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, PRINTED, READING, UNJUDGED, UNTESTED, Recipe, Verdict
 from inlay.papers.reproduce.results import Results
 from inlay.records.atomic import write_json, write_text
 
-PAGE = ROOT / "docs" / "fidelity.md"
+PAGE, VERDICTS = ROOT / "docs" / "fidelity.md", ROOT / "docs" / "verdicts.md"
 BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
 TOTALS = "<!-- totals:begin -->", "<!-- totals:end -->"
-SHORT = {HOLDS: "yes", FAILS: "no", OPEN: OPEN, UNTESTED: UNTESTED}
+SHORT = {HOLDS: "yes", FAILS: "no", OPEN: OPEN, UNJUDGED: UNJUDGED, UNTESTED: UNTESTED}
 KEPT = ("recipe", "scale", "settings", "models", "data", "notes", "seconds", "ours", "versions")
 DIRTY = "+"  # how the commit of a tree with changes ends
 
@@ -75,7 +76,9 @@ def totals() -> str:
     """The verdicts of all papers together, and how often each paper's printed numbers contradict its claims."""
     by_paper = recipes_by_paper()
     counts = {paper: count_claims(recipes) for paper, recipes in by_paper.items()}
-    recipes, claims, holds, fails, here, not_here, unclear, untested, _ = map(sum, zip(*counts.values(), strict=True))
+    recipes, claims, holds, fails, here, not_here, unclear, unjudged, untested, _ = map(
+        sum, zip(*counts.values(), strict=True)
+    )
     judged = {paper: (count[3], count[2] + count[3]) for paper, count in counts.items()}
     most = sorted((paper for paper in judged if judged[paper][1]), key=lambda paper: -judged[paper][0])
     against = ", ".join(f"`{paper}` ({judged[paper][0]} of {judged[paper][1]})" for paper in most)
@@ -83,7 +86,8 @@ def totals() -> str:
         f"- **{claims} claims** of {len(by_paper)} papers are judged, by {recipes} recipes.",
         f"- **In the papers' own numbers**: {holds} hold, {fails} do not; {claims - holds - fails} cannot be tested.",
         f"- **Claims that the paper's own numbers contradict**: {against}.",
-        f"- **In our measurements**: {here} hold, {not_here} do not, {unclear} are {OPEN}, {untested} are {UNTESTED}.",
+        f"- **In our measurements**: {here} hold, {not_here} do not, {unclear} are {OPEN}, {unjudged} are {UNJUDGED}, "
+        + f"{untested} are {UNTESTED}.",
     )
     return "\n".join(lines)
 
@@ -101,7 +105,7 @@ def section() -> str:
 
 SUMMARY = (
     *("paper", "recipes", "claims", "hold in print", "do not hold in print", "hold here", "do not hold here"),
-    *("not significant here", "not tested here", "not run yet"),
+    *("not significant here", "not judged here", "not tested here", "not run yet"),
 )
 CLAIMS = ("claim", "holds in the paper's numbers?", "holds here?", "measured here")
 
@@ -136,9 +140,17 @@ def here(recipe: Recipe) -> str:
         said.append(f"Values per cell: {' to '.join(map(str, numbers))}.")
     said += [*found.get("notes", ()), *(note for note in results.notes if not note.startswith(kept.READ))]
     said += [f"Failed: {which}: {why}." for which, why in results.failures.items()]
+    unjudged = [verdict.unjudged for verdict in last_verdicts(recipe) or () if verdict.kind == UNJUDGED]
+    if unjudged:
+        said.append(f"Not judged: {'; '.join(dict.fromkeys(unjudged))}. {cost_of(recipe)}")
     if dirty(found):
         said.append("It was made from a working tree with changes and must be made again.")
     return " ".join(said)
+
+
+def cost_of(recipe: Recipe) -> str:
+    """What testing the claims costs."""
+    return f"To test it: `inlay reproduce {recipe.name} --scale paper` ({recipe.scales['paper'].time})."
 
 
 UNKNOWN = "the settings are not on record."
@@ -161,6 +173,7 @@ def _ours(verdict: Verdict | None) -> tuple[str, str]:
     if verdict is None:
         return "not run yet", ""
     told = SHORT[verdict.kind] + (f" (by the means {SHORT[verdict.judgement]})" if verdict.kind == OPEN else "")
+    told += f": {verdict.unjudged}" if verdict.kind == UNJUDGED else ""
     span = "" if verdict.interval is None else f" [{verdict.interval[0]:.3g}, {verdict.interval[1]:.3g}]"
     return told, verdict.measured + span
 
@@ -195,11 +208,15 @@ def main() -> int:
             return 2
     if args.write:
         write_text(PAGE, page())
+        write_text(VERDICTS, verdicts_page(recipes_by_paper()))
     if args.check and (names := [name for name in catalogue.recipes() if dirty(latest(name))]):
         print(f"made from a tree with changes, to be made again: {', '.join(names)}", file=sys.stderr)
-    if args.check and page() != PAGE.read_text(encoding="utf-8"):
-        print("docs/fidelity.md is not up to date: python scripts/document_fidelity.py --write", file=sys.stderr)
-        return 1
+    if args.check:
+        wanted = {PAGE: page(), VERDICTS: verdicts_page(recipes_by_paper())}
+        old = [path.name for path, text in wanted.items() if text != path.read_text(encoding="utf-8")]
+        for name in old:
+            print(f"docs/{name} is not up to date: python scripts/document_fidelity.py --write", file=sys.stderr)
+        return int(bool(old))
     return 0
 
 
