@@ -82,12 +82,12 @@ def totals() -> str:
     judged = {paper: (count[3], count[2] + count[3]) for paper, count in counts.items()}
     most = sorted((paper for paper in judged if judged[paper][1]), key=lambda paper: -judged[paper][0])
     against = ", ".join(f"`{paper}` ({judged[paper][0]} of {judged[paper][1]})" for paper in most)
+    open_and_others = f"{unclear} are {OPEN}, {unjudged} are {UNJUDGED}, {untested} are {UNTESTED}"
     lines = (
         f"- **{claims} claims** of {len(by_paper)} papers are judged, by {recipes} recipes.",
         f"- **In the papers' own numbers**: {holds} hold, {fails} do not; {claims - holds - fails} cannot be tested.",
         f"- **Claims that the paper's own numbers contradict**: {against}.",
-        f"- **In our measurements**: {here} hold, {not_here} do not, {unclear} are {OPEN}, {unjudged} are {UNJUDGED}, "
-        + f"{untested} are {UNTESTED}.",
+        f"- **In our measurements**: {here} hold, {not_here} do not, {open_and_others}.",
     )
     return "\n".join(lines)
 
