@@ -68,6 +68,23 @@ def test_what_overlaps_is_not_distinguishable() -> None:
     assert "Early and late blocks are not distinguishable" in said
 
 
+def test_two_seeds_call_no_layers_different_and_have_no_band() -> None:
+    from inlay.report.charts.explanations import layers
+
+    points = [point(layer, [mean, mean + 0.001]) for layer, mean in ((1, 0.9), (2, 0.8), (3, 0.5), (4, 0.4))]
+    found = sweep("layers", points)
+    assert found.sentence.startswith("Layer 1 is best by validation (0.9005), with test accuracy 0.9005. Fewer than 3")
+    assert "distinguishable" not in found.sentence
+    assert "blocks are" not in found.sentence
+    assert not [
+        part for part in layers(found).axes[0].collections if type(part).__name__ == "FillBetweenPolyCollection"
+    ]
+    three = sweep("layers", [point(p.layer or 0, [*p.test, p.test[0] + 0.0005]) for p in points])
+    assert "it is distinguishable from every other" in three.sentence
+    bands = [part for part in layers(three).axes[0].collections if type(part).__name__ == "FillBetweenPolyCollection"]
+    assert len(bands) == 1
+
+
 def test_the_layer_is_chosen_on_validation_and_reported_on_test() -> None:
     points = [point(1, around(0.9), around(0.5)), point(3, around(0.6), around(0.8))]
     said = sweep("layers", points).sentence

@@ -97,6 +97,17 @@ def test_nothing_at_chance_is_ranked(tmp_path: Path) -> None:
     assert "textbf" not in exports.write_latex(page, tmp_path / "t.tex").read_text()
 
 
+def test_a_wide_interval_has_no_badge(tmp_path: Path) -> None:
+    """The same differences at every seed, so that one is significantly worse; but what seeds do is far larger."""
+    wide = {"bias": (0.90, 0.55, 0.75), "lora": (0.80, 0.449, 0.651)}
+    runs(tmp_path, wide)
+    (best,) = [row for row in collect(tmp_path).rows if row.best]
+    assert best.spec.method == "bias"
+    assert best.leads
+    assert not best.badge
+    assert not any(row["best"] for row in page_data(collect(tmp_path))["rows"])
+
+
 def test_two_seeds_have_no_best(tmp_path: Path) -> None:
     runs(tmp_path, {"bias": (0.6, 0.61), "lora": (0.9, 0.91)})
     page = collect(tmp_path)

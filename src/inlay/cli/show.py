@@ -270,6 +270,14 @@ def conclusions(found: Comparison, baseline: str | None = None) -> None:
         say(f"not done, the same command goes on: {'; '.join(found.unfinished)}")
 
 
+def p_value(found: Difference) -> str:
+    """The p of a paired t-test; of equal differences, which have no spread, that of their signs. Of fewer seeds than
+    are tested there is none."""
+    if found.verdict == "too few seeds":
+        return "-"
+    return figure(found.p) + (" (signs)" if found.p is not None and not round(found.difference_error or 0.0, 9) else "")
+
+
 def differences(found: Sequence[Difference], baseline: str) -> None:
     """Each method's mean and standard error, and its difference from the baseline, paired by seed."""
 
@@ -282,7 +290,7 @@ def differences(found: Sequence[Difference], baseline: str) -> None:
             pair(each.mean, each.error),
             pair(each.difference, each.difference_error),
             "-" if each.low is None else f"{each.low:.4f} to {each.high:.4f}",
-            figure(each.p),
+            p_value(each),
             each.verdict or "the baseline",
         )
         for each in found

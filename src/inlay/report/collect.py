@@ -120,6 +120,12 @@ class ResultRow:
         return half_width([result.value for result in self.results])
 
     @property
+    def badge(self) -> bool:
+        """Whether it is marked as the best: it leads, and its own interval excludes a row that is worse."""
+        half = self.interval
+        return self.leads and half is not None and any(abs(self.mean - row.mean) > half for row in self.beats)
+
+    @property
     def standing(self) -> Standing:
         """How it compares with the majority class."""
         from inlay.workflow.chance import standing

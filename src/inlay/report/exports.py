@@ -94,7 +94,7 @@ def _cells(row: ResultRow, escape: Callable[[str], str], bold: str, marks: bool)
     result = f"{row.mean:.4f}" + ("" if row.interval is None else f" {plus_minus} {row.interval:.4f}")
     return [
         escape(row.label + ", chosen" * (marks and row.chosen and bool(row.variant))),
-        bold.format(result) if row.leads else result,
+        bold.format(result) if row.badge else result,
         str(len(row.results)),
         *(column.exact(row.records) for column in columns_in("table")),
     ]

@@ -153,7 +153,7 @@ def _row(row: ResultRow, numbers: dict[int, int]) -> dict[str, Any]:
         "interval": row.interval,
         "validation": sum(known) / len(known) if known else None,
         "chosen": row.chosen,
-        "best": row.leads,
+        "best": row.badge,
         "verdict": row.verdict,
         **{column.key: column.value(row.records) for column in columns_in("page")},
         "settings": {key: value for key, value in settings_of(row.spec).items() if value not in (None, [], {}, False)},

@@ -36,14 +36,17 @@ def _subject(found: Explanation) -> str:
 
 
 def _curve(axes: Axes, x: Sequence[float], points: Sequence[Point], split: str, **look: Any) -> None:
-    """A line of means with its band of intervals, and the seeds as points."""
+    """A line of means with its band of intervals, and the seeds as points. Two seeds have no band: it would say more
+    than they know."""
+    from inlay.workflow.statistics import FEWEST
+
     means = [_height(point, split) for point in points]
     axes.plot(x, means, **look)
     for place, point in zip(x, points, strict=True):
         values = getattr(point, split)
         axes.scatter([place] * len(values), values, s=8, color=look["color"], alpha=0.35, linewidths=0)
     widths = [width for point in points if (width := point.interval(split)) is not None]
-    if len(widths) == len(points):
+    if len(widths) == len(points) and min(len(getattr(point, split)) for point in points) >= FEWEST:
         low = [mean - width for mean, width in zip(means, widths, strict=True)]
         high = [mean + width for mean, width in zip(means, widths, strict=True)]
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from inlay.workflow.statistics import half_width
+from inlay.workflow.statistics import FEWEST, half_width
 
 if TYPE_CHECKING:
     from inlay.workflow.explain.runs import Curves, Point
 
-ONE_SEED = "One seed has no interval, so no difference can be tested: give --seeds 3 or more."
+TOO_FEW = (
+    f"Fewer than {FEWEST} seeds have no interval to rely on, so no difference can be tested: give --seeds 3 or more."
+)
 # Runs below which a rank correlation is not worth a number.
 FEW = 4
 
@@ -40,7 +42,7 @@ def of_layers(found: Curves) -> str:
     best = _best(
         found, found.points, lambda point: f"Layer {point.layer}", lambda near: f"layer{_many(near)} {_layers(near)}"
     )
-    halves = _halves(found) if any(len(point.seeds) > 1 for point in found.points) else ""
+    halves = _halves(found) if any(len(point.seeds) >= FEWEST for point in found.points) else ""
     return " ".join(part for part in (best, halves, _rates(found)) if part)
 
 
@@ -65,8 +67,8 @@ def _best(
     told = f"{name(best)} is best by {split} ({score(*_span(best, split))})"
     if split == "validation" and best.test:
         told += f", with test {found.metric} {score(*_span(best, 'test'))}"
-    if len(best.seeds) < 2:
-        return f"{told}. {ONE_SEED}"
+    if len(best.seeds) < FEWEST:
+        return f"{told}. {TOO_FEW}"
     if len(points) == 1:
         return f"{told}."
     near = [point for point in points if point is not best and overlap(_span(point, split), _span(best, split))]
@@ -76,7 +78,8 @@ def _best(
 
 
 def _span(point: Point, split: str) -> tuple[float, float | None]:
-    return point.mean(split) or 0.0, point.interval(split)
+    """A point's mean, and half of its interval where there are seeds enough for one."""
+    return point.mean(split) or 0.0, point.interval(split) if len(point.seeds) >= FEWEST else None
 
 
 def _layers(points: Sequence[Point]) -> str:
@@ -106,7 +109,7 @@ def _halves(found: Curves) -> str:
         ]
         if not values:
             return "Too few runs finished to compare early with late blocks."
-        spans.append((fmean(values), half_width(values)))
+        spans.append((fmean(values), half_width(values) if len(values) >= FEWEST else None))
     numbers = f"early {score(*spans[0])}, late {score(*spans[1])} {found.metric} on average"
     if overlap(*spans):
         return f"Early and late blocks are not distinguishable ({numbers})."
