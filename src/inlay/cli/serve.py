@@ -1,4 +1,4 @@
-"""`inlay serve`: tasks, or a model with compressed prompts, answer over HTTP."""
+"""`inlay serve`: tasks, or a model with LoRAs or compressed prompts, answer over HTTP."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ SERVICE = {
         "Seconds within which a request must have arrived; a slower one gets 408.", None, float, 30.0
     ),
     "max_tokens": o.Option(
-        "With --prompts: the longest answer, in tokens; a request may ask for less.", None, int, 512
+        "With --prompts and --adapters: the longest answer, in tokens; a request may ask for less.", None, int, 512
     ),
     "add_from": o.Option(
-        "Tasks may be added from below this folder. Default: the run's folder of runs.", None, Path | None
+        "Tasks or adapters may be added from below this folder. Default: the run's folder of runs, or --adapters.",
+        None,
+        Path | None,
     ),
 }
 
@@ -54,6 +56,14 @@ def command(
             "model, by its folder's name. They come and go while the service runs."
         ),
     ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="In place of them: PEFT LoRAs, mixed in one pass. A folder of adapter folders (each is one, by its "
+            "folder's name; they come and go while the service runs), one adapter's folder, a run, or a hub id; "
+            "name=source gives it a name. May be given several times."
+        ),
+    ] = None,
     *,
     given: dict[str, Any],
     tasks: Annotated[str | None, typer.Option(help="Serve only these, as in rte,sst2. Default: all.")] = None,
@@ -65,9 +75,9 @@ def command(
     model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
 ) -> None:
-    """Serve a run, a folder of several tasks, or a model with many compressed prompts, over HTTP.
+    """Serve a run, a folder of several tasks, or a model with many LoRAs or compressed prompts, over HTTP.
 
-    Rows of different tasks are answered in one pass of the model, and so are texts behind different prompts.
+    Rows of different tasks or LoRAs are answered in one pass of the model, and so are texts behind different prompts.
 
     \b
     inlay serve --adapter runs/<id>
@@ -80,6 +90,17 @@ def command(
     DELETE /tasks/sst2    serve it no longer (its files stay)
 
     \b
+    inlay serve --model embedded:minilm --adapters loras/
+    curl localhost:8000/predict --json '{"model": "reviews", "text": "a fine film"}'
+
+    \b
+    POST   /predict              one request, or a list; "probabilities": true gives those of all classes
+    GET    /adapters             what is served, at which revision; and what is not, and why
+    POST   /adapters             {"name": "mood", "source": "<folder>"}: serve one more
+    DELETE /adapters/mood        serve it no longer (its files stay)
+    POST   /v1/chat/completions  and /v1/completions, /v1/embeddings, GET /v1/models: as OpenAI's clients ask
+
+    \b
     inlay serve --prompts prompts/
     curl localhost:8000/generate --json '{"prompt": "support", "text": "My card was declined.", "stream": true}'
 
@@ -90,21 +111,28 @@ def command(
     \b
     GET    /health        200 while requests are taken
     GET    /metrics       counts and times, for Prometheus
+    GET    /              a page to look at what is served, and to try it
 
     Ctrl-C or SIGTERM stops it when what waits has been answered. Adapters are only read.
     """
-    from inlay.serve.running import serve, serve_prompts
+    from inlay.serve.running import serve, serve_adapters, serve_prompts
     from inlay.serve.settings import ServiceSettings
 
-    if (adapter is None) == (prompts is None):
-        raise InlayError("Give --adapter (a run, or tasks) or --prompts (compressed prompts), one of the two.")
+    if sum(each is not None for each in (adapter, prompts, adapters)) != 1:
+        raise InlayError(
+            "Give --adapter (a run, or tasks), --adapters (LoRAs) or --prompts (compressed prompts), one of them."
+        )
     if prompts is not None and (tasks or given["add_from"]):
         raise InlayError("--tasks and --add-from are for tasks: a prompt is served while its folder is there.")
+    if adapters is not None and tasks:
+        raise InlayError("--tasks is for --adapter: of LoRAs give the folders of those that are to be served.")
     given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
     settings = ServiceSettings(token=_token(token, token_file), **given)
     only = o.names_in(tasks) if tasks else None
     if prompts is not None:
         serve_prompts(prompts, settings, model=model, trust_remote_code=trust_remote_code, say=show.say)
+    elif adapters is not None:
+        serve_adapters(adapters, settings, model=model, trust_remote_code=trust_remote_code, say=show.say)
     elif adapter is not None:
         serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
 

@@ -16,7 +16,8 @@ from inlay.serve.refusals import Refusal
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-OPEN = "/health"  # what asks whether the service lives need not know its token
+OPEN = ("/health", "/")  # what asks whether the service lives need not know its token; the page asks for it
+OPENAI = "/v1/"  # below this, requests and errors have OpenAI's shape
 
 
 class RequestGate:
@@ -42,14 +43,14 @@ class RequestGate:
         try:
             self._check(scope["path"], headers)
         except Refusal as refusal:
-            await refused(refusal)(scope, receive, counted)
+            await refused(refusal, scope["path"])(scope, receive, counted)
             return
         await self.app(scope, self._limited(receive), counted)
 
     def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self.token is None:
             self._check_name(headers.get(b"host", b"").decode("latin-1"))
-        elif path != OPEN:
+        elif path not in OPEN:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
                 raise Refusal(
@@ -91,6 +92,15 @@ class RequestGate:
         return Refusal(413, f"The request is larger than the {self.max_body:,} bytes that are read.")
 
 
-def refused(refusal: Refusal) -> JSONResponse:
-    """A refusal as a response."""
-    return JSONResponse({"error": str(refusal)}, refusal.status, refusal.headers)
+def refused(refusal: Refusal, path: str = "") -> JSONResponse:
+    """A refusal as a response to a request for this path."""
+    return JSONResponse(error_body(refusal, path), refusal.status, refusal.headers)
+
+
+def error_body(refusal: Refusal, path: str) -> dict[str, Any]:
+    """What a response says of an error: one sentence, or what clients of OpenAI's expect."""
+    if not path.startswith(OPENAI):
+        return {"error": str(refusal)}
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    code = {401: "invalid_api_key", 404: "model_not_found"}.get(refusal.status)
+    return {"error": {"message": str(refusal), "type": kind, "param": None, "code": code}}

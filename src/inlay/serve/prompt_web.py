@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from inlay.serve.batching import Batcher
@@ -17,7 +15,8 @@ from inlay.serve.prompts import PromptRow, Prompts
 from inlay.serve.reading import A_TOKEN, FEWEST_CHARACTERS, TEXTS_A_BATCH, Read
 from inlay.serve.refusals import Refusal
 from inlay.serve.settings import ServiceSettings
-from inlay.serve.web import GONE, bare_app, submit, wait_for
+from inlay.serve.streaming import event, from_thread, stream
+from inlay.serve.web import bare_app, submit, wait_for
 from inlay.workflow.answer import find_unsayable
 
 
@@ -44,12 +43,12 @@ def create_prompt_app(batcher: Batcher[Prompts], settings: ServiceSettings) -> F
     async def generate(request: Request, asked: NewText) -> Any:
         """Continue a text, in one answer or as events."""
         queue: asyncio.Queue[str | None] = asyncio.Queue()
-        tell = _from_thread(queue)
+        tell = from_thread(queue)
         row, load = await asyncio.to_thread(_begin, hosted, asked, settings, tell)
         (future,) = submit(batcher, [Read(row, load)], request)
         if asked.stream:
             future.add_done_callback(lambda _: tell(None))
-            return await _stream(request, queue, (row, future), settings.timeout, told)
+            return await stream(request, queue, (row.row, future), settings.timeout, _PromptEvents(told))
         try:
             (found,) = await wait_for(request, [future], settings.timeout)
         finally:
@@ -93,72 +92,17 @@ def _begin(
     return row, len(asked.text) / (TEXTS_A_BATCH * most)
 
 
-def _from_thread(queue: asyncio.Queue[str | None]) -> Callable[[str | None], None]:
-    """Put into a queue of this loop from any thread; nothing happens where the loop is gone."""
-    loop = asyncio.get_running_loop()
+class _PromptEvents:
+    """Pieces without a name, then `end` with the rest of the answer."""
 
-    def put(piece: str | None) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(queue.put_nowait, piece)
+    def __init__(self, told: Callable[[str], str]) -> None:
+        self._told = told
 
-    return put
+    def piece(self, text: str) -> str:
+        return event({"text": text})
 
+    def end(self, found: Mapping[str, Any]) -> str:
+        return event({name: value for name, value in found.items() if name != "text"}, "end")
 
-async def _stream(
-    request: Request,
-    queue: asyncio.Queue[str | None],
-    job: tuple[PromptRow, Future[dict[str, Any]]],
-    timeout: float,
-    told: Callable[[str], str],
-) -> StreamingResponse:
-    """The answer as events. What goes wrong before the first of them has a status of its own."""
-    row, future = job
-    try:
-        first = await _first(request, queue, timeout)
-        if first is None and (error := future.exception()) is not None:
-            raise error
-    except BaseException:
-        row.row.stop()
-        future.cancel()
-        raise
-
-    async def events() -> AsyncIterator[str]:
-        piece = first
-        try:
-            while piece is not None:
-                yield _event({"text": piece})
-                piece = await asyncio.wait_for(queue.get(), timeout)
-            found = future.result()
-            yield _event({name: value for name, value in found.items() if name != "text"}, "end")
-        except TimeoutError:
-            yield _event({"error": f"Nothing came within {timeout:g} seconds.", "status": 504}, "error")
-        except Refusal as error:
-            yield _event({"error": told(str(error)), "status": error.status}, "error")
-        finally:
-            row.row.stop()
-            future.cancel()
-
-    return StreamingResponse(
-        events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    )
-
-
-async def _first(request: Request, queue: asyncio.Queue[str | None], timeout: float) -> str | None:
-    """The first piece; an error where there is none in time, or nobody to read it."""
-    piece = asyncio.ensure_future(queue.get())
-    gone = asyncio.ensure_future(request.receive())  # the body has been read: what comes next is the end
-    try:
-        both: set[asyncio.Future[Any]] = {piece, gone}
-        done, _ = await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if piece in done:
-            return piece.result()
-        if gone in done:
-            raise Refusal(GONE, "The client has gone.")
-        raise Refusal(504, f"There was no answer within {timeout:g} seconds.")
-    finally:
-        piece.cancel()
-        gone.cancel()
-
-
-def _event(data: dict[str, Any], name: str | None = None) -> str:
-    return (f"event: {name}\n" if name else "") + f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    def error(self, refusal: Refusal) -> str:
+        return event({"error": self._told(str(refusal)), "status": refusal.status}, "error")

@@ -32,6 +32,11 @@ def unknown_prompt(prompt: str, known: Iterable[str]) -> Refusal:
     return Refusal(404, str(unknown("prompt", prompt, known, "`GET /prompts` lists them; null is for none.")))
 
 
+def unknown_adapter(name: str, known: Iterable[str]) -> Refusal:
+    """The answer to a request for an adapter that is not served, or no longer."""
+    return Refusal(404, str(unknown("model", name, known, "`GET /adapters` lists the adapters.")))
+
+
 def full(limit: int) -> Refusal:
     """The answer when more is waiting than the service takes on."""
     return Refusal(503, f"The queue is full ({limit} rows). Try again in a moment.", {"Retry-After": "1"})

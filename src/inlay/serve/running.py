@@ -19,9 +19,11 @@ from inlay.errors import InlayError, listed
 from inlay.serve.settings import ServiceSettings
 
 if TYPE_CHECKING:
+    from inlay.serve.adapters import Adapters
     from inlay.serve.batching import Batcher
     from inlay.serve.hosting import Hosted
     from inlay.serve.prompts import Prompts
+    from inlay.serve.watching import Watched
 
 Say = Callable[[str], None]
 SHOWN = 8
@@ -67,7 +69,25 @@ def serve_prompts(
     _serve(load, settings or ServiceSettings(), say)
 
 
-def _serve(load: Callable[[], Hosted | Prompts], settings: ServiceSettings, say: Say) -> None:
+def serve_adapters(
+    sources: Sequence[str],
+    settings: ServiceSettings | None = None,
+    *,
+    model: str | None = None,
+    trust_remote_code: bool = False,
+    say: Say = print,
+) -> None:
+    """Serve one model with LoRAs (folders, folders of them, runs, hub ids), until the process is told to stop."""
+
+    def load() -> Adapters:
+        from inlay.serve.adapters import Adapters
+
+        return Adapters(sources, model=model, trust_remote_code=trust_remote_code)
+
+    _serve(load, settings or ServiceSettings(), say)
+
+
+def _serve(load: Callable[[], Hosted | Watched], settings: ServiceSettings, say: Say) -> None:
     check_installed()
     # Bound before the model is loaded, to fail early; it listens only when there is something to answer with.
     with contextlib.closing(settings.bind()) as bound, warnings.catch_warnings(), bounded_logs():
@@ -92,7 +112,7 @@ def _serve(load: Callable[[], Hosted | Prompts], settings: ServiceSettings, say:
 
 
 @contextlib.contextmanager
-def serving(hosted: Hosted | Prompts, settings: ServiceSettings) -> Iterator[str]:
+def serving(hosted: Hosted | Watched, settings: ServiceSettings) -> Iterator[str]:
     """Serve from a thread of this process, for as long as the block lasts; gives the address."""
     check_installed()
     with contextlib.closing(settings.bind()) as bound, bounded_logs():
@@ -129,13 +149,14 @@ def address(bound: socket.socket) -> str:
 
 
 def started(batcher: Batcher[Any], settings: ServiceSettings, bound: socket.socket) -> str:
-    """The line that says what is served, where and how; then one for each task that failed in training, or prompt that
-    cannot be served."""
+    """The line that says what is served, where and how; then one for each task that failed in training, or prompt or
+    adapter that cannot be served."""
     hosted = batcher.hosted
-    if _has_prompts(batcher):
-        what, names = "prompt", sorted(hosted.served)
-        about = hosted.writer.name
-        more = [f"{name} is not served: {why}" for name, (_, why) in sorted(hosted.refused.items())]
+    if _is_watched(batcher):
+        what, names = hosted.what, sorted(hosted.served)
+        about = hosted.describe()["model"]
+        refused = [(name, why) for name, (_, why) in hosted.refused.items()] + hosted.twice
+        more = [f"{name} is not served: {why}" for name, why in sorted(refused)]
     else:
         from inlay.workflow.answer import describe_failed
 
@@ -158,15 +179,32 @@ def _batcher(hosted: Any, settings: ServiceSettings) -> Batcher[Any]:
     return Batcher(hosted, max_batch=settings.max_batch, max_wait=settings.max_wait, max_queue=settings.max_queue)
 
 
-def _has_prompts(batcher: Batcher[Any]) -> bool:
-    from inlay.serve.prompts import Prompts
+def _is_watched(batcher: Batcher[Any]) -> bool:
+    from inlay.serve.watching import Watched
 
-    return isinstance(batcher.hosted, Prompts)
+    return isinstance(batcher.hosted, Watched)
 
 
 def _beside(batcher: Batcher[Any]) -> contextlib.AbstractContextManager[None]:
-    """What goes on beside the service: the folder of its prompts is watched."""
-    return batcher.hosted.watched(batcher.change) if _has_prompts(batcher) else contextlib.nullcontext()
+    """What goes on beside the service: the folders that it serves from are watched."""
+    return batcher.hosted.watched(batcher.change) if _is_watched(batcher) else contextlib.nullcontext()
+
+
+def _application(batcher: Batcher[Any], settings: ServiceSettings) -> Any:
+    """The application for what is served."""
+    from inlay.serve.web import create_app
+
+    if not _is_watched(batcher):
+        return create_app(batcher, settings)
+    from inlay.serve.prompts import Prompts
+
+    if isinstance(batcher.hosted, Prompts):
+        from inlay.serve.prompt_web import create_prompt_app
+
+        return create_prompt_app(batcher, settings)
+    from inlay.serve.adapter_web import create_adapter_app
+
+    return create_adapter_app(batcher, settings)
 
 
 def _server(batcher: Batcher[Any], settings: ServiceSettings, ready: Callable[[], None]) -> Any:
@@ -174,10 +212,6 @@ def _server(batcher: Batcher[Any], settings: ServiceSettings, ready: Callable[[]
 
     from inlay.serve.connections import AT_ONCE, QUEUED, Bounds, limit_connections
 
-    if _has_prompts(batcher):
-        from inlay.serve.prompt_web import create_prompt_app as create
-    else:
-        from inlay.serve.web import create_app as create  # type: ignore[assignment]
     most = limit_connections(settings.max_connections)
     bounds = Bounds(most, min(settings.max_per_client or max(1, most // 2), most), settings.read_timeout)
 
@@ -193,7 +227,7 @@ def _server(batcher: Batcher[Any], settings: ServiceSettings, ready: Callable[[]
             await super().shutdown(sockets)
 
     config = uvicorn.Config(
-        create(batcher, settings),
+        _application(batcher, settings),
         log_level="warning",
         access_log=False,
         server_header=False,

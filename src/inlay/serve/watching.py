@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -42,7 +42,24 @@ class Watched:
         self.changing = threading.Lock()  # held while what is served changes
         self._seen: dict[str, Stamp] = {}
 
+    @property
+    def twice(self) -> list[tuple[str, str]]:
+        """Names of which there is another already, and the reason."""
+        return []
+
     # ---- said by whoever inherits
+
+    def describe(self) -> dict[str, Any]:
+        """The model, what is served, and what is not."""
+        raise NotImplementedError
+
+    def missing(self, task: str) -> Refusal | None:
+        """Why rows of this name are not answered; None where they are."""
+        raise NotImplementedError
+
+    def answer(self, requests: Sequence[Any]) -> list[dict[str, Any]]:
+        """An answer to each request, in order."""
+        raise NotImplementedError
 
     def _places(self) -> dict[str, Path] | None:
         """The folders that may hold one, by name; None where that cannot be known now."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
@@ -28,6 +28,12 @@ from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import FAILED
 from inlay.workflow.answer_files import locate_tasks
 
+PAGE = Path(__file__).with_name("page.html")
+# Nothing but what the page itself holds, and the service that it came from.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 GONE = 499  # nobody reads it: the client has closed the connection
 
 
@@ -58,11 +64,11 @@ def create_app(batcher: Batcher[Hosted], settings: ServiceSettings) -> FastAPI:
             return JSONResponse(found)
         if len(body) > batcher.max_queue:
             raise Refusal(413, f"{len(body):,} requests at once are more than the queue holds ({batcher.max_queue:,}).")
-        entries = [_try_reading(each, hosted.schemas, limits) for each in body]
+        entries = [try_reading(each, lambda given: read(given, hosted.schemas, limits)) for each in body]
         rows = [each for each in entries if isinstance(each, Read)]
         answers = iter(await wait_for(request, submit(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
-        return JSONResponse([_entry_of(each, told) for each in found])
+        return JSONResponse([entry_of(each, told) for each in found])
 
     @app.get("/tasks")
     async def tasks() -> dict[str, Any]:
@@ -123,6 +129,11 @@ def bare_app(
         state = {"status": status, what: count(), "waiting": batcher.waiting}
         return JSONResponse(state, 200 if status == "ok" else 503)
 
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        """A page to look at what is served, and to try it."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": POLICY})
+
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
         """Counts and times, for Prometheus."""
@@ -136,17 +147,18 @@ def _answer_errors(app: FastAPI, told: Callable[[str], str]) -> None:
 
     @app.exception_handler(Refusal)
     async def on_refusal(request: Request, error: Refusal) -> JSONResponse:
-        return refused(Refusal(error.status, told(str(error)), error.headers))
+        return refused(Refusal(error.status, told(str(error)), error.headers), request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def on_unreadable(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return refused(Refusal(400, f"The request cannot be read: {first['msg']} ({place}). Send JSON, and say so."))
+        said = f"The request cannot be read: {first['msg']} ({place}). Send JSON, and say so."
+        return refused(Refusal(400, said), request.url.path)
 
     @app.exception_handler(HTTPException)
     async def on_http(request: Request, error: HTTPException) -> JSONResponse:
-        return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})))
+        return refused(Refusal(error.status_code, str(error.detail), dict(error.headers or {})), request.url.path)
 
 
 async def wait_for(request: Request, futures: Sequence[Future[Any]], timeout: float) -> list[Any]:
@@ -179,14 +191,16 @@ def submit(batcher: Batcher[Any], rows: Sequence[Read], request: Request) -> lis
     return batcher.submit([row.request for row in rows], client, [row.load for row in rows])
 
 
-def _try_reading(given: Any, schemas: Any, limits: Limits) -> Read | Refusal:
+def try_reading(given: Any, read: Callable[[Any], Read]) -> Read | Refusal:
+    """A request as it is read, or what is wrong with it."""
     try:
-        return read(given, schemas, limits)
+        return read(given)
     except Refusal as error:
         return error
 
 
-def _entry_of(found: Any, told: Callable[[str], str]) -> Any:
+def entry_of(found: Any, told: Callable[[str], str]) -> Any:
+    """What one request of a list is answered, in place."""
     if isinstance(found, Refusal):
         return {"error": told(str(found)), "status": found.status}
     if isinstance(found, BaseException):
