@@ -32,9 +32,11 @@ PATIENCE = 120
 
 
 @contextmanager
-def service(folder: Path, *options: str, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def service(
+    folder: Path, *options: str, files: int | None = None, flag: str = "--adapter"
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """The process, its address, and the line with which it began."""
-    command = [sys.executable, "-m", "inlay", "serve", "--adapter", str(folder), "--port", "0", *options]
+    command = [sys.executable, "-m", "inlay", "serve", flag, str(folder), "--port", "0", *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if files is not None:
         command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
@@ -44,7 +46,7 @@ def service(folder: Path, *options: str, files: int | None = None) -> Iterator[t
         said: list[str] = []
         for line in process.stderr:
             said.append(line)
-            if found := re.search(r" at (http://\S+?);", line):
+            if found := re.search(r" at (http://[^\s;]+)", line):
                 yield process, found.group(1), line
                 break
         else:

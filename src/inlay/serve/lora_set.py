@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from inlay.errors import InlayError, unknown
 from inlay.methods.mixing import BASE
-from inlay.methods.plain import base_of
+from inlay.methods.plain import WRAPPED, base_of
 from inlay.tasks import kinds
 from inlay.training.batches import Placement
 from inlay.training.plan import pick_device, pick_dtype
@@ -99,8 +99,12 @@ class LoraSet:
         except BaseException as error:
             if within in self.model.peft_config:
                 self.model.delete_adapter(within)
-            if isinstance(error, ValueError | KeyError | RuntimeError) and not isinstance(error, InlayError):
-                raise InlayError(f"{source} does not fit {type(self.base).__name__}: {error}") from error
+            cause = error.__cause__ if isinstance(error, InlayError) and error.__cause__ is not None else error
+            if isinstance(cause, ValueError | KeyError | RuntimeError) and not isinstance(cause, InlayError):
+                raise InlayError(
+                    f"{source} does not fit {type(self.base).__name__}: {_told(cause, within)} Is it of this base "
+                    "model?"
+                ) from error
             raise
         earlier = self._within.get(name)
         self._within[name] = within
@@ -155,6 +159,15 @@ class LoraSet:
 
 def _is_linear(name: str, module: nn.Module) -> bool:
     return (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D") and "." in name
+
+
+def _told(error: BaseException, within: str) -> str:
+    """What torch or PEFT says, without their first line, which says only that there was an error."""
+    said = str(error)
+    for ours in (f".{within}", ".modules_to_save", WRAPPED):
+        said = said.replace(ours, "")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return " ".join(lines[1:3] or lines) or type(error).__name__
 
 
 def _keeps_few(base: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from inlay.backbones.loading import Backbone
 from inlay.backbones.pooled import CHILD, POOLER
@@ -32,13 +32,15 @@ class TrunkStates(nn.Module):
         pooler = getattr(trunk, POOLER, None)
         self.pooler = pooler if isinstance(pooler, nn.Module) else None
         self.pooling = getattr(trunk, CHILD, None)
+        if self.pooling is not None:
+            self.pooling.hook = None  # on the trunk, which goes
         self.states: Tensor | None = None
 
     def forward(self, input_ids: Any = None, attention_mask: Any = None, **_: Any) -> Any:
         """What the trunk returns, of these states."""
         assert self.states is not None
         pooled = None if self.pooler is None else self.pooler(self.states)
-        output = BaseModelOutputWithPooling(last_hidden_state=self.states, pooler_output=pooled)
+        output = BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.states, pooler_output=pooled)
         if self.pooling is not None:
             output = self.pooling.after(self, (), {"attention_mask": attention_mask}, output)
         return output
