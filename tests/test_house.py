@@ -36,10 +36,12 @@ ALLOWED_NAMES = {
     ("cli/compare.py", "full"): "a size: all of the training data",
     ("cli/options.py", "activation-prompt"): "the help text of an option",
     ("cli/options.py", "multi-lora"): "the help text of an option",
+    ("serve/lora_rows.py", "adapter"): "a field of an answer",
     ("serve/prompt_web.py", "prompt"): "a field of a request",
     ("serve/prompts.py", "prompt"): "a field of an answer",
     ("workflow/answer_files.py", "adapter"): "the folder of a run",
     ("workflow/explain/models.py", "adapter"): "a field of an explanation",
+    ("workflow/lora_folders.py", "adapter"): "the folder of a run",
     ("workflow/export.py", "lora"): "the format that is exported to",
 }
 # (file, function): why it is longer, or takes more, than the others may.

@@ -348,7 +348,7 @@ def test_where_the_base_model_comes_from(base: Path, made: Path, tmp_path: Path)
     assert set(Adapters([str(made)], model=str(moved)).served) == {*SIZES, "value", "tagger", "vectors"}
     for arguments, says in (
         (["--adapters", str(tmp_path / "nowhere")], "is no folder, and no hub id"),
-        (["--adapters", str(made), "--prompts", str(made)], "one of them"),
+        (["--adapters", str(made), "--prompts", str(made)], "one of the three"),
         (["--adapters", str(made), "--tasks", "two"], "--tasks is for --adapter"),
         (["--adapters", "a/b=" + str(made / "two")], "name=source"),
         ([], "Give --adapter"),

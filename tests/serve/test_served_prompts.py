@@ -386,8 +386,8 @@ def test_the_first_one_may_come_later(model: Path, tmp_path: Path) -> None:
 
 def test_mistakes_on_the_command_line(model: Path, folder: Path, tmp_path: Path) -> None:
     for arguments, says in (
-        ([], "one of the two"),
-        (["--adapter", "a", "--prompts", "b"], "one of the two"),
+        ([], "one of the three"),
+        (["--adapter", "a", "--prompts", "b"], "one of the three"),
         (["--prompts", str(folder), "--tasks", "x"], "are for tasks"),
         (["--prompts", str(tmp_path / "promptss")], "is no folder. Did you mean"),
         (["--prompts", str(folder / "legal")], "is one adapter itself"),

@@ -52,16 +52,14 @@ def command(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="In place of it: a folder of adapter folders that `inlay compress` wrote. Each is a prompt of one "
-            "model, by its folder's name. They come and go while the service runs."
+            help="In place of it: a folder of folders that `inlay compress` wrote, each a prompt by its folder's name."
         ),
     ] = None,
     adapters: Annotated[
         list[str] | None,
         typer.Option(
-            help="In place of them: PEFT LoRAs, mixed in one pass. A folder of adapter folders (each is one, by its "
-            "folder's name; they come and go while the service runs), one adapter's folder, a run, or a hub id; "
-            "name=source gives it a name. May be given several times."
+            help="In place of them: PEFT LoRAs. A folder of adapters, each by its folder's name, which come and go; "
+            "one adapter's folder, a run, or a hub id, or name=source. May be given several times."
         ),
     ] = None,
     *,
@@ -77,7 +75,7 @@ def command(
 ) -> None:
     """Serve a run, a folder of several tasks, or a model with many LoRAs or compressed prompts, over HTTP.
 
-    Rows of different tasks or LoRAs are answered in one pass of the model, and so are texts behind different prompts.
+    Rows of different tasks, LoRAs or prompts are answered in one pass of the model.
 
     \b
     inlay serve --adapter runs/<id>
@@ -94,11 +92,8 @@ def command(
     curl localhost:8000/predict --json '{"model": "reviews", "text": "a fine film"}'
 
     \b
-    POST   /predict              one request, or a list; "probabilities": true gives those of all classes
-    GET    /adapters             what is served, at which revision; and what is not, and why
-    POST   /adapters             {"name": "mood", "source": "<folder>"}: serve one more
-    DELETE /adapters/mood        serve it no longer (its files stay)
-    POST   /v1/chat/completions  and /v1/completions, /v1/embeddings, GET /v1/models: as OpenAI's clients ask
+    /predict, /adapters   as above: POST {"name": ..., "source": ...}, DELETE /adapters/<name>
+    /v1/chat/completions  and completions, embeddings, models: as OpenAI's clients ask; "model" is an adapter
 
     \b
     inlay serve --prompts prompts/
@@ -109,8 +104,7 @@ def command(
     GET    /prompts       what is served: size, tokens it stands for, SHA-256; and what is not, and why
 
     \b
-    GET    /health        200 while requests are taken
-    GET    /metrics       counts and times, for Prometheus
+    GET    /health        200 while requests are taken; GET /metrics: counts and times, for Prometheus
     GET    /              a page to look at what is served, and to try it
 
     Ctrl-C or SIGTERM stops it when what waits has been answered. Adapters are only read.
@@ -118,23 +112,28 @@ def command(
     from inlay.serve.running import serve, serve_adapters, serve_prompts
     from inlay.serve.settings import ServiceSettings
 
-    if sum(each is not None for each in (adapter, prompts, adapters)) != 1:
+    _check_one(adapter, adapters, prompts, tasks, given)
+    given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
+    settings = ServiceSettings(token=_token(token, token_file), **given)
+    how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "say": show.say}
+    if prompts is not None:
+        serve_prompts(prompts, settings, **how)
+    if adapters is not None:
+        serve_adapters(adapters, settings, **how)
+    if adapter is not None:
+        serve(adapter, settings, tasks=o.names_in(tasks) if tasks else None, **how)
+
+
+def _check_one(adapter: Any, adapters: Any, prompts: Any, tasks: Any, given: dict[str, Any]) -> None:
+    """An error where it is not one thing that is to be served, or an option is for another."""
+    if sum(each is not None for each in (adapter, adapters, prompts)) != 1:
         raise InlayError(
-            "Give --adapter (a run, or tasks), --adapters (LoRAs) or --prompts (compressed prompts), one of them."
+            "Give --adapter (a run, or tasks), --adapters (LoRAs) or --prompts (compressed prompts), one of the three."
         )
     if prompts is not None and (tasks or given["add_from"]):
         raise InlayError("--tasks and --add-from are for tasks: a prompt is served while its folder is there.")
     if adapters is not None and tasks:
         raise InlayError("--tasks is for --adapter: of LoRAs give the folders of those that are to be served.")
-    given |= {"max_wait": given["max_wait"] / 1e3, "max_body": given["max_body"] * 2**20}
-    settings = ServiceSettings(token=_token(token, token_file), **given)
-    only = o.names_in(tasks) if tasks else None
-    if prompts is not None:
-        serve_prompts(prompts, settings, model=model, trust_remote_code=trust_remote_code, say=show.say)
-    elif adapters is not None:
-        serve_adapters(adapters, settings, model=model, trust_remote_code=trust_remote_code, say=show.say)
-    elif adapter is not None:
-        serve(adapter, settings, model=model, tasks=only, trust_remote_code=trust_remote_code, say=show.say)
 
 
 def _token(argument: str | None, file: Path | None) -> str | None:

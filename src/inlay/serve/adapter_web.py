@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from inlay.errors import InlayError
 from inlay.serve.adapters import Adapters
 from inlay.serve.batching import Batcher
-from inlay.serve.lora_rows import MODEL
+from inlay.serve.lora_rows import ADAPTER, MODEL
 from inlay.serve.openai_web import add_openai
 from inlay.serve.reading import Read
 from inlay.serve.refusals import Refusal
@@ -65,7 +65,7 @@ def create_adapter_app(batcher: Batcher[Adapters], settings: ServiceSettings) ->
     async def adapters() -> dict[str, Any]:
         """What is served, and what is not, and why."""
         found = hosted.describe()
-        refused = [{"adapter": each["adapter"], "error": told(each["error"])} for each in found["refused"]]
+        refused = [{ADAPTER: each[ADAPTER], "error": told(each["error"])} for each in found["refused"]]
         shown = [each | {"source": told(each["source"])} for each in found["adapters"]]
         return found | {"adapters": shown, "refused": refused, LIMIT: settings.max_tokens}
 
@@ -76,7 +76,7 @@ def create_adapter_app(batcher: Batcher[Adapters], settings: ServiceSettings) ->
             raise Refusal(400, f"name={new.name!r}: give a name without slashes.")
         place = None if new.source is None else _below(root, new.source)
         found = await asyncio.to_thread(hosted.add, new.name, place, batcher.change)
-        return {"added": new.name, "adapter": found.tag(), "kind": found.kind, "adapters": sorted(hosted.served)}
+        return {"added": new.name, ADAPTER: found.tag(), "kind": found.kind, "adapters": sorted(hosted.served)}
 
     @app.delete("/adapters/{name}")
     async def remove(name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.backbones.locate import portable
 from inlay.errors import InlayError, first_line
 from inlay.serve.adapter_sources import Sources
+from inlay.serve.lora_rows import ADAPTER, LoraRows
 from inlay.serve.refusals import Refusal, unknown_adapter
 from inlay.serve.watching import STOPPING, Change, Stamp, Watched
 from inlay.tasks import kinds
@@ -60,9 +61,9 @@ class ServedAdapter:
 class Adapters(Watched):
     """A model with LoRAs by name."""
 
-    def __init__(self, sources: Sequence[str], *, model: str | None = None, trust_remote_code: bool = False) -> None:
-        from inlay.serve.lora_rows import LoraRows
+    what = ADAPTER
 
+    def __init__(self, sources: Sequence[str], *, model: str | None = None, trust_remote_code: bool = False) -> None:
         super().__init__()
         self.served: dict[str, ServedAdapter]
         self.sources = Sources.of(sources)
@@ -117,7 +118,7 @@ class Adapters(Watched):
             "writes": self.head is kinds.LANGUAGE,
             "adapters": [_described(each) for _, each in sorted(self.served.items())],
             "refused": [
-                {"adapter": name, "error": why}
+                {ADAPTER: name, "error": why}
                 for name, why in sorted([(n, w) for n, (_, w) in self.refused.items()] + self.twice)
             ],
         }
@@ -354,7 +355,7 @@ def _described(each: ServedAdapter) -> dict[str, Any]:
     schema = each.schema
     fields = ["text"] if schema is None else [schema.columns.get(name, name) for name in schema.fields]
     return {
-        "adapter": each.name,
+        ADAPTER: each.name,
         "revision": each.adapter.revision,
         "kind": each.kind,
         "fields": fields,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from inlay.serve.adapters import ServedAdapter
 
 MODEL, PAIR, SCORES = "model", "text_pair", "probabilities"  # fields of a request beside those of its task
+ADAPTER = "adapter"  # the field of an answer that says who gave it
 ALIKE, CLOSE = 2, 16  # rows go together that have at most so many times as many tokens, or so many more
 LONGEST = 4096  # tokens of a text that are read, where nothing says less
 Find = Callable[[str], "ServedAdapter | None"]
@@ -205,7 +206,7 @@ class LoraRows:
                 "text": each.row.text,
                 "tokens": len(each.row.written),
                 "finish": each.row.finish,
-                "adapter": own.tag(),
+                ADAPTER: own.tag(),
             }
             for each, own in zip(requests, served, strict=True)
         ]
@@ -258,7 +259,7 @@ def _said(request: TokenRow, served: ServedAdapter, output: np.ndarray) -> dict[
             output = output[: request.length]
         (said,) = request.schema.decode(output[None], request.encoded, probabilities=request.scores)
     given = {key: value for key, value in request.given.items() if key != SCORES}
-    return join(given, said | {"adapter": served.tag()})
+    return join(given, said | {ADAPTER: served.tag()})
 
 
 def _still(request: TokenRow | TextRow, find: Find) -> ServedAdapter:

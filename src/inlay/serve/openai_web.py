@@ -22,7 +22,7 @@ from inlay.errors import InlayError, first_line
 from inlay.serve.adapters import Adapters, ServedAdapter
 from inlay.serve.batching import Batcher
 from inlay.serve.gate import OPENAI, error_body
-from inlay.serve.lora_rows import TextRow, TokenRow
+from inlay.serve.lora_rows import ADAPTER, TextRow, TokenRow
 from inlay.serve.reading import Read
 from inlay.serve.refusals import Refusal
 from inlay.serve.settings import ServiceSettings
@@ -132,7 +132,7 @@ class Message(BaseModel):
         return {"role": self.role, "content": content or ""}
 
 
-class Chat(Completing):
+class Conversing(Completing):
     """A conversation to go on with."""
 
     messages: list[Message] = Field(min_length=1)
@@ -176,7 +176,7 @@ def add_openai(app: FastAPI, batcher: Batcher[Adapters], settings: ServiceSettin
         return await writing(request, asked, (prompts, how, False), _Shape("cmpl", "text_completion", asked.model))
 
     @app.post(f"{OPENAI}chat/completions")
-    async def chat(request: Request, asked: Chat) -> Any:
+    async def chat(request: Request, asked: Conversing) -> Any:
         """Go on with a conversation, in the words of the model's own chat template."""
         asked.check()
         asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
@@ -207,7 +207,7 @@ def add_openai(app: FastAPI, batcher: Batcher[Adapters], settings: ServiceSettin
         ]
         usage = {"prompt_tokens": used, "total_tokens": used}
         return JSONResponse(
-            {"object": "list", "data": data, "model": asked.model, "usage": usage, "adapter": found[0]["adapter"]}
+            {"object": "list", "data": data, "model": asked.model, "usage": usage, ADAPTER: found[0][ADAPTER]}
         )
 
 
@@ -227,7 +227,7 @@ class _Shape:
             {"index": i, "finish_reason": finish, "logprobs": None, **self._content(text)}
             for i, (text, finish) in enumerate(choices)
         ]
-        return {**self.head, "object": self.kind, "choices": said, "usage": usage, "adapter": adapter}
+        return {**self.head, "object": self.kind, "choices": said, "usage": usage, ADAPTER: adapter}
 
     def part(self, text: str | None, finish: str | None, adapter: Any, *, first: bool = False) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chats else self.kind
@@ -235,7 +235,7 @@ class _Shape:
         if self.chats:
             content = {"delta": ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})}
         choice = {"index": 0, "finish_reason": finish, "logprobs": None, **content}
-        return {**self.head, "object": kind, "choices": [choice], "adapter": adapter}
+        return {**self.head, "object": kind, "choices": [choice], ADAPTER: adapter}
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}} if self.chats else {"text": text}
@@ -313,7 +313,7 @@ async def _write(
     choices = [
         (cut.whole() if stops else each["text"], _finish(each, cut)) for each, cut in zip(found, cuts, strict=True)
     ]
-    return JSONResponse(shape.whole(choices, _usage(rows), found[0]["adapter"]))
+    return JSONResponse(shape.whole(choices, _usage(rows), found[0][ADAPTER]))
 
 
 class _Told:
@@ -335,7 +335,7 @@ async def _all(request: Request, batcher: Batcher[Adapters], rows: Sequence[Read
     return found
 
 
-def _conversation(hosted: Adapters, asked: Chat) -> str:
+def _conversation(hosted: Adapters, asked: Conversing) -> str:
     """The messages as one text, by the chat template of the model's tokenizer."""
     hosted.get(asked.model)
     tokenizer = hosted.rows.tokenizer
@@ -379,5 +379,5 @@ def _model(hosted: Adapters, name: str, begun: int) -> dict[str, Any]:
         "owned_by": "inlay",
         **root,
         "kind": served.kind,
-        "adapter": served.tag(),
+        ADAPTER: served.tag(),
     }

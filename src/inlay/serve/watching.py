@@ -34,7 +34,7 @@ class Watched:
     reason of each that cannot be.
     """
 
-    what = "adapter"
+    what: str  # such as prompt
 
     def __init__(self) -> None:
         self.served: dict[str, Any] = {}
