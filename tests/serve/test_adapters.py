@@ -17,6 +17,7 @@ import torch
 from hosts import call, until
 from typer.testing import CliRunner
 
+import zoo
 from inlay import Spec, predict, tune
 from inlay.cli.app import app
 from inlay.errors import InlayError
@@ -439,3 +440,59 @@ def test_an_adapter_is_exchanged_between_two_batches(base: Path, folder: Path, m
     hosted.look_again(at_once)
     assert len(hosted.served) == 9, "a disk that is away takes no adapters with it"
     assert isinstance(hosted, Watched)
+
+
+# ---- of every architecture
+
+TARGETS = {"gpt2": ["c_attn"], "distilbert": ["q_lin", "v_lin"], "modernbert": ["Wqkv"], "deberta-v2": ["query_proj"]}
+NEW = {"modernbert": ["head"], "deberta-v2": ["pooler"]}  # more of the head than PEFT saves by itself
+FAMILIES = ["roberta", "distilbert", "electra", "modernbert", "mpnet", "deberta-v2", "gpt2", "opt", "llama", "gemma"]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_architecture_answers_as_peft_alone(family: str, writes: bool, tmp_path: Path) -> None:
+    """Classifiers of two sizes, a tagger and embeddings; beside a language model too, where there is one."""
+    decoder = "causal-lm" in zoo.FAMILIES[family].tasks
+    if writes and not decoder:
+        pytest.skip("it reads in both directions")
+    base = base_model(tmp_path / f"{family}-base", family, "causal-lm" if decoder else "base")
+    encoder = ["q", "v"] if family == "mpnet" else ["query", "value"]
+    how = {"target_modules": TARGETS.get(family, ["q_proj", "v_proj"] if decoder else encoder)}
+    place, kinds = (
+        tmp_path / "loras",
+        {"two": ("SEQ_CLS", 2), "five": ("SEQ_CLS", 5), "vectors": ("FEATURE_EXTRACTION", 0)},
+    )
+    if "token-classification" in zoo.FAMILIES[family].tasks:
+        kinds["tagger"] = "TOKEN_CLS", 3
+    if writes:
+        kinds["writer"] = "CAUSAL_LM", 0
+    for seed, (name, (kind, labels)) in enumerate(kinds.items()):
+        own = {"modules_to_save": [*NEW[family], "classifier"]} if family in NEW and labels else {}
+        lora(base, place / name, kind, labels, seed, **how, **own)
+    if family in NEW:
+        lora(base, place / "lacking", "SEQ_CLS", 2, **how)
+        lora(base, place / "lacking-too", "TOKEN_CLS", 2, **how)
+    hosted = Adapters([str(place)])
+    lacking = [why for _, why in hosted.refused.values()]
+    assert len(lacking) == (0 if family not in NEW else 2 if family == "modernbert" else 1), hosted.refused
+    assert all(f"lacks {NEW[family][0]}" in why for why in lacking)
+    assert (hosted.loras.writer is not None) == writes
+    text = "w4 w9 w2 w7"
+    asked = [{"model": name, "text": text, "probabilities": True} for name in kinds if name != "writer"]
+    found = hosted.answer([hosted.rows.read(hosted.get(each["model"]), each, None)[0] for each in asked])
+    for said in found:
+        name = said["model"]
+        kind, labels = kinds[name]
+        with torch.no_grad():
+            read = {key: value for key, value in tokens(base, text).items() if key != "token_type_ids"}
+            own = alone(base, place / name, kind, labels)(**read)
+        if kind == "SEQ_CLS":
+            wanted = own.logits[0].softmax(-1)
+            torch.testing.assert_close(torch.tensor(list(said["probabilities"].values())), wanted, atol=1e-5, rtol=0)
+        elif kind == "TOKEN_CLS":
+            assert said["tags"] == [f"LABEL_{i}" for i in own.logits[0].argmax(-1).tolist()]
+        else:
+            states = own.last_hidden_state[0]
+            wanted = torch.nn.functional.normalize(states[-1] if decoder else states.mean(0), dim=0)
+            torch.testing.assert_close(torch.tensor(said["embedding"]), wanted, atol=1e-5, rtol=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from inlay.errors import InlayError, misspelt
-from inlay.workflow.lora_folders import adapter_in, is_hub_id
+from inlay.workflow.lora_folders import adapter_in, is_hub_id, tasks_in
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Sources:
         folder = Path(source).expanduser()
         if folder.is_dir():
             if named is None and adapter_in(folder) is None:
-                self.folders.append(folder)
+                self.folders.append(tasks_in(folder) or folder)  # of a run of several tasks, each is an adapter
                 return
             self._fix(named or folder.resolve().name, folder, source)
             return
@@ -71,7 +71,7 @@ class Sources:
             if (inside := children(folder)) is None:
                 return None
             for name, place in inside.items():
-                if adapter_in(place) is None:
+                if adapter_in(place) is None and tasks_in(place) is None:
                     continue
                 if name in found:
                     twice.append((name, f"{place} has the name of another adapter: call the folder by another one."))

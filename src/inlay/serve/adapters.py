@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inlay.backbones.locate import portable
-from inlay.errors import InlayError, first_line
+from inlay.errors import InlayError, first_line, listed
 from inlay.serve.adapter_sources import Sources
 from inlay.serve.lora_rows import ADAPTER, LoraRows
 from inlay.serve.refusals import Refusal, unknown_adapter
-from inlay.serve.watching import STOPPING, Change, Stamp, Watched
+from inlay.serve.watching import Change, Stamp, Watched
 from inlay.tasks import kinds
-from inlay.workflow.lora_folders import EMBEDDING, LoraAdapter, look, plain_base
+from inlay.workflow.lora_folders import EMBEDDING, LoraAdapter, adapter_in, look, plain_base, tasks_in
 
 if TYPE_CHECKING:
     from inlay.serve.trunk_heads import TrunkHead
@@ -171,11 +171,9 @@ class Adapters(Watched):
         return self.sources.places(self._children)
 
     def _stamp(self, place: Path) -> Stamp | None:
-        from inlay.workflow.lora_folders import adapter_in
-
         if str(place) in self.sources.hub:
             return ((str(place), 0, 0, 0),)
-        inner = adapter_in(place)
+        inner = adapter_in(place) or tasks_in(place)
         return None if inner is None else super()._stamp(inner)
 
     def _look(self, name: str) -> LoraAdapter:
@@ -186,15 +184,13 @@ class Adapters(Watched):
 
     def _take(self, name: str, found: LoraAdapter, do: Callable[[Callable[[], Any]], Any]) -> None:
         """Whatever is the matter with one of them, the others go on."""
-        try:
-            served = self._prepared(name, found, self._seen[name])
+
+        def put() -> None:
+            served = self._prepared(name, found, self._seen[name])  # beside the service: only the rest between batches
             do(lambda: self._serve(served))
-        except InlayError as error:
-            if isinstance(error, Refusal) and error.status == STOPPING:
-                raise
-            self._refuse(name, str(error))
-            return
-        self.refused.pop(name, None)
+
+        if self._try(name, put):
+            self.refused.pop(name, None)
 
     def _serve(self, found: ServedAdapter) -> None:
         """Between two batches."""
@@ -237,6 +233,7 @@ class Adapters(Watched):
         if head is self.head and adapter.pooling == self.backbone_pooling and adapter.settings.get("modules_to_save"):
             if (outputs := outputs_in(base, adapter.own_weights)) is None:
                 raise InlayError(f"{adapter.place} has no head for {type(base).__name__}, and the base model has none.")
+            self._check_new(adapter)
             schema = adapter.task(outputs, name, length)
             return ServedAdapter(name, schema.kind, schema, adapter, stamp, outputs)
         kept = TemporaryDirectory(prefix="inlay-adapter-")
@@ -249,6 +246,19 @@ class Adapters(Watched):
         own = self._head_of(head, adapter.pooling)[0].holding(head_tensors(adapter), str(adapter.place))
         schema = adapter.task(own.outputs, name, length)
         return ServedAdapter(name, schema.kind, schema, adapter, stamp, own.outputs, own.to(self.rows.device), **moved)
+
+    def _check_new(self, adapter: LoraAdapter) -> None:
+        """An error where the base model has no weights for a part of the head, and the adapter brings none either."""
+        from inlay.methods.plain import plain_parameters
+
+        new = tuple(f"{name}." for name in self.backbone.newly_initialised)
+        lacking = [key for key in plain_parameters(self.loras.base) if key.startswith(new)]
+        lacking = [key for key in lacking if key not in adapter.own_weights]
+        if new and lacking:
+            raise InlayError(
+                f"{adapter.place} lacks {listed(lacking, 3)}, which {self.name} has no weights for: it was drawn anew "
+                "for every training, and not saved. Name it in modules_to_save when you train."
+            )
 
     @property
     def backbone_pooling(self) -> str | None:

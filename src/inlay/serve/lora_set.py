@@ -56,9 +56,10 @@ class LoraSet:
         self._within: dict[str, str] = {}
         self._numbers = count(1)
         self._states: Tensor | None = None
-        self.trunk = getattr(base, base.base_model_prefix)
+        # Some language models call what is inside their trunk.
+        trunk = base.get_decoder() if head is kinds.LANGUAGE else getattr(base, base.base_model_prefix)
         # First of its hooks: the states as they are, before a pooling is put in their place.
-        self.trunk.register_forward_hook(self._remember, prepend=True)
+        trunk.register_forward_hook(self._remember, prepend=True)
         self.model: Any = mix(get_peft_model(base, config, adapter_name=RESTING)).requires_grad_(False)
         self.writer: LoraWriter | None = None
         if head is kinds.LANGUAGE:

@@ -87,7 +87,7 @@ class TrunkHead(nn.Module):
     def run(self, states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Its logits, of the trunk's last states and what the trunk was given."""
         trunk = getattr(self.model, self.model.base_model_prefix)
-        trunk.states = states
+        trunk.states = states.to(next(self.model.parameters()).dtype)  # of mixed precision they are half
         try:
             with torch.no_grad():
                 found: Tensor = self.model(

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError
-from inlay.methods.folder import CONFIG
+from inlay.errors import InlayError, first_line
+from inlay.methods.folder import CONFIG, TASKS
 from inlay.serve.refusals import Refusal
 
 logger = logging.getLogger("inlay.serve")
@@ -137,7 +137,7 @@ class Watched:
     def _stamp(self, place: Path) -> Stamp | None:
         """What tells a folder from an earlier one of its name; None where it holds no adapter."""
         try:
-            if (place / CONFIG["peft"]).is_file():
+            if any((place / name).is_file() for name in (CONFIG["peft"], TASKS)):
                 files = [(file.name, file.stat()) for file in sorted(place.iterdir())]
                 return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in files)
         except OSError:
@@ -154,21 +154,28 @@ class Watched:
 
     def _looked_at(self, name: str) -> Any:
         """What a folder holds; None where it cannot be served, and then the reason is kept."""
-        try:
-            return self._look(name)
-        except InlayError as error:
-            self._refuse(name, str(error))
-            return None
+        found: list[Any] = []
+        self._try(name, lambda: found.append(self._look(name)))
+        return found[0] if found else None
 
     def _take(self, name: str, found: Any, do: Do) -> None:
+        if self._try(name, lambda: do(lambda: self._put(name, found))):
+            self.refused.pop(name, None)
+
+    def _try(self, name: str, action: Callable[[], Any]) -> bool:
+        """Whether something could be done; where not, the reason is kept: whatever it is, the others go on."""
         try:
-            do(lambda: self._put(name, found))
+            action()
         except InlayError as error:
             if isinstance(error, Refusal) and error.status == STOPPING:
                 raise
             self._refuse(name, str(error))
-            return
-        self.refused.pop(name, None)
+            return False
+        except Exception as error:
+            logger.exception("%s %s could not be read", self.what, name)
+            self._refuse(name, f"It could not be read ({type(error).__name__}: {first_line(error)}).")
+            return False
+        return True
 
     def _refuse(self, name: str, why: str) -> None:
         self.refused[name] = (self._seen[name], why)

@@ -114,6 +114,11 @@ def adapter_in(folder: Path) -> Path | None:
     return next((place for place in places if (place / CONFIG["peft"]).is_file()), None)
 
 
+def tasks_in(folder: Path) -> Path | None:
+    """The folder itself, or that of the run it is, if it holds adapters of several tasks."""
+    return next((place for place in (folder, folder / INSIDE) if (place / TASKS).is_file()), None)
+
+
 def is_hub_id(source: str) -> bool:
     """Whether a name looks like a repository's on the hub."""
     return HUB_ID.fullmatch(source) is not None and not Path(source).exists()
@@ -148,8 +153,7 @@ def look(source: Path | str, revision: str | None = None) -> LoraAdapter:
         folder, commit = fetch(source, revision)
     place = adapter_in(folder)
     if place is None:
-        if (folder / TASKS).is_file() or (folder / INSIDE / TASKS).is_file():
-            inner = folder if (folder / TASKS).is_file() else folder / INSIDE
+        if (inner := tasks_in(folder)) is not None:
             raise InlayError(
                 f"{folder} holds several tasks: give --adapters {inner}, and each is an adapter by its name; tasks of "
                 "a method with weights in common are served by `inlay serve --adapter`."
@@ -224,7 +228,8 @@ def _schema_of(place: Path) -> TaskSchema | None:
     from inlay.workflow.answer_files import read_facts
 
     if (place.parent / TASKS).is_file():
-        return TaskSchema.from_json(read_facts(place.parent)["tasks"][place.name])
+        found = read_facts(place.parent)["tasks"].get(place.name)
+        return None if found is None else TaskSchema.from_json(found)
     if place.name != INSIDE or not (place.parent / "record.json").is_file():
         return None
     run = load(place.parent)
