@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hosts import call, until
+from hosts import TEXTS, call, rows, until, write
 from typer.testing import CliRunner
 
 import zoo
@@ -27,6 +27,7 @@ from inlay.serve.adapters import Adapters
 from inlay.serve.running import serving
 from inlay.serve.settings import ServiceSettings
 from inlay.serve.watching import Watched
+from inlay.workflow.answer import Tasks
 from loras import alone, base_model, lora, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -496,3 +497,35 @@ def test_every_architecture_answers_as_peft_alone(family: str, writes: bool, tmp
             states = own.last_hidden_state[0]
             wanted = torch.nn.functional.normalize(states[-1] if decoder else states.mean(0), dim=0)
             torch.testing.assert_close(torch.tensor(said["embedding"]), wanted, atol=1e-5, rtol=0)
+
+
+# ---- tasks that were trained together
+
+
+def test_tasks_of_a_folder_are_adapters_each(tmp_path: Path) -> None:
+    """Of a method whose tasks can be written as LoRAs; their answers are those of the folder's own service."""
+    folder = write(tmp_path, TEXTS)
+    own = Tasks(folder)
+    asked = [each for each in rows(12) if each["task"] != "stsb"] + [
+        each for each in rows(12) if each["task"] == "stsb"
+    ]
+    wanted = own.answer([own.request(each) for each in asked])
+    for given in (folder, folder.parent):
+        hosted = Adapters([str(given)], model=str(tmp_path / "bert-model"))
+        assert hosted.refused == {}
+        with serving(hosted, ServiceSettings(port=0)) as address:
+            listed = {each["adapter"]: each for each in call(address, "/adapters")[1]["adapters"]}
+            assert {name: tuple(each["fields"]) for name, each in listed.items()} == {
+                name: schema.fields for name, schema in TEXTS.items()
+            }
+            found = call(address, "/predict", [{**each, "model": each["task"]} for each in asked])[1]
+        for said, right in zip(found, wanted, strict=True):
+            assert said.get("label") == right.get("label")
+            key = "score" if "score" in right else "value"
+            assert said[key] == pytest.approx(right[key], abs=1e-4)
+            assert said["adapter"] == {"name": right["task"], "revision": revision(folder / right["task"])}
+    # Below a folder of adapters it is named, with what to give instead.
+    (tmp_path / "loras").mkdir()
+    shutil.copytree(folder.parent, tmp_path / "loras" / "joined")
+    hosted = Adapters([str(tmp_path / "loras")], model=str(tmp_path / "bert-model"))
+    assert "holds several tasks: give --adapters" in hosted.refused["joined"][1]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inlay.backbones import embedded
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from inlay.tasks import TaskSchema
 
+LORA = "LORA"  # PEFT's name of the type
 SHORT = 12  # characters of a revision
 EMBEDDING = "embedding"  # beside the kinds of task: what comes out is a vector
 HEADS = {head.task_type: head for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE)}
@@ -47,6 +49,7 @@ class LoraAdapter:
     note: Mapping[str, Any]
     schema: TaskSchema | None
     shapes: Mapping[str, Tensor]
+    kept: Any = field(default=None, compare=False)  # a folder for as long as it is needed
 
     @property
     def fingerprint(self) -> str | None:
@@ -155,12 +158,13 @@ def look(source: Path | str, revision: str | None = None) -> LoraAdapter:
     if place is None:
         if (inner := tasks_in(folder)) is not None:
             raise InlayError(
-                f"{folder} holds several tasks: give --adapters {inner}, and each is an adapter by its name; tasks of "
-                "a method with weights in common are served by `inlay serve --adapter`."
+                f"{folder} holds several tasks: give --adapters {inner} as well, and each is an adapter by its name."
             )
         problem = f"has no {CONFIG['peft']}" if folder.is_dir() else "is no folder"
         raise InlayError(f"{folder} {problem}.{misspelt(folder)} Give the folder of one adapter of PEFT's.")
     settings = read_json(place / CONFIG["peft"])
+    if (written := _exported(place, settings)) is not None:
+        return replace(written, source=said)
     check_mixable(place, settings)
     named = read_json(place / NOTE["peft"]).get("method") if is_present(place / NOTE["peft"]) else None
     method = method_of(place, settings["peft_type"], named)
@@ -178,6 +182,27 @@ def look(source: Path | str, revision: str | None = None) -> LoraAdapter:
     return adapter
 
 
+def _exported(place: Path, settings: Mapping[str, Any]) -> LoraAdapter | None:
+    """What a task of a method that can be written as a LoRA is as one; None for any other adapter."""
+    from inlay.workflow.export import export
+
+    kind = settings.get("peft_type")
+    if kind == LORA or not is_present(place / NOTE["peft"]):
+        return None
+    note = read_json(place / NOTE["peft"])
+    method = method_of(place, kind, note.get("method"))
+    if not method.exports:
+        return None
+    kept = TemporaryDirectory(prefix="inlay-exported-")
+    several = (place.parent / TASKS).is_file()
+    written = export(place.parent if several else place, place.name if several else None, Path(kept.name) / "as-lora")
+    made = look(written)
+    # What the note says holds of the product too, but for the hashes of its files.
+    facts = {key: note.get(key) for key in ("fingerprint", "base_model", "pooling", "about")}
+    digest = file_digest(place / WEIGHTS["peft"])[:SHORT]
+    return replace(made, note=made.note | facts, schema=_schema_of(place), revision=digest, kept=kept)
+
+
 def check_mixable(place: Path, settings: Mapping[str, Any]) -> None:
     """An error for what is no LoRA, or one that cannot share a pass with others."""
     from inlay.methods import vetting
@@ -185,7 +210,7 @@ def check_mixable(place: Path, settings: Mapping[str, Any]) -> None:
 
     vetting.check_type(place / CONFIG["peft"], settings)
     kind = settings.get("peft_type")
-    if kind != "LORA":
+    if kind != LORA:
         raise InlayError(
             f"{place} is an adapter of type {kind!r}; LORA alone is mixed here. `inlay serve --adapter` serves a run "
             "by any method by itself, and `inlay serve --prompts` compressed prompts."
