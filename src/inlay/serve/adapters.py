@@ -22,7 +22,7 @@ from inlay.serve.lora_rows import ADAPTER, LoraRows
 from inlay.serve.refusals import Refusal, unknown_adapter
 from inlay.serve.watching import Change, Stamp, Watched
 from inlay.tasks import kinds
-from inlay.workflow.lora_folders import EMBEDDING, LoraAdapter, adapter_in, look, plain_base, tasks_in
+from inlay.workflow.lora_folders import EMBEDDING, LoraAdapter, adapter_in, is_same_base, look, plain_base, tasks_in
 
 if TYPE_CHECKING:
     from inlay.serve.trunk_heads import TrunkHead
@@ -284,7 +284,7 @@ class Adapters(Watched):
                     f"{other} with fingerprint {adapter.fingerprint[:12]}, and {self.name} has {found[:12]}. Serve it "
                     "from a service of its own."
                 )
-        elif adapter.base_model is not None and plain_base(adapter.base_model) not in self.aliases:
+        elif adapter.base_model is not None and not is_same_base(plain_base(adapter.base_model), self.aliases):
             raise InlayError(
                 f"{other}, and {self.name} is served. If that is the same model under another name, write it into "
                 "base_model_name_or_path of adapter_config.json; if not, serve the adapter from a service of its own."
@@ -334,7 +334,7 @@ class Adapters(Watched):
         from inlay import backbones
         from inlay.backbones import locate
 
-        own = [each for each in found if each.base_model is None or plain_base(each.base_model) in self.aliases]
+        own = [each for each in found if not each.base_model or is_same_base(plain_base(each.base_model), self.aliases)]
         heads = Counter((each.head, each.pooling) for each in own if each.head is not None)
         decoder = locate.kind(self.model) == "decoder"
         writes = any(head is kinds.LANGUAGE for head, _ in heads)

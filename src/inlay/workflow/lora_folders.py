@@ -7,14 +7,13 @@ task says what kind of thing it does, and the size of its head how many classes 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from inlay.backbones import embedded
-from inlay.backbones.locate import portable
 from inlay.errors import InlayError, first_line, misspelt
 from inlay.methods.folder import CONFIG, DEFAULT, NOTE, TASKS, WEIGHTS, AdapterFolder, is_present, read_json
 from inlay.records.atomic import file_digest
@@ -200,7 +199,7 @@ def _exported(place: Path, settings: Mapping[str, Any]) -> LoraAdapter | None:
     # What the note says holds of the product too, but for the hashes of its files.
     facts = {key: note.get(key) for key in ("fingerprint", "base_model", "pooling", "about")}
     digest = file_digest(place / WEIGHTS["peft"])[:SHORT]
-    return replace(made, note=made.note | facts, schema=_schema_of(place), revision=digest, kept=kept)
+    return replace(made, note={**made.note, **facts}, schema=_schema_of(place), revision=digest, kept=kept)
 
 
 def check_mixable(place: Path, settings: Mapping[str, Any]) -> None:
@@ -279,6 +278,10 @@ def plain_base(name: str) -> str:
     return name.lower()
 
 
-def shown_base(name: str) -> str:
-    """A base model's name as a person may read it."""
-    return portable(name)
+def is_same_base(name: str, others: Collection[str]) -> bool:
+    """Whether a base model's name, as `plain_base` gives it, is one of these; of a folder only its own name counts."""
+    return any(
+        name == other
+        or ((name.startswith("./") or other.startswith("./")) and Path(name).name.lower() == Path(other).name.lower())
+        for other in others
+    )
