@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from inlay.backbones import embedded
@@ -205,7 +206,7 @@ def _exported(place: Path, settings: Mapping[str, Any]) -> LoraAdapter | None:
 def check_mixable(place: Path, settings: Mapping[str, Any]) -> None:
     """An error for what is no LoRA, or one that cannot share a pass with others."""
     from inlay.methods import vetting
-    from inlay.methods.mixture.lora import OTHERWISE
+    from inlay.methods.mixture.unmixable import why_not
 
     vetting.check_type(place / CONFIG["peft"], settings)
     kind = settings.get("peft_type")
@@ -214,16 +215,8 @@ def check_mixable(place: Path, settings: Mapping[str, Any]) -> None:
             f"{place} is an adapter of type {kind!r}; LORA alone is mixed here. `inlay serve --adapter` serves a run "
             "by any method by itself, and `inlay serve --prompts` compressed prompts."
         )
-    for setting, why in OTHERWISE.items():
-        if settings.get(setting):
-            raise InlayError(f"{place} cannot be mixed with others in one pass: {why}.")
-    if settings.get("bias", "none") != "none":
-        raise InlayError(
-            f"{place} cannot be mixed with others in one pass: it trains biases of the base model, which all rows "
-            f"share (bias={settings['bias']!r})."
-        )
-    if settings.get("layer_replication"):
-        raise InlayError(f"{place} cannot be mixed with others in one pass: it repeats layers of the base model.")
+    if (why := why_not(SimpleNamespace(**settings))) is not None:
+        raise InlayError(f"{place} cannot be mixed with others in one pass: {why}.")
 
 
 def _check_kind(adapter: LoraAdapter) -> None:

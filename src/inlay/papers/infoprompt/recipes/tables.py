@@ -114,10 +114,9 @@ def scales(
     smoke: Mapping[str, Any],
     words: tuple[str, str, str],
     minutes: tuple[str, str],
-    short: str,
-    made_panels: tuple[str, ...] = (),
+    less: Mapping[str, Any],
 ) -> dict[str, RecipeScale]:
-    """The three scales of one table; `printed` are its own tasks."""
+    """The three scales of one table; `printed` are its own tasks, and `less` says what the runs here fall short of."""
     first = dict(list(tasks.items())[-1:])
     return {
         "paper": RecipeScale(
@@ -141,8 +140,7 @@ def scales(
             tuple(here.values()),
             {"model": p.HOUSE, "if_found": p.BETTER, "tasks": here, "printed": tasks, **own},
             behind=(p.BETTER,),
-            short=short,
-            made_panels=made_panels,
+            **less,
         ),
         "smoke": RecipeScale(
             words[2],
@@ -189,7 +187,7 @@ def full_table(number: int, title: str, tasks: Mapping[str, str], here: Mapping[
             {"lengths": (4,)},
             ("all training data, n_p = 1 and 4", OWN_FULL, "One step of WARP and InfoPrompt."),
             ("days on one GPU", "15 min on two cores"),
-            FULL_SHORT,
+            {"short": FULL_SHORT},
         ),
         run=full_data,
         claims=p.claims(columns, "section 5.1"),
@@ -211,7 +209,7 @@ def few_table(number: int, title: str, tasks: Mapping[str, str], here: Mapping[s
             {"shots": (6,)},
             ("64 and 256 examples, n_p = 4", KEPT, "One step of WARP and InfoPrompt on 6 examples."),
             ("a day on one GPU", "seconds; with --fresh 15 min on two cores"),
-            FEW_SHORT,
+            {"short": FEW_SHORT},
         ),
         run=few_shot,
         claims=p.claims(list(by_shots(tasks, SHOTS)), "section 5.2"),
@@ -243,8 +241,7 @@ TABLE_5 = Recipe(
             "One step of LoRA and InfoPrompt, on all and on 6 examples.",
         ),
         ("days on one GPU", "10 min on two cores; 20 without the kept runs"),
-        FULL_SHORT,
-        made_panels=("full",),
+        {"short": FULL_SHORT, "made_panels": ("full",)},
     ),
     run=table_5,
     claims=(
