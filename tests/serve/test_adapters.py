@@ -529,3 +529,35 @@ def test_tasks_of_a_folder_are_adapters_each(tmp_path: Path) -> None:
     shutil.copytree(folder.parent, tmp_path / "loras" / "joined")
     hosted = Adapters([str(tmp_path / "loras")], model=str(tmp_path / "bert-model"))
     assert "holds several tasks: give --adapters" in hosted.refused["joined"][1]
+
+
+# ---- from the hub
+
+
+def test_a_hub_id_is_served_at_its_commit(
+    base: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the hub's library leaves it in its cache; nothing is asked of a network."""
+    commits = {"main": "a" * 40, "old": "b" * 40}
+    repository = tmp_path / "hub" / "models--someone--mood"
+    for (ref, commit), name in zip(commits.items(), ("three", "five"), strict=True):
+        shutil.copytree(made / name, repository / "snapshots" / commit)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / ref).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hosted = Adapters(["someone/mood", "before=someone/mood@old"])
+    assert hosted.refused == {}
+    with serving(hosted, ServiceSettings(port=0)) as address:
+        for name, commit, own, labels in (("mood", "a", "three", 3), ("before", "b", "five", 5)):
+            said = call(address, "/predict", {"model": name, "text": "w3 w8"})[1]
+            assert said["adapter"] == {"name": name, "revision": 12 * commit}
+            wanted = logits(base, made / own, "w3 w8", labels=labels).softmax(-1).max().item()
+            assert said["score"] == pytest.approx(wanted, abs=1e-6)
+        listed = {each["adapter"]: each["source"] for each in call(address, "/adapters")[1]["adapters"]}
+        assert listed == {"mood": "someone/mood", "before": "someone/mood"}
+        status, said = call(address, "/adapters", {"name": "new", "source": "/etc"})
+        assert status == 403
+        assert "--add-from" in said["error"]
+        for _ in range(2):
+            hosted.look_again(at_once)
+        assert set(hosted.served) == {"mood", "before"}, "what the hub gave stays"

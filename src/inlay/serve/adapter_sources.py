@@ -86,8 +86,7 @@ class Sources:
         return self.extra.get(name) or self.known.get(name)
 
     @property
-    def root(self) -> Path:
-        """Where further ones may be added from unless the settings say: the first folder, or where nothing is added
-        from but what is served."""
-        first = self.folders or [place for place in self.fixed.values() if place.is_dir()]
-        return first[0] if first else Path.cwd()
+    def root(self) -> Path | None:
+        """Where further ones may be added from unless the settings say; None where all come from the hub."""
+        places = self.folders or [place for place in self.fixed.values() if place.is_dir()]
+        return places[0] if places else None

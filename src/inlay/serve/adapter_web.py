@@ -39,7 +39,11 @@ def create_adapter_app(batcher: Batcher[Adapters], settings: ServiceSettings) ->
     """The application around a batcher that runs."""
     hosted = batcher.hosted
     root = settings.add_from or hosted.sources.root
-    folders = (root, *hosted.sources.folders, *(each.parent for each in hosted.sources.fixed.values()))
+    folders = (
+        *([root] if root else ()),
+        *hosted.sources.folders,
+        *(each.parent for each in hosted.sources.fixed.values()),
+    )
     app, told = bare_app(batcher, settings, folders, "adapters", lambda: len(hosted.served))
     reading = partial(_read, hosted, settings)
 
@@ -104,8 +108,10 @@ def _read(hosted: Adapters, settings: ServiceSettings, given: Any) -> Read:
     return Read(*hosted.rows.read(served, given, settings.max_characters))
 
 
-def _below(root: Path, source: str) -> Path:
+def _below(root: Path | None, source: str) -> Path:
     """The folder that a client names, which must lie below `root`."""
+    if root is None:
+        raise Refusal(403, "This service was started without a folder that adapters may be added from (--add-from).")
     try:
         place = (root.resolve() / source).resolve()
         if not place.is_relative_to(root.resolve()):
