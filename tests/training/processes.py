@@ -3,7 +3,8 @@
     accelerate launch processes.py FOLDER
 
 Trains a run whole; then one that the second process is told to interrupt, and resumes it; then one in which the
-processes do not agree on when a checkpoint is due. Every process writes what it found into FOLDER.
+processes do not agree on when a checkpoint is due; then several tasks, whole and interrupted. Every process writes what
+it found into FOLDER.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import test_joint as joint  # noqa: E402
 import torch  # noqa: E402
 import toys  # noqa: E402
 
 from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec, Store  # noqa: E402
 from inlay.training import FitOptions, FitResult, Interrupted, evaluate, fit  # noqa: E402
+from inlay.training.joint import SeveralTasks  # noqa: E402
 
 SPEC = Spec(
     model="toy", method="lora", task="toy", epochs=3, batch_size=16, gradient_accumulation=2, learning_rate=3e-2,
     early_stopping=5,
 )  # fmt: skip
+
+
+JOINT = ("lora", "multi-lora")
 
 
 def described(outcome: FitResult) -> dict:
@@ -41,6 +48,8 @@ def described(outcome: FitResult) -> dict:
         "weights": digest.hexdigest(),
         "resumed_from": outcome.resumed_from,
         "best_step": outcome.best_step,
+        "failed": outcome.failed,
+        "notes": outcome.notes,
     }
 
 
@@ -69,6 +78,30 @@ def train(folder: Path, interrupt_at: int = 0, checkpoint_seconds: float = 1000)
     )
 
 
+def train_tasks(method: str, folder: Path, interrupt_at: int = 0) -> FitResult:
+    """Three tasks, of which one fails in training and one stops early; in float64."""
+    tasks = joint.three()
+    for row in tasks["stsb"].train[30:31]:
+        row["labels"] = float("nan")
+    options = FitOptions(progress=False, checkpoint_seconds=1000)
+    spec = joint.spec(get(method), early_stopping=2, evaluations=8, gradient_accumulation=2, clip=0.5)
+    return fit(joint.backbone(), Cut(tasks, interrupt_at), get(method), spec, folder, options)
+
+
+class Cut(SeveralTasks):
+    """Interrupted at a step of this process."""
+
+    def __init__(self, tasks: dict, at: int) -> None:
+        super().__init__(tasks)
+        self.at = at
+
+    def step(self, *args: Any) -> torch.Tensor:
+        if self.at and self.trainer.state.global_step == self.at:
+            self.at = 0
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().step(*args)
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
@@ -82,6 +115,12 @@ def main(folder: Path) -> None:
         train(folder / "interrupted", interrupt_at=15 if rank == 1 else 0)
     except Interrupted:
         found["resumed"] = described(train(folder / "interrupted"))
+    for method in JOINT:
+        found[method] = described(train_tasks(method, folder / method))
+    try:
+        train_tasks(JOINT[0], folder / "tasks-interrupted", interrupt_at=9 if rank == 1 else 0)
+    except Interrupted:
+        found["tasks resumed"] = described(train_tasks(JOINT[0], folder / "tasks-interrupted"))
     found["disagreeing"] = described(train(folder / "disagreeing", checkpoint_seconds=0 if rank == 1 else 1000))
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
 

@@ -33,6 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     one = processes.train(folder / "one")
     return {
         "one": processes.described(one) | {"predictions": processes.predictions(one)},
+        **{method: processes.described(processes.train_tasks(method, folder / method)) for method in processes.JOINT},
         "first": json.loads((folder / "found-0.json").read_text()),
         "second": json.loads((folder / "found-1.json").read_text()),
         "record": run.record,
@@ -61,6 +62,29 @@ def test_every_process_holds_the_same_and_the_first_writes(found: dict[str, dict
     assert found["first"]["whole"] == found["second"]["whole"]
     assert found["record"]["metrics"] == found["first"]["whole"]["metrics"]
     assert found["record"]["portrait"]["processes"] == 2
+
+
+@pytest.mark.parametrize("method", processes.JOINT)
+def test_several_tasks_learn_what_they_learn_in_one_process(found: dict[str, dict], method: str) -> None:
+    """In float64. One of them fails, and one stops before the others."""
+    one, two = found[method], found["first"][method]
+    assert found["second"][method] == two
+    assert two["failed"].keys() == one["failed"].keys() == {"stsb"}
+    assert two["notes"] == one["notes"]
+    assert any("stopped at step" in note for note in one["notes"])
+    assert [list(entry) for entry in two["history"]] == [list(entry) for entry in one["history"]]
+    for mine, its in zip(one["history"], two["history"], strict=True):
+        for name in mine:
+            if name not in ("validation", "final"):  # metrics: below
+                assert its[name] == pytest.approx(mine[name], rel=1e-5), name
+    for split in ("validation", "test"):
+        assert two["metrics"][split] == pytest.approx(one["metrics"][split], rel=1e-5)
+
+
+def test_several_tasks_are_interrupted_and_resumed(found: dict[str, dict]) -> None:
+    whole, resumed = (found["first"][name] for name in (processes.JOINT[0], "tasks resumed"))
+    assert resumed["resumed_from"] == 10
+    assert resumed | {"resumed_from": None} == whole
 
 
 def test_interrupted_in_one_process_resumed_in_both(found: dict[str, dict]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.utils.data import Sampler
 
@@ -36,7 +37,7 @@ from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
 from inlay.tasks import Task, kinds
 from inlay.tasks.metrics import LOWER_IS_BETTER
-from inlay.training.batches import Placement, Stop
+from inlay.training.batches import Placement, Stop, gather, is_main
 from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
 from inlay.training.mixed_batches import ALONG, NAMES, JointCollator, JointRows, JointSampler, split_batch
 from inlay.training.objectives import Metrics, Objective
@@ -82,8 +83,6 @@ class SeveralTasks(Objective):
     def check(self, spec: Spec, plan: Plan) -> Plan:
         plan = super().check(spec, plan)
         self.temperature = {"proportional": 1.0, "temperature": spec.temperature, "uniform": math.inf}[spec.sampling]
-        if plan.world > 1:
-            raise InlayError("Several tasks are trained in one process. Start it without `accelerate launch`.")
         if plan.dtype is not torch.float16:
             return plan
         if spec.precision == "float16":
@@ -128,11 +127,18 @@ class SeveralTasks(Objective):
             check_labels(labels, batch[NAMES], self._outputs)
             items = counted.ne(NO_LABEL).view(len(labels), -1).sum(dim=1)
             self._totals.index_add_(0, torch.tensor([self.names.index(name) for name in batch[NAMES]]), items)
-        return sum(len(batch[NAMES]) for batch in batches), None
+        if self.setup.plan.world > 1:
+            self._totals = add_up(self._totals.to(device)).cpu()
+        return sum(len(batch[NAMES]) for batch in batches) * self.setup.plan.world, None
 
     def step(self, model: nn.Module, batch: dict[str, Any], items: Tensor | int | None) -> Tensor:
-        """In parts of about the same length; rows of tasks that have ended are left out."""
+        """In parts of about the same length; rows of tasks that have ended are left out.
+
+        Processes have other numbers of parts, and of other tasks: their gradients are added up once, before they are
+        clipped, and not by what the model is wrapped in.
+        """
         trainer, device = self.trainer, self.trainer.args.device
+        world, model = self.setup.plan.world, self.setup.model if self.setup.plan.world > 1 else model
         names = batch[NAMES]
         kept = [i for i, name in enumerate(names) if self.is_trained(name)]
         if not kept:
@@ -153,7 +159,7 @@ class SeveralTasks(Objective):
             each = each.detach()
             self._losses_so_far = each if self._losses_so_far is None else self._losses_so_far + each
             total += torch.where(torch.isfinite(each), each, 0.0).sum()
-        return total
+        return total * world  # of which the Trainer logs the mean over processes
 
     def task_losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
         """Each task's part of the update's loss."""
@@ -167,6 +173,8 @@ class SeveralTasks(Objective):
 
     def clip(self) -> Tensor:
         """Clip each task's gradients by their own norm; a task whose loss or gradient is not finite ends here."""
+        if self.setup.plan.world > 1:
+            self._add_up()
         pairs = [(i, p.grad) for i, task in enumerate(self.names) for p in self.owned[task] if p.grad is not None]
         device = self.trainer.args.device
         squares = torch.zeros(len(self.names), device=device)
@@ -191,6 +199,21 @@ class SeveralTasks(Objective):
                 self.trainer.add_part(task, loss)
                 self.trainer.add_part(f"{task} steps", 1.0)
         return torch.where(good, norms, 0.0).norm()
+
+    def _add_up(self) -> None:
+        """Let every process have the losses and gradients of all. A parameter that no process has a gradient of keeps
+        none: its task had no row."""
+        device, trained = self.trainer.args.device, [p for task in self.names for p in self.owned[task]]
+        there = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=device)
+        moved = [p for p, anywhere in zip(trained, add_up(there).tolist(), strict=True) if anywhere]
+        for dtype in dict.fromkeys(p.dtype for p in moved):
+            own = [p for p in moved if p.dtype is dtype]
+            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in own])
+            for p, gradient in zip(own, add_up(flat).split([p.numel() for p in own]), strict=True):
+                p.grad = gradient.view_as(p)
+        losses = self._losses_so_far
+        losses = torch.zeros(len(self.names), device=device) if losses is None else losses
+        self._losses_so_far = add_up(losses.double())
 
     def fail(self, task: str, why: str, spoilt: bool = False) -> None:
         """End a task that cannot go on; the others do. The parameters are those from before, unless they are `spoilt`:
@@ -267,7 +290,10 @@ class SeveralTasks(Objective):
         others = [entry for name, entry in self.trainer.progress.tasks.items() if name != task]
         needed = [entry["best"]["file"] for entry in others if "best" in entry]
         start, step = f"{BEST_OF_TASK}{task}-", self.trainer.state.global_step
-        return self.trainer.store.write_best(step, self._tensors_of(task), needed=needed, start=start)
+        store, tensors = self.trainer.store, self._tensors_of(task)
+        made = store.write_best(step, tensors, needed=needed, start=start) if is_main() else None
+        found: dict[str, str] = gather(made)[0]
+        return found
 
     def _load_best(self, task: str) -> None:
         best = self.trainer.progress.tasks[task].get("best")
@@ -360,6 +386,12 @@ class SeveralTasks(Objective):
     def count_parameters(self) -> dict[str, Any]:
         model: Any = self.setup.model
         return super().count_parameters() | {"shared": model.base_model.counted_parameters()["shared"]}
+
+
+def add_up(own: Tensor) -> Tensor:
+    """The sum over the processes."""
+    distributed.all_reduce(own)
+    return own
 
 
 def belongs(parameter: str, task: str) -> bool:
