@@ -128,24 +128,26 @@ def test_a_merged_adapter_is_a_checkpoint_that_answers_the_same(
 def test_a_run_becomes_a_checkpoint_by_the_command(
     method: str, typed: Any, review_spec: Spec, reviews: Path, tmp_path: Path
 ) -> None:
-    run = tune(review_spec.with_(method=method, pooling="own"), tmp_path / "runs", progress=False)
+    template = "w9 {body}"
+    spec = review_spec.with_(method=method, pooling="own", template=template)
+    run = tune(spec, tmp_path / "runs", progress=False)
     status, _, err = typed("merge", "--run", run.id, "--out", "merged")
     assert status == 0, err
     made = tmp_path / "merged"
     answers = inlay.predict(run, reviews, probabilities=True)
     pipe = transformers.pipeline("text-classification", model=str(made), top_k=None, device="cpu")
     for answer in answers[:6]:
-        found = {each["label"]: each["score"] for each in pipe([answer["body"]])[0]}
+        found = {each["label"]: each["score"] for each in pipe([f"w9 {answer['body']}"])[0]}
         assert found == pytest.approx(answer["probabilities"], abs=1e-5)
     config = json.loads((made / "config.json").read_text())
     assert list(config["id2label"].values()) == ["1", "2", "3"]
     card = (made / "README.md").read_text()
     assert method in card
-    assert "{body}" in card
+    assert template in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     names: dict[str, Any] = {}
     exec(code.replace("this/folder", str(made)), names)  # what a reader of the card would type
-    batch = names["processor"](answers[0]["body"], return_tensors="pt")
+    batch = names["processor"](f"w9 {answers[0]['body']}", return_tensors="pt")
     shares = names["model"](**batch).logits.softmax(-1)[0].tolist()
     assert shares == pytest.approx(list(answers[0]["probabilities"].values()), abs=1e-5)
     assert not {"adapter_config.json", "inlay.json", "head.json"} & {each.name for each in made.iterdir()}

@@ -179,7 +179,7 @@ class Fit:
         self.resumed_from = None if self.checkpoint is None else step_of(self.checkpoint)
         self.kept: KeptSplit | None = None
         self.why_not: str | None = None
-        self.check_seconds = 0.0
+        self.check_seconds: float | None = None
         self.peak: dict[str, Any] = {}
         for line in trainer.store.news(self.checkpoint):
             display.say(line)
@@ -228,9 +228,7 @@ class Fit:
         """Train from the last checkpoint, or from the start, to the end; from the trunk's kept output where that is
         right and saves something."""
         trainer, done = self.trainer, self.resumed_from or 0
-        began = time.perf_counter()
-        self.kept, self.why_not = keep_trunk(trainer, done)
-        self.check_seconds = time.perf_counter() - began - (self.kept.seconds if self.kept is not None else 0)
+        self.kept, self.why_not, self.check_seconds = keep_trunk(trainer, done)
         if self.kept is not None or kinds.modality(self.objective.first.kind) == "image":
             self.display.say(self.kept.says() if self.kept is not None else f"trunk not cached: {self.why_not}")
         left = sum(step > done for step in self.setup.plan.evaluation_steps)
@@ -294,7 +292,7 @@ class Fit:
             "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
             "processes": plan.world,
             "trunk": ({"cached": False, "reason": self.why_not} if self.kept is None else self.kept.portrait(mean))
-            | {"check_seconds": self.check_seconds},
+            | ({} if self.check_seconds is None else {"check_seconds": self.check_seconds}),
         }
 
     def leave_training(self) -> None:
@@ -329,8 +327,10 @@ class Fit:
         return step_of(checkpoint)
 
 
-def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str | None]:
-    """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not."""
+def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str | None, float | None]:
+    """Let the trainer use the trunk's kept output where that is right and saves something; otherwise, why it is not.
+    And the seconds that finding this out took beside computing the output; None where it took no look at the model."""
+    spent = None
     setup, place = trainer.setup, trainer.setup.place
     wanted = setup.spec.trunk_cache == "on"
     if is_main():
@@ -339,6 +339,7 @@ def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str 
     if why_not is None:
         from inlay.training.trunk.data import NotKept, keep
 
+        began = time.perf_counter()
         try:
             setup.modes.train()
             with place.autocast():
@@ -353,12 +354,12 @@ def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str 
                     inexact=wanted,
                 )
             trainer.use(kept)
-            return kept, None
+            return kept, None, time.perf_counter() - began - kept.seconds
         except NotKept as error:
-            why_not = str(error)
+            why_not, spent = str(error), time.perf_counter() - began
     if wanted:
         raise InlayError(f"trunk_cache='on' cannot be: {why_not}. Take auto, which does without where it must.")
-    return None, why_not
+    return None, why_not, spent
 
 
 def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:

@@ -11,6 +11,7 @@ from inlay.methods.card import write_merged_card
 from inlay.records.atomic import write_folder
 from inlay.records.store import Run
 from inlay.tasks import kinds
+from inlay.tasks.templates import SEPARATOR
 from inlay.workflow.adapted import Adapted, find_source, load_adapted
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.tune import DEFAULT_OUT
@@ -103,8 +104,10 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             f"the model's output is scaled, as it was in training: value = output * {schema.deviation!r} + "
             f"{schema.mean!r}"
         )
-    if schema.modality == "text" and schema.predicts != "tags" and schema.full_template != "{text}":
-        yield f"a text is made by the template {schema.full_template!r} ({{sep}}: a pair of texts)"
+    template = schema.full_template
+    if schema.modality == "text" and schema.predicts != "tags" and template != f"{{{schema.fields[0]}}}":
+        pair = " ({sep}: the tokenizer is given a pair of texts)" if f"{{{SEPARATOR}}}" in template else ""
+        yield f"a text is made by the template {template!r}{pair}"
     if schema.max_length is not None:
         yield f"texts were cut at {schema.max_length} tokens"
 
