@@ -7,7 +7,7 @@ WORKERS ?= 2
 METHOD ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check probe clean
+.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check site wheel probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,14 @@ docs: env  ## Regenerate what is generated: tables of methods, rooms, claims and
 	$(BIN)/python scripts/document_rooms.py --write
 	$(BIN)/python scripts/document_cost.py --write
 
+$(VENV)/.site: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[site]'
+	@touch $@
+
+site: $(VENV)/.site  ## Build the site into site/ and fail on a broken link: open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 probe: env  ## Try every method on every architecture and record what works
 	$(BIN)/python scripts/probe_methods.py
 
@@ -66,4 +74,4 @@ test-peft: env  ## PEFT's own tests with our methods: PEFT=<a checkout of PEFT> 
 	PYTHONPATH=tests $(TEST_ENV) $(BIN)/python -m peft_suite --peft '$(PEFT)' --method $(METHOD) $(if $(RECORD),--record) $(ARGS)
 
 clean:  ## Remove the environment and build leftovers
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
