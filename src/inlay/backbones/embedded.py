@@ -159,6 +159,13 @@ def folder(name: str) -> Fetched:
     return _told(_home(short, found, hub=False), found, hub=False)
 
 
+def present(name: str) -> Path | None:
+    """Where `embedded:<name>` lies on this machine; None where it would have to be fetched. Fetches nothing."""
+    found, short = card(name), name.removeprefix(PREFIX)
+    homes = (_home(short, found, True), _home(short, found, False)) if found.package else (HOUSE / short,)
+    return next((home for home in homes if (home / "model.safetensors").is_file()), None)
+
+
 @cache
 def _check_shipped(weights: Path, sha256: str) -> None:
     """Weights that ship with inlay are the pinned ones; hashed once a process."""

@@ -11,6 +11,7 @@ from inlay.cli import (
     chat,
     compare,
     compress,
+    doctor,
     evaluate,
     export,
     gather,
@@ -77,6 +78,7 @@ listed = (
     methods,
     tasks,
     models,
+    doctor,
 )
 for module in listed:
     app.command(module.__name__.rpartition(".")[2])(module.command)
