@@ -49,6 +49,9 @@ site: $(VENV)/.site  ## Build the site into site/ and fail on a broken link: ope
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 
+wheel: env  ## Build wheel and sdist into dist/, check them, and try the wheel in a bare environment
+	WHEELS=$(CURDIR)/dist scripts/check_wheel.sh $(BIN)/python
+
 probe: env  ## Try every method on every architecture and record what works
 	$(BIN)/python scripts/probe_methods.py
 

@@ -52,6 +52,11 @@ class LocalEngine(Engine):
                 f"and there are {cores()}. Give fewer of one or the other."
             )
         self.workers, self.cpus, self.gpus = workers, cpus, gpus
+        if sys.platform == "win32" and not self.inside:
+            raise InlayError(
+                "On Windows runs are made one after another: processes there cannot be given a socket the way our "
+                "workers are. Give --workers 1, and neither --cpus nor --gpus; or use WSL."
+            )
         self.pool: list[Worker] = []
 
     @property

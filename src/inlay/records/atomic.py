@@ -30,6 +30,17 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 TEMPORARY = ".tmp-"
 ASIDE = f"{TEMPORARY}old-"
+WINDOWS = os.name == "nt"
+
+
+def _flags(*names: str) -> int:
+    """Flags of `os.open` by their names, those that this system has."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+# A link would be written through, a pipe waited for, and Windows would translate the ends of lines.
+OURS = _flags("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
+READ = os.O_RDONLY | _flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", "O_NOINHERIT")
 
 
 class Unwritable(InlayError):
@@ -76,12 +87,14 @@ def _refused(path: Path, number: int | None, error: Exception) -> Unwritable:
 
 def sync_file(path: Path) -> None:
     """Force a file's contents to disk."""
-    with open(path, "rb") as file:
+    with open(path, "r+b" if WINDOWS else "rb") as file:  # Windows forces only what is open for writing
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (creations, renames, removals) to disk."""
+    """Force a folder's entries (creations, renames, removals) to disk. Windows cannot open a folder, nor needs to."""
+    if WINDOWS:
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -115,7 +128,7 @@ def write_file(path: Path, fill: Callable[[Path], None]) -> None:
     """Replace `path` by the file that `fill` writes under the name it is given, whole or not at all."""
     temporary = new_name(path.parent)
     with writing(path):
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OURS, 0o666))
         try:
             fill(temporary)
             sync_file(temporary)
@@ -133,12 +146,10 @@ def new_name(folder: Path) -> Path:
 
 def append_line(path: Path, text: str) -> None:
     """Add a line to a file of ours, or begin it. A link or a pipe in its place is refused."""
-    with writing(path):
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path, flags, 0o666), "ab") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise NotPlain(0, "it is not an ordinary file", str(path))
-            file.write(text.encode(errors="replace") + b"\n")
+    with writing(path), open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | OURS, 0o666), "ab") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotPlain(0, "it is not an ordinary file", str(path))
+        file.write(text.encode(errors="replace") + b"\n")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -216,7 +227,7 @@ def file_digest(path: Path) -> str:
 
 def open_plain(path: Path) -> io.BufferedReader:
     """An ordinary file, to be read. Pipes, devices and folders are `NotPlain`, and not waited for."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, READ)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotPlain(0, "it is not an ordinary file", str(path))

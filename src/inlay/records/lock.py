@@ -1,13 +1,13 @@
 """One process at a time works on a run.
 
-The lock is `flock` on a file in the run's folder: the kernel drops it with the process, so that a killed run leaves no
-stale lock behind. Who holds it stands in the file, for the message only.
+The lock is the system's own (`filelock` knows which), on a file in the run's folder: the kernel drops it with the
+process, so that a killed run leaves no stale lock behind. Who holds it stands in the file, for the message only; on
+Windows nobody else can read it meanwhile, and the message does without.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -15,12 +15,14 @@ import time
 from pathlib import Path
 from weakref import WeakSet
 
+from filelock import lock_descriptor, unlock_descriptor
+
 from inlay.errors import InlayError
-from inlay.records.atomic import writing
+from inlay.records.atomic import OURS, writing
 from inlay.records.sealed import read_object
 
-OURS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a link would be written through, a pipe waited for
 PATIENCE = 0.5  # seconds; `held` takes the lock for an instant, and must not make another process give up
+LOOKS, PAUSE = 6, 0.02  # several processes may ask at once whether a lock is held, and each takes it for an instant
 
 
 class Busy(InlayError):
@@ -47,11 +49,14 @@ class Lock:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | OURS, 0o644)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                taken = lock_descriptor(descriptor, blocking=False)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if not taken:
                 os.close(descriptor)
                 if time.monotonic() > deadline:
-                    raise Busy(self._holder()) from None
+                    raise Busy(self._holder())
                 time.sleep(0.02)
                 continue
             if self._is_current(descriptor):
@@ -60,14 +65,15 @@ class Lock:
         note = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%F %T")})
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, note.encode(), 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, note.encode())
         self._descriptor = descriptor
         _acquired.add(self)
 
     def release(self) -> None:
         """Let the lock go; harmless when it is not held."""
         if self._descriptor is not None:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            unlock_descriptor(self._descriptor)
             self._forget()
 
     def _forget(self) -> None:
@@ -97,18 +103,32 @@ class Lock:
 
 
 def held(path: Path) -> bool:
-    """Whether some process (this one included) holds the lock at `path`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | OURS)
-    except OSError:
+    """Whether some process (this one included) holds the lock at `path`.
+
+    Where a disk does not let us lock what we may only read, nobody is seen to hold it.
+    """
+    descriptor = _opened(path)
+    if descriptor is None:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        for look in range(LOOKS):
+            if look:
+                time.sleep(PAUSE)
+            if lock_descriptor(descriptor, blocking=False):
+                unlock_descriptor(descriptor)
+                return False
+    except OSError:
+        return False
     finally:
         os.close(descriptor)
-    return False
+    return True
+
+
+def _opened(path: Path) -> int | None:
+    for mode in (os.O_RDWR, os.O_RDONLY):  # NFS locks for us alone only what we may write
+        with contextlib.suppress(OSError):
+            return os.open(path, mode | OURS)
+    return None
 
 
 _acquired: WeakSet[Lock] = WeakSet()
@@ -121,4 +141,5 @@ def _close_in_child() -> None:
         lock._forget()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import (
+    WINDOWS,
     Unwritable,
     append_line,
     clear_leftovers,
@@ -398,6 +399,8 @@ class Store:
             # Renamed first: a removal that is cut short leaves nothing that looks like a run.
             doomed = new_name(folder.parent)
             with writing(folder):
+                if WINDOWS:
+                    lock.release()  # no folder is renamed there that has an open file
                 os.replace(folder, doomed)
                 shutil.rmtree(doomed)
         finally:
