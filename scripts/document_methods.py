@@ -21,6 +21,21 @@ from inlay.methods.registry import Method, all_methods
 
 TABLE = ("<!-- methods:begin -->", "<!-- methods:end -->")
 HEADER = ("<!-- generated:begin -->", "<!-- generated:end -->")
+# GitHub and the site show the picture of their theme.
+PLACES = """## Where each acts
+
+![Where each method acts in a transformer](../images/methods/places-transformer-light.png#gh-light-mode-only)
+![Where each method acts in a transformer](../images/methods/places-transformer-dark.png#gh-dark-mode-only)
+
+A block with the norms $N_1$ and $N_2$ computes $h = x + \\mathrm{Attention}(N_1(x))$, then
+$y = h + \\mathrm{FeedForward}(N_2(h))$. Older encoders such as BERT put the norms behind the sums. Each method is drawn
+where its default settings put it. Settings such as `layers` and `target_modules` move it.
+
+![Where each method acts in a ResNet](../images/methods/places-resnet-light.png#gh-light-mode-only)
+![Where each method acts in a ResNet](../images/methods/places-resnet-dark.png#gh-dark-mode-only)
+
+The pictures are drawn by `make docs`: every method is attached to small models, and what it trains is looked up.
+"""
 SECTIONS = ("The equation", "When to use it", "Cost", "Example", "Fidelity")
 SAVED = {"peft": "an adapter in PEFT's format", "head": "the head alone", "full": "a whole checkpoint"}
 TASKS = {
@@ -56,7 +71,7 @@ def pages() -> dict[Path, str]:
     """Every file that has a generated part, as it should read."""
     readme = ROOT / "README.md"
     found = {readme: replaced(readme.read_text(encoding="utf-8"), TABLE, table("docs/methods/"), readme)}
-    index = f"# The methods\n\n{TABLE[0]}\n{table('')}\n{TABLE[1]}\n"
+    index = f"# The methods\n\n{TABLE[0]}\n{table('')}\n{TABLE[1]}\n\n{PLACES}"
     found[ROOT / "docs/methods/README.md"] = index
     for method in all_methods().values():
         path = ROOT / "docs/methods" / f"{method.name}.md"
