@@ -12,7 +12,7 @@ limit="${LIMIT:-$((12 * 1024 * 1024))}"
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 made="${WHEELS:-$scratch/dist}"
-export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_QUIET=1
+export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_QUIET=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 if [ -z "${TOOLS:-}" ]; then
   "$python" -m venv "$scratch/tools"
