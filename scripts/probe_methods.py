@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import document_methods  # noqa: E402
 
+import quantised_zoo  # noqa: E402
 from inlay.anatomy import anatomy  # noqa: E402
 from inlay.methods.capabilities import FILE, capabilities  # noqa: E402
 from inlay.methods.registry import Method, all_methods  # noqa: E402
@@ -49,8 +50,31 @@ def probe_all(methods: Iterable[Method], families: Iterable[str]) -> dict[str, d
         "modalities": {name: FAMILIES[name].modality for name in families},
         "kinds": {name: anatomy(tiny(name, "base")[0]).kind for name in families},
         "model_types": {name: tiny(name, tasks[name][0])[0].config.model_type for name in families},
+        "quantised": {method.name: probe_quantised(method, works[method.name]) for method in methods},
         "trained": {method.name: count for method in methods if (count := cost(method)) is not None},
     }
+
+
+def probe_quantised(method: Method, works: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """By quantisation, on which families' quantised models a method works, of those on which it works at all.
+
+    What cannot be tried here, for lack of a package, is taken over from before.
+    """
+    known = capabilities().get("quantised", {}).get(method.name, {})
+    found = {}
+    for kind in quantised_zoo.KINDS:
+        if (why := quantised_zoo.missing(kind)) is not None:
+            print(f"{kind} is taken over: {why}", file=sys.stderr)
+            tried = known.get(kind, [])
+        else:
+            tried = [
+                family
+                for family, task in quantised_zoo.TASKS.items()
+                if task in works.get(family, ()) and quantised_zoo.fault(method, family, kind) is None
+            ]
+        if tried:
+            found[kind] = tried
+    return found
 
 
 def _works(method: Method, family: str, task: Any) -> bool:

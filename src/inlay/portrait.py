@@ -25,6 +25,8 @@ import psutil
 import torch
 from torch import nn
 
+from inlay.backbones.quantised import count, parts
+
 SHADOWED = "original_module"  # PEFT keeps the untrained original beside the copy that it trains and uses
 BLOCKS = 10
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -36,7 +38,7 @@ def count_parameters(model: nn.Module) -> dict[str, Any]:
     """Trained and total parameters of an adapted model; a tied tensor counts once, a head that a trained copy has
     replaced does not count."""
     used = {id(parameter): parameter for name, parameter in model.named_parameters() if SHADOWED not in name.split(".")}
-    total = sum(parameter.numel() for parameter in used.values())
+    total = sum(count(parameter) for parameter in used.values())
     trained = sum(parameter.numel() for parameter in used.values() if parameter.requires_grad)
     return {"trained": trained, "total": total, "share": trained / total if total else 0.0}
 
@@ -70,7 +72,8 @@ class PeakMemory:
         _give_back()
         own = {
             tensor.untyped_storage().data_ptr(): _touch(tensor)
-            for tensor in (*self.model.parameters(), *self.model.buffers(), *self.kept)
+            for whole in (*self.model.parameters(), *self.model.buffers(), *self.kept)
+            for tensor in parts(whole)
         }
         self._idle = psutil.Process().memory_info().rss - sum(own.values())
         if not _reset_maximum():

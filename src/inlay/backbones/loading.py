@@ -6,7 +6,7 @@ incomplete model, a head drawn from the run's seed, quiet logs, and memory that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -16,8 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import embedded, locate, new_parts, pooled, processors
+from inlay.backbones import embedded, locate, new_parts, pooled, processors, quantised
 from inlay.backbones import pooling as poolings
+from inlay.backbones.devices import pick_device, pick_dtype
 from inlay.backbones.locate import Location, heads
 from inlay.backbones.new_parts import fingerprint
 from inlay.backbones.pooling import AUTO
@@ -39,6 +40,7 @@ class Backbone:
     `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by elsewhere,
     and never a path of this machine. `licence` is the checkpoint's, where it says one.
     `pooling` is what the head of a text classifier reads (mean, first, last, pooler); None where that is not known.
+    `quantize` is how the linear layers of the trunk are held, as in a run's spec.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Backbone:
     notes: list[str] = field(default_factory=list)
     pooling: str | None = None
     licence: str | None = None
+    quantize: str | None = None
 
 
 def load(
@@ -66,6 +69,8 @@ def load(
     seed: int = 0,
     image_size: int | None = None,
     pooling: str = AUTO,
+    quantize: str | None = None,
+    compute_dtype: torch.dtype | None = None,
 ) -> Backbone:
     """The backbone called `name` (hub id, folder, `embedded:<name>`) with a head for this kind of task.
 
@@ -73,6 +78,10 @@ def load(
     in. `image_size` makes the image processor give another size than the checkpoint's, where the model can read it.
     `pooling` is what the head of a text classifier reads: auto (what the checkpoint was made for, if it says so), own
     (what its architecture has it read, whatever the checkpoint says), mean, first, last or pooler.
+
+    `quantize` (4bit, 8bit, int8, int4) holds the linear layers of the trunk in fewer bits, on this process's
+    accelerator where it has one. They multiply in `compute_dtype` (None: `dtype`), and what else is frozen is kept in
+    it. The fingerprint is that of the full weights in `dtype`.
     """
     labels = _labels(kinds.get(kind), num_labels, label_names)
     place = locate.find(name, revision)
@@ -83,7 +92,9 @@ def load(
         auto_class = _auto_class(kinds.get(kind), place, config, trust_remote_code)
         own_labels = dict(config.id2label or {})
         _set_labels(config, labels, kinds.get(kind).loss)
-        model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code)
+        digests: dict[str, bytes] = {}
+        with _quantising(quantize, compute_dtype or dtype, auto_class, config, trust_remote_code, digests) as how:
+            model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code, how)
         pooled.install(model, chosen)
         new = new_parts.new_modules(model, report, name, language=not labels)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
@@ -98,6 +109,8 @@ def load(
     notes += _remarks(place, model, dtype)
     model.config._name_or_path = model.name_or_path = name
     reads = poolings.reads(place) if kinds.get(kind).head is kinds.SEQUENCE else None
+    if quantize is not None:
+        quantised.finish(model, digests, compute_dtype or dtype, new)
     return Backbone(
         name=name,
         model=model,
@@ -110,6 +123,7 @@ def load(
         notes=notes,
         pooling=chosen or reads,
         licence=locate.licence(place),
+        quantize=quantize,
     )
 
 
@@ -151,6 +165,8 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         trust_remote_code=spec.trust_remote_code,
         seed=spec.seed,
         pooling=spec.pooling,
+        quantize=spec.quantize,
+        compute_dtype=pick_dtype(spec.precision, pick_device(), strict=False),
     )
 
 
@@ -229,7 +245,12 @@ def _auto_class(kind: kinds.TaskKind, place: Location, config: Any, trust_remote
 
 
 def _from_pretrained(
-    place: Location, auto_class: str, config: Any, dtype: torch.dtype, trust_remote_code: bool
+    place: Location,
+    auto_class: str,
+    config: Any,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    how: Mapping[str, Any],
 ) -> tuple[Any, dict[str, Any]]:
     import transformers
 
@@ -244,9 +265,36 @@ def _from_pretrained(
                 output_loading_info=True,
                 trust_remote_code=trust_remote_code,
                 **place.arguments,
+                **how,
             )
+    except InlayError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError) as error:
         raise InlayError(f"{place.name!r} could not be loaded: {first_line(error)}") from error
+
+
+@contextmanager
+def _quantising(
+    quantize: str | None,
+    dtype: torch.dtype,
+    auto_class: str,
+    config: Any,
+    trust_remote_code: bool,
+    digests: dict[str, bytes],
+) -> Iterator[dict[str, Any]]:
+    """The arguments by which a model of this config is quantised while it is loaded."""
+    if quantize is None:
+        yield {}
+        return
+    import transformers
+
+    quantised.check(quantize)
+    if getattr(config, "quantization_config", None) is not None:
+        raise InlayError(f"quantize={quantize!r}: the checkpoint is quantised already. Leave it out.")
+    with torch.device("meta"):
+        empty = getattr(transformers, auto_class).from_config(config, trust_remote_code=trust_remote_code)
+    with quantised.loading(quantize, dtype, empty, digests) as how:
+        yield how
 
 
 def _address(place: Location) -> str:

@@ -28,6 +28,15 @@ _HARMLESS = re.compile(
     r"mask_token|masked_bias|final_logits_bias)$"
 )
 
+DIGESTS = "_inlay_digests"
+"""An attribute of a model that was quantised or rounded when it was loaded: what its full weights hash to, by name."""
+_OF_QUANTISED = ("SCB", "weight_format")  # what a quantised layer has beside its weight
+
+
+def may_be_new(name: str) -> bool:
+    """Whether this is a pooler's, which some checkpoints lack."""
+    return _POOLER.search(name) is not None
+
 
 def trunk(model: nn.Module) -> str:
     """The name of the child that is the pretrained backbone: the largest one where the class does not say."""
@@ -131,24 +140,30 @@ def fingerprint(model: nn.Module, new: Collection[str] = ()) -> str:
     """SHA-256 over name, shape, dtype and bytes of every weight and saved buffer outside the modules called `new`.
 
     The same on every device and however the checkpoint was cut into files; a weight that is tied to another counts
-    once. It is a property of the weights in memory: the same checkpoint in another dtype has another fingerprint.
+    once. It is a property of the weights in memory: the same checkpoint in another dtype has another fingerprint. Only
+    of a model that was quantised when it was loaded it is that of the full weights, in float32.
     """
     outside = tuple(f"{name}." for name in new)
+    known: Mapping[str, bytes] = getattr(model, DIGESTS, {})
+    inside = tuple(f"{name}." for name in known)  # scales and tables of a quantised weight
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, weight in sorted(model.state_dict(keep_vars=True).items()):
+        if known and (name.startswith(inside) or name.rpartition(".")[2] in _OF_QUANTISED):
+            continue
         if isinstance(weight, Tensor) and not name.startswith(outside) and id(weight) not in seen:
             seen.add(id(weight))
             weights[name] = weight
     total = hashlib.sha256()
     # hashlib lets go of the interpreter lock, so the tensors are hashed side by side.
     with ThreadPoolExecutor() as pool:
-        for (name, weight), digest in zip(weights.items(), pool.map(_digest, weights.values()), strict=True):
-            total.update(f"{name} {tuple(weight.shape)} {weight.dtype} ".encode() + digest)
+        for found in pool.map(lambda item: known.get(item[0]) or digest(*item), weights.items()):
+            total.update(found)
     return total.hexdigest()
 
 
-def _digest(weight: Tensor) -> bytes:
-    """SHA-256 of a tensor's bytes, read in place where it lies in memory in order."""
+def digest(name: str, weight: Tensor) -> bytes:
+    """A tensor's name, shape and type, and SHA-256 of its bytes, read in place where it lies in memory in order."""
     flat = weight.detach().cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
+    found = hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
+    return f"{name} {tuple(weight.shape)} {weight.dtype} ".encode() + found

@@ -18,9 +18,10 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
+from inlay.backbones.quantised import quantisation
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
-from inlay.methods.capabilities import alternatives, refuse_unfit
+from inlay.methods.capabilities import alternatives, refuse_quantised, refuse_unfit
 from inlay.methods.config import InlayConfig
 from inlay.methods.heads import newly_initialised as find_new
 from inlay.methods.patterns import check_patterns
@@ -65,6 +66,8 @@ def attach(
     """
     method = registry.get(method)
     settings = dict(settings or {})
+    if not force:
+        refuse_quantised(method.name, quantisation(base_of(model)))
     if newly_initialised is None:
         newly_initialised = () if method.form == "full" else find_new(model)
     new = list(newly_initialised)

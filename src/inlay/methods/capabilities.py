@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
+from inlay.records.spec import QUANTISATIONS
 
 if TYPE_CHECKING:
     from inlay.methods.registry import Method
@@ -24,7 +25,8 @@ FILE = "capabilities.json"
 def capabilities() -> Mapping[str, Mapping[str, Any]]:
     """`methods`: by method and family, the tasks it works for; `tasks`: by family, the tasks that were probed;
     `modalities`, `kinds` and `model_types`: of each family, the last as Transformers has it; `trained`: by method,
-    the parameters of BERT-base that it trains beside a new head."""
+    the parameters of BERT-base that it trains beside a new head; `quantised`: by method and quantisation, the families
+    on whose quantised models it works, of the few that were tried."""
     return json.loads((files("inlay.methods") / FILE).read_text(encoding="utf-8"))
 
 
@@ -47,6 +49,25 @@ def share(method: Method, modality: str) -> str:
     if not works:
         return "-"
     return "all" if len(works) == len(families) else f"{len(works)} of {len(families)}"
+
+
+def quantised_share(method: Method) -> str:
+    """The quantisations of a base model on which a method works, in words."""
+    works = capabilities()["quantised"].get(method.name, {})
+    there = [kind for kind in QUANTISATIONS if works.get(kind)]
+    return "all" if len(there) == len(QUANTISATIONS) else ", ".join(there) or "-"
+
+
+def refuse_quantised(method: str, kind: str | None) -> None:
+    """An error where the probes found that a method does not work on a base model that is quantised."""
+    works = capabilities().get("quantised", {})
+    if kind is None or method not in works or works[method].get(kind):
+        return
+    able = [name for name, found in works.items() if found.get(kind)]
+    raise InlayError(
+        f"{method} does not work on a base model whose weights are quantised ({kind}). These do: {', '.join(able)}. Or "
+        "leave the quantisation out."
+    )
 
 
 def trained_count(method: Method) -> str:

@@ -57,7 +57,11 @@ def beside(weight: Tensor) -> dict[str, Any]:
 def like(own: nn.Module | Tensor, values: Tensor) -> Tensor:
     """`values` where a module or a weight is, in single precision or, where its own is double, in that."""
     if isinstance(own, nn.Module):
-        own = next(parameter for parameter in own.parameters() if parameter.is_floating_point())
+        parameters = list(own.parameters())
+        whole = next((parameter for parameter in parameters if parameter.is_floating_point()), None)
+        if whole is None:  # all of them quantised
+            return values.to(parameters[0].device, torch.float32)
+        own = whole
     return values.to(own.device, torch.promote_types(own.dtype, torch.float32))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from inlay.backbones.quantised import kind_of_weight
 from inlay.errors import InlayError
 from inlay.methods.plain import base_of, plain_modules, plain_name, plain_parameters
 
@@ -28,7 +29,12 @@ def newly_initialised(model: nn.Module, loading_info: Mapping[str, Any] | None =
     `loading_info` is what `from_pretrained(..., output_loading_info=True)` returns beside the model; without it the
     marks on the parameters are read. A model made from a config has none: then it is the head, as the anatomy has it.
     """
-    parameters = {n: p for n, p in plain_parameters(model).items() if n.rpartition(".")[2] not in UNUSED}
+    parameters = {
+        name: parameter
+        for name, parameter in plain_parameters(model).items()
+        # What is quantised was loaded, whatever marks the quantiser has left on it.
+        if name.rpartition(".")[2] not in UNUSED and kind_of_weight(parameter) is None
+    }
     if loading_info is not None:
         mismatched = {key if isinstance(key, str) else key[0] for key in loading_info.get("mismatched_keys", ())}
         missing = mismatched.union(loading_info.get("missing_keys", ()))

@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import in_backbone
 from inlay.backbones.pooled import installed
+from inlay.backbones.quantised import kind_of
 from inlay.errors import InlayError, listed
 from inlay.methods.channels import widths
 from inlay.methods.config import InlayConfig
@@ -359,11 +360,12 @@ class InlayTuner(TunerHooks, BaseTuner):
 
     def merge_adapter(self, adapter_names: list[str] | None = None, safe_merge: bool = False) -> None:
         """Put adapters into the base model's weights; `unmerge_adapter` takes them out."""
-        self._refuse_tied(adapter_names)
+        self._refuse_unmergeable(adapter_names)
         super().merge_adapter(adapter_names, safe_merge)
 
-    def _refuse_tied(self, names: list[str] | None) -> None:
-        """An error where a parameter to be merged into is another module's too, which the adapter leaves alone."""
+    def _refuse_unmergeable(self, names: list[str] | None) -> None:
+        """An error where a parameter to be merged into is quantised, or another module's too, which the adapter leaves
+        alone."""
         names = list(names or self.active_adapters)
         holders: dict[nn.Parameter, list[str]] = {}
         for name, module in self.model.named_modules():
@@ -373,6 +375,12 @@ class InlayTuner(TunerHooks, BaseTuner):
         for layer in self._layers():
             if not any(name in getattr(layer, container) for container in layer.adapter_layer_names for name in names):
                 continue
+            kind = kind_of(layer.host)
+            if kind is not None and "weight" in layer.merges_into:
+                raise InlayError(
+                    f"The weight of this {type(layer.host).__name__} is quantised ({kind}): nothing merges into it without "
+                    "another rounding. Save the adapter, load it on the full base model, and merge there."
+                )
             for key in layer.merges_into:
                 own = holders.get(getattr(layer.host, key, None), [])
                 if len(own) > 1:
@@ -389,7 +397,7 @@ class InlayTuner(TunerHooks, BaseTuner):
         adapter_names: list[str] | None = None,
     ) -> nn.Module:
         if merge:
-            self._refuse_tied(adapter_names)
+            self._refuse_unmergeable(adapter_names)
         modules = dict(self.model.named_modules())
         for module in modules.values():
             if isinstance(module, self.tuner_layer_cls):

@@ -36,7 +36,14 @@ RECORD: dict[str, Any] = {
     "tasks": {ANY: TASK},
     "failed": {ANY: str},
     "notes": [str],
-    "backbone": {"name": str, "source": str, "fingerprint": str, "newly_initialised": [str], "notes": [str]},
+    "backbone": {
+        "name": str,
+        "source": str,
+        "fingerprint": str,
+        "newly_initialised": [str],
+        "notes": [str],
+        "quantize": str,
+    },
     "versions": {ANY: (str, int, float)},
     "portrait": {
         "parameters": {"trained": WHOLE, "total": WHOLE, "share": NUMBER, "shared": WHOLE},

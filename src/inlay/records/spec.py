@@ -34,6 +34,7 @@ class Spec:
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
+    `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: as loaded.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Spec:
     pooling: str = "auto"
     group_by_length: bool = False
     task_fields: Mapping[str, Any] = field(default_factory=dict)
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -94,7 +96,7 @@ class Spec:
             raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
-            if value not in choices and not (name == "augment" and value is None):
+            if value not in choices and not (name in ("augment", "quantize") and value is None):
                 raise unknown(name, value, choices)
         if self.temperature != 1.0 and self.sampling != "temperature":
             raise InlayError(
@@ -190,6 +192,7 @@ SCHEDULES = ("linear", "cosine", "constant")
 TRUNK_CACHES = ("auto", "on", "off")
 AUGMENTS = ("flip", "crop", "crop-flip")
 SAMPLINGS = ("proportional", "temperature", "uniform")
+QUANTISATIONS = ("4bit", "8bit", "int8", "int4")
 POOLINGS = ("auto", "own", "mean", "first", "last", "pooler")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "sampling": SAMPLINGS,
@@ -198,6 +201,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "trunk_cache": TRUNK_CACHES,
     "pooling": POOLINGS,
     "augment": AUGMENTS,
+    "quantize": QUANTISATIONS,
 }
 # What a run did, of whose spec a field is absent: it was made before there was a choice.
 BEFORE: Mapping[str, Any] = {"pooling": "own"}
@@ -212,4 +216,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "pooling": ("own", "auto"),  # what auto finds in a checkpoint is written in before
     "group_by_length": (False,),
     "task_fields": ({},),
+    "quantize": (None,),
 }

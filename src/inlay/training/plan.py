@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from inlay.backbones.devices import pick_device as pick_device
+from inlay.backbones.devices import pick_dtype as pick_dtype
 from inlay.errors import InlayError
 from inlay.methods.registry import Method
 from inlay.records.spec import Spec, updates
@@ -92,31 +94,6 @@ def lower_rate(learning_rate: float, method: Method) -> str:
     if learning_rate > max(method.grid) and method.learning_rate < learning_rate:
         return f"{method.learning_rate:.3g}, the default of {method.name}"
     return f"{learning_rate / 3:.1g}"
-
-
-def pick_device() -> torch.device:
-    """This process's accelerator, or the CPU."""
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
-def pick_dtype(precision: str, device: torch.device, *, strict: bool = True) -> torch.dtype | None:
-    """The type for mixed precision: on CUDA bfloat16, or float16 where that is missing; elsewhere only if asked for.
-
-    A type that the device lacks is an error, or if not `strict` float32, which can do all that the others can.
-    """
-    if precision == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if precision == "float16" and device.type != "cuda":
-        if not strict:
-            return None
-        raise InlayError(f"precision='float16' needs a CUDA device, and this is {device.type}. Use auto or bfloat16.")
-    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
 def pick_workers(device: torch.device, encoded: Any) -> int:

@@ -35,6 +35,7 @@ from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError, listed
+from inlay.methods.channels import is_plain
 from inlay.methods.tuner import ChildLayer, on_first_tensor
 
 ROUNDED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # exactly these: autocast rounds what they compute with
@@ -105,6 +106,7 @@ def _to_round(model: nn.Module) -> dict[str, Any]:
         and module not in others
         and not module.weight.requires_grad
         and module.weight.dtype == torch.float32
+        and is_plain(module.weight)  # torchao's quantised weights are of a dtype that they stand for
         and owners[id(module.weight)] == 1
     }
 

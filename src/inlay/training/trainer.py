@@ -35,6 +35,7 @@ from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
+from inlay.backbones.quantised import as_adapted
 from inlay.errors import InlayError
 from inlay.portrait import PeakMemory, Speed
 from inlay.training import checkpoints as files
@@ -90,13 +91,14 @@ class InlayTrainer(Trainer):
 
     def __init__(self, setup: Setup, objective: Objective, callbacks: Sequence[TrainerCallback]) -> None:
         plan, folder = setup.plan, setup.folder
-        super().__init__(
-            model=setup.model,
-            args=make_arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
-            data_collator=setup.collate,
-            train_dataset=setup.rows,
-            callbacks=[Pace(self), *callbacks],
-        )
+        with as_adapted(setup.model):
+            super().__init__(
+                model=setup.model,
+                args=make_arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
+                data_collator=setup.collate,
+                train_dataset=setup.rows,
+                callbacks=[Pace(self), *callbacks],
+            )
         self.remove_callback(PrinterCallback)
         self.setup, self.objective = setup, objective
         self.plan, self.modes, self.interrupts = plan, setup.modes, setup.interrupts

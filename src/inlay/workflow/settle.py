@@ -69,6 +69,7 @@ def check(spec: Spec) -> Spec:
     check_tasks(spec)
     check_layers(spec)
     check_settings(spec)
+    check_quantisation(spec)
     spec = with_method_defaults(spec)
     check_modality(spec)
     return spec
@@ -267,6 +268,13 @@ def check_settings(spec: Spec, method: str | None = None) -> None:
         from inlay.methods import settings
 
         settings.check_settings(registry.get(method or spec.method), spec.settings)
+
+
+def check_quantisation(spec: Spec) -> None:
+    """A clear error where a method does not work on quantised weights, before anything large is read."""
+    from inlay.methods.capabilities import refuse_quantised
+
+    refuse_quantised(spec.method, spec.quantize)
 
 
 def check_modality(spec: Spec) -> None:

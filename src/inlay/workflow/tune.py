@@ -221,5 +221,6 @@ def describe_backbone(backbone: Backbone) -> dict[str, Any]:
         "fingerprint": backbone.fingerprint,
         "newly_initialised": list(backbone.newly_initialised),
         "pooling": backbone.pooling,
+        "quantize": backbone.quantize,
         "notes": backbone.notes,
     }

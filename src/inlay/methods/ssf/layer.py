@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from inlay.methods.channels import beside
+from inlay.methods.channels import beside, widths
 from inlay.methods.rescaling import RescalingLayer
 from inlay.methods.ssf.config import SSFConfig
 
@@ -17,7 +16,7 @@ class ScaleShift(nn.Module):
     def __init__(self, host: nn.Module, init_std: float) -> None:
         super().__init__()
         weight, bias = host.weight, getattr(host, "bias", None)
-        channels = weight.shape[-1] if isinstance(host, Conv1D) else weight.shape[0]
+        channels = widths(host)[1] or weight.shape[0]  # quantised weights have shapes of their own
         self.weight = nn.Parameter(torch.zeros(channels, **beside(weight)))
         self.bias = None if bias is None else nn.Parameter(torch.zeros_like(bias))
         for parameter in self.parameters():
