@@ -16,7 +16,7 @@ from pathlib import Path
 
 from generated import ROOT, replaced
 
-from inlay.methods.capabilities import FILE, capabilities, share, trained_count
+from inlay.methods.capabilities import FILE, capabilities, quantised_share, share, trained_count
 from inlay.methods.registry import Method, all_methods
 
 TABLE = ("<!-- methods:begin -->", "<!-- methods:end -->")
@@ -83,14 +83,15 @@ def pages() -> dict[Path, str]:
 def table(links: str) -> str:
     """One row per method: what it trains, where it works, what it costs."""
     lines = [
-        "| method | what it does | text | images | trained parameters (BERT-base) | saved as |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| method | what it does | text | images | quantised bases | trained parameters (BERT-base) | saved as |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for method in all_methods().values():
         text, images = (share(method, modality) for modality in ("text", "image"))
         name = f"[`{method.name}`]({links}{method.name}.md)"
         lines.append(
-            f"| {name} | {method.summary} | {text} | {images} | {trained_count(method)} | {SAVED[method.form]} |"
+            f"| {name} | {method.summary} | {text} | {images} | {quantised_share(method)} | "
+            f"{trained_count(method)} | {SAVED[method.form]} |"
         )
     return "\n".join(lines)
 
@@ -105,6 +106,7 @@ def header(method: Method) -> str:
         "learning rate": rate,
         "equals the base model before training": "yes, exactly" if method.identity_at_start else "no",
         "mergeable": "yes" if method.mergeable else "no",
+        "on quantised bases": quantised_share(method).replace("-", "no"),
         "saved as": SAVED[method.form],
         "trained parameters (BERT-base)": f"{trained_count(method)}, plus the new head"
         if method.form == "peft"

@@ -3,12 +3,13 @@
 Every linear layer of the trunk is quantised when it is loaded, one after the other. What is trained is not: the head, a
 pooler that the checkpoint may lack. Neither are embeddings and norms, which are kept in the precision of the run.
 
-A quantised base belongs to the checkpoint it came from. So its fingerprint is that of the full weights, which are hashed
-as they pass by: an adapter moves freely between the two.
+A quantised base belongs to the checkpoint it came from. So its fingerprint is that of the full weights, which are
+hashed as they pass by: an adapter moves freely between the two.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,7 +40,7 @@ def check(kind: str, device: torch.device | None = None) -> None:
     package, device = PACKAGES[kind], device or pick_device()
     if device.type not in DEVICES:
         raise InlayError(
-            f"quantize={kind!r}: no quantisation runs on {device.type}. All of them ({', '.join(QUANTISATIONS)}) run on a "
+            f"quantize={kind!r}: no quantisation runs on {device.type}. All ({', '.join(QUANTISATIONS)}) run on a "
             "CPU (ACCELERATE_USE_CPU=1) and on CUDA; or leave it out."
         )
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < LEAST_GPU.get(kind, (0, 0)):
@@ -75,7 +76,7 @@ def kind_of_weight(weight: Tensor) -> str | None:
 def count(weight: Tensor) -> int:
     """How many numbers a weight stands for: 4-bit ones lie two in a byte."""
     if kind_of_weight(weight) == "4bit":
-        return math.prod(weight.quant_state.shape)  # type: ignore[attr-defined]
+        return math.prod(weight.quant_state.shape)
     return weight.numel()
 
 
@@ -83,7 +84,7 @@ def parts(tensor: Tensor) -> list[Tensor]:
     """The tensors that lie in memory for one: those that a weight of torchao's is made of, otherwise itself."""
     if PACKAGES.get(kind_of_weight(tensor) or "") != "torchao":
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    names, _ = tensor.__tensor_flatten__()
     return [getattr(tensor, name) for name in names]
 
 
@@ -162,8 +163,8 @@ def loading(kind: str, dtype: torch.dtype, model: nn.Module, digests: dict[str, 
 
 @contextmanager
 def _hashing(kind: str, digests: dict[str, bytes]) -> Iterator[None]:
-    """Hash what Transformers is about to quantise. It keeps none of it, and a second reading would take the whole model's
-    memory."""
+    """Hash what Transformers is about to quantise. It keeps none of it, and a second reading would take the whole
+    model's memory."""
     from transformers.integrations import bitsandbytes, torchao
 
     place: Any = torchao.TorchAoQuantize
@@ -200,13 +201,22 @@ def finish(model: nn.Module, digests: dict[str, bytes], dtype: torch.dtype, new:
     held = {name: digest(name, tensor) for name, tensor in tensors.items()}  # as they were
     for tensor in tensors.values():
         tensor.data = tensor.data.to(dtype)
+    keep_gradients(model)
     for module in modules.values():
         if kind_of(module) == "4bit":
             layer: Any = module
-            # In eval mode, in which frozen layers stay, it would repack its weight for kernels without a backward pass.
-            layer.support_avx512bf16_for_cpu = False
             layer.weight.quant_state.dtype = dtype
     setattr(model, DIGESTS, digests | held)
+    # It says at every product that it rounds to float16.
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+
+
+def keep_gradients(model: nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights in eval mode, in which frozen layers stay while others train: its
+    kernels for some CPUs have no backward pass."""
+    for module in model.modules():
+        if kind_of(module) == "4bit":
+            module.support_avx512bf16_for_cpu = False
 
 
 @contextmanager

@@ -98,8 +98,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "(what its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
         "group_by_length": "Train on batches of texts of about equal length: less padding, another order.",
         "precision": "auto, float32, bfloat16 or float16.",
-        "quantize": "Hold the frozen linear layers in fewer bits: 4bit (NF4) or 8bit (LLM.int8) by bitsandbytes, int8 or "
-        "int4 by torchao. Needs inlay[quantize].",
+        "quantize": "Hold the frozen linear layers in fewer bits: 4bit (NF4) or 8bit (LLM.int8) by bitsandbytes, int8 "
+        "or int4 by torchao. Needs inlay[quantize].",
         "gradient_checkpointing": "Use less memory and more time: activations are computed again.",
         "trunk_cache": "Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an "
         "error where it cannot be) or off.",

@@ -18,7 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
-from inlay.backbones.quantised import quantisation
+from inlay.backbones.quantised import keep_gradients, quantisation
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
 from inlay.methods.capabilities import alternatives, refuse_quantised, refuse_unfit
@@ -66,6 +66,7 @@ def attach(
     """
     method = registry.get(method)
     settings = dict(settings or {})
+    keep_gradients(base_of(model))
     if not force:
         refuse_quantised(method.name, quantisation(base_of(model)))
     if newly_initialised is None:

@@ -27,9 +27,11 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from inlay.backbones.locate import remember_folder
+from inlay.backbones.new_parts import DIGESTS
 from inlay.backbones.new_parts import fingerprint as fingerprint_of
 from inlay.backbones.pooled import installed, undone_on_error
 from inlay.backbones.pooling import written
+from inlay.backbones.quantised import keep_gradients, quantisation
 from inlay.errors import InlayError, listed
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
@@ -116,6 +118,7 @@ def restore(
     note, place = saved.read_note(), saved.place
     if not note:
         vetting.say_unvouched(saved.note)
+    keep_gradients(base_of(model))
     with undone_on_error(base_of(model)):
         if note:
             agree_on_pooling(model, note.get("pooling"), str(place))
@@ -199,6 +202,13 @@ def _check_base(model: nn.Module, note: Mapping[str, Any], place: Path, fingerpr
     wanted = note.get("fingerprint")
     # With an adapter in it already the base was checked when that one came, and its names are no longer the same.
     if wanted is None or any(isinstance(module, BaseTunerLayer) for module in model.modules()):
+        return
+    if fingerprint is None and quantisation(model) is not None and not hasattr(model, DIGESTS):
+        vetting.NOTES.warning(
+            "The base model was quantised by others, and what it was before is not known: whether %s belongs to it is "
+            "not checked. inlay.load_backbone(..., quantize=) knows.",
+            place,
+        )
         return
     found = fingerprint or fingerprint_of(model, note.get("newly_initialised", ()))
     if found != wanted:

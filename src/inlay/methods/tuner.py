@@ -378,8 +378,8 @@ class InlayTuner(TunerHooks, BaseTuner):
             kind = kind_of(layer.host)
             if kind is not None and "weight" in layer.merges_into:
                 raise InlayError(
-                    f"The weight of this {type(layer.host).__name__} is quantised ({kind}): nothing merges into it without "
-                    "another rounding. Save the adapter, load it on the full base model, and merge there."
+                    f"The weight of this {type(layer.host).__name__} is quantised ({kind}): nothing merges into it "
+                    "without another rounding. Save the adapter, load it on the full base model, and merge there."
                 )
             for key in layer.merges_into:
                 own = holders.get(getattr(layer.host, key, None), [])

@@ -34,7 +34,7 @@ class Spec:
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
-    `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: as loaded.
+    `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
     """
 
     model: str

@@ -19,8 +19,10 @@ from peft.utils.other import get_pattern_key
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from inlay.backbones.quantised import kind_of
 from inlay.errors import InlayError
 from inlay.methods import vetting
+from inlay.methods.channels import widths
 from inlay.methods.folder import CONFIG, NOTE, WEIGHTS, read_json
 from inlay.methods.mixture.unmixable import why_not, why_not_at
 from inlay.methods.plain import WRAPPED
@@ -127,9 +129,9 @@ def _factors(
             )
         if (why := why_not_at(place)) is not None:
             raise InlayError(f"{source} cannot be mixed with others in one pass: {why}.")
-        if type(host) not in (nn.Linear, Conv1D):
+        if type(host) not in (nn.Linear, Conv1D) and kind_of(host) is None:
             raise InlayError(f"{source} adapts {place}, a {type(host).__name__}, which a pool does not. {BY_MIX}")
-        wide, narrow = host.weight.shape if isinstance(host, Conv1D) else host.weight.T.shape
+        wide, narrow = widths(host)
         rank = shape.shape[0]
         if shape.ndim != 2 or tuple(shape.shape) != (rank, wide) or tuple(b.shape) != (narrow, rank):
             raise InlayError(
