@@ -70,7 +70,9 @@ def _without_gaps(what: str, value: Any, column: str, where: str) -> list[str]:
 def _prepared(schema: TaskSchema, row: Mapping[str, Any], where: str) -> Row:
     needed = prepare.INPUTS.get(str(schema.prepare))
     if needed is None:
-        raise unknown("way to prepare a task's rows", str(schema.prepare), prepare.INPUTS, "Its description was edited.")
+        raise unknown(
+            "way to prepare a task's rows", str(schema.prepare), prepare.INPUTS, "Its description was edited."
+        )
     renamed = {ours: row.get(theirs) for ours, theirs in schema.columns.items()}
     values = {**row, **{name: value for name, value in renamed.items() if not is_null(value)}}
     found = next((names for names in needed if all(not is_null(values.get(n)) for n in names)), None)
