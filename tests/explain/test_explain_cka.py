@@ -13,7 +13,7 @@ from torch import Tensor
 
 from inlay import InlayError
 from inlay.explain.cka import MinibatchCKA, hsic1
-from inlay.explain.features import gram, rows_of
+from inlay.explain.features import find_outlying, gram, has_outliers, mean_of_others, rows_of, watching
 
 
 def features(seed: int, rows: int, width: int) -> Tensor:
@@ -143,3 +143,50 @@ def test_padding_is_left_out_and_prompts_stand_before_the_text() -> None:
     flat = rows_of(tokens, "encoder", "flat", mask)
     assert torch.equal(flat[0], tokens[0].flatten())
     assert torch.equal(flat[1, 8:], torch.zeros(4))
+
+
+def test_outlier_tokens_drown_the_others_and_are_left_out() -> None:
+    """Two layers that say the same, one with a huge token in a place that an image chose at random."""
+    usual = features(0, 24, 10 * 8).reshape(24, 10, 8) + features(1, 24, 8)[:, None]
+    drowned = usual.clone()
+    for row, place in enumerate(torch.randint(10, (24,), generator=torch.Generator().manual_seed(2)).tolist()):
+        drowned[row, place] = 100 * features(3, 1, 8)[0]
+    assert has_outliers(drowned)
+    assert not has_outliers(usual)
+    flat = cka([(usual.flatten(1), drowned.flatten(1))])
+    others = cka([(usual.mean(1), mean_of_others(drowned))])
+    assert abs(flat) < 0.2
+    assert others > 0.8
+    for row in range(24):
+        kept = [token for token in drowned[row] if float(token.norm()) < 50]
+        torch.testing.assert_close(mean_of_others(drowned)[row], torch.stack(kept).mean(0))
+    torch.testing.assert_close(mean_of_others(usual), usual.mean(1))
+
+
+def test_the_layers_with_outliers_are_found_in_a_real_model() -> None:
+    """A ViT of which one block adds a huge value to one token: that layer and those after it, and no others."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+    model = ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).eval()
+    batch = {"pixel_values": torch.randn(6, 3, 32, 32)}
+    with torch.no_grad():
+        assert find_outlying(model, batch) == set()
+
+        def enlarge(module: torch.nn.Module, args: object, output: Tensor) -> Tensor:
+            output = output.clone()
+            output[:, 5] += 500
+            return output
+
+        blocks = [module for name, module in model.named_modules() if type(module).__name__ == "ViTLayer"]
+        blocks[1].register_forward_hook(enlarge)
+        assert find_outlying(model, batch) == {2, 3, 4}
+        with watching(model, "flat", {2, 3, 4}) as seen:
+            model(**batch)
+            mixed = seen.take()
+        with watching(model, "flat") as seen:
+            model(**batch)
+            flat = seen.take()
+    assert torch.equal(mixed[:2], flat[:2])
+    assert not any(torch.equal(mixed[layer], flat[layer]) for layer in (2, 3, 4))

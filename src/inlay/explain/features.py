@@ -6,7 +6,7 @@ taken inside the forward pass, so that no more than one layer's features are hel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -18,18 +18,21 @@ from inlay.errors import InlayError, unknown
 
 Reduction = Literal["flat", "mean", "cls"]
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
+OUTLIER = 10.0  # times the median norm of a layer's tokens
 CHUNK = 1 << 15  # features multiplied at a time, in double precision
 
 
 class Grams:
     """The Gram matrices of the minibatch that last went through the model, the stem first; see `watching`.
 
-    Set `mask` (rows x tokens, 1 for a real token) before a minibatch of texts.
+    Set `mask` (rows x tokens, 1 for a real token) before a minibatch of texts. `outlying`: the layers (0 the stem) of
+    which the mean over their other tokens is taken in place of all positions in a row; see `has_outliers`.
     """
 
-    def __init__(self, parts: Anatomy, how: str) -> None:
+    def __init__(self, parts: Anatomy, how: str, outlying: Set[int] = frozenset()) -> None:
         self.parts = parts
         self.how = how
+        self.outlying = outlying
         self.mask: Tensor | None = None
         self._seen: list[Tensor] = []
 
@@ -40,15 +43,54 @@ class Grams:
 
     def note(self, features: Tensor) -> None:
         """Add the next layer's."""
-        self._seen.append(gram(rows_of(features, self.parts.kind, self.how, self.mask)))
+        if len(self._seen) in self.outlying:
+            self._seen.append(gram(mean_of_others(features)))
+        else:
+            self._seen.append(gram(rows_of(features, self.parts.kind, self.how, self.mask)))
+
+
+def find_outlying(model: nn.Module, batch: Mapping[str, Tensor]) -> set[int]:
+    """The layers (0 the stem) that have outlier tokens on a minibatch of images; none of a convolutional model."""
+    parts, found = anatomy(model), set[int]()
+
+    def look(layer: int, output: Any) -> None:
+        features = output if isinstance(output, Tensor) else next(v for v in output if isinstance(v, Tensor))
+        if features.ndim == 3 and has_outliers(features):
+            found.add(layer)
+
+    handles = [
+        block.module.register_forward_hook(lambda module, args, output, layer=layer: look(layer, output))
+        for layer, block in enumerate(parts.blocks, start=1)
+    ]
+    try:
+        model(**batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def has_outliers(features: Tensor) -> bool:
+    """Whether some tokens (examples x tokens x channels) are so large that they drown the others: `OUTLIER` times the
+    median norm. Large vision transformers, and some small ones, keep a few such tokens in their late blocks (Darcet et
+    al. 2024): nearly all variance of all positions in a row is then that of where they stand."""
+    norms = features.float().norm(dim=-1)
+    return bool((norms > OUTLIER * norms.median()).any())
+
+
+def mean_of_others(features: Tensor) -> Tensor:
+    """The mean over an example's tokens that are no outliers."""
+    norms = features.float().norm(dim=-1, keepdim=True)
+    usual = (norms <= OUTLIER * norms.median()).to(features)
+    return (features * usual).sum(1) / usual.sum(1).clamp(min=1)
 
 
 @contextmanager
-def watching(model: nn.Module, how: str) -> Iterator[Grams]:
+def watching(model: nn.Module, how: str, outlying: Set[int] = frozenset()) -> Iterator[Grams]:
     """Take the Gram matrices of every forward pass made inside of this."""
     parts = anatomy(model)
     check_reduction(how, parts, model)
-    grams = Grams(parts, how)
+    grams = Grams(parts, how, outlying)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         grams.note(next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)))

@@ -187,7 +187,8 @@ def cka(found: Similarity) -> Figure:
                 j, i, f"{value:.2f}", ha="center", va="center", fontsize=6, color="black" if value > 0.6 else "white"
             )
     seen = f"{found.examples:,} {found.split} examples, {found.features} features"
-    title = f"How alike layers are: {subject_name(found.spec)}\n{seen}"
+    left = "; mean of the usual tokens where others drown them" if any(found.outlying) else ""
+    title = f"How alike layers are: {subject_name(found.spec)}\n{seen}{left}"
     charts.dress(axes, title, f"layer of {_short(found.second)} (0: stem)", f"layer of {_short(found.first)} (0: stem)")
     axes.grid(False)
     for axis, count in ((axes.xaxis, table.shape[1]), (axes.yaxis, table.shape[0])):

@@ -7,7 +7,7 @@ its own processor or tokenizer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -63,7 +63,8 @@ class Subject:
 class Similarity:
     """CKA of the layers of two models: `values[i][j]`, layer 0 the stem, then the output of every block.
 
-    `alone`: the two are one and the same.
+    `alone`: the two are one and the same. `outlying` has the layers of either whose features are the mean over their
+    usual tokens, as others drown them.
     """
 
     spec: Spec
@@ -75,6 +76,7 @@ class Similarity:
     split: str
     alone: bool
     about: dict[str, Any]
+    outlying: tuple[tuple[int, ...], ...] = ()
 
     what = "cka"
     columns = ("layer", "other_layer", "cka")
@@ -89,7 +91,23 @@ class Similarity:
 
     @property
     def sentence(self) -> str:
-        """What the table shows."""
+        """What the table shows, and where tokens were left out."""
+        return " ".join([self._shown(), *self.warnings])
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each model that has outlier tokens."""
+        from inlay.explain.features import OUTLIER
+
+        return [
+            f"Layers {', '.join(map(str, layers))} of {name} have tokens more than {OUTLIER:g} times as large as the "
+            "median, which would drown the others: there the mean over the other tokens is compared (--features flat "
+            "compares all)."
+            for name, layers in zip((self.first, self.second), self.outlying, strict=False)
+            if layers
+        ]
+
+    def _shown(self) -> str:
         table = np.array(self.values)
         if self.alone:
             steps = np.diagonal(table, offset=1)
@@ -178,7 +196,8 @@ def cka(
     """How alike the layers of `spec.model` and `other` are on a task's examples; `other` None is the model itself.
 
     `features`: all positions in a row ("flat", None for images), their mean ("mean", None for texts, whose positions
-    are other words in every example), or the class token ("cls"). `adapter` and `other_adapter` are finished runs.
+    are other words in every example), or the class token ("cls"). With None, layers of images' features that have
+    outlier tokens are compared by the mean over their other tokens. `adapter` and `other_adapter` are finished runs.
     `spec.batch_size` is the size of a minibatch: smaller ones need less memory and give noisier estimates.
     """
     import torch
@@ -216,7 +235,10 @@ def cka(
         check_reduction(how, one.parts, one.model)
     table = MinibatchCKA()
     with Bar(parts, "cka", "batches", show=around.get("progress", True)) as bar:
-        streams = [grams(one, task, split, spec, how) for one in ((first,) if alone else (first, second))]
+        both = (first,) if alone else (first, second)
+        chosen = features is None and how == "flat"
+        outlying = [find_outlying(one, task, split, spec) if chosen else set() for one in both]
+        streams = [grams(one, task, split, spec, how, own) for one, own in zip(both, outlying, strict=True)]
         for found in zip(*streams, strict=True):
             table.update(found[0], found[-1].to(found[0].device))
             bar.advance()
@@ -224,10 +246,29 @@ def cka(
     if not bool(torch.isfinite(values).any()):
         raise InlayError("Every layer gives the same features for every example: there is nothing to compare.")
     about = {"first": first.facts(), "second": second.facts(), "task": task.source, "batches": parts}
-    return Similarity(spec, first.label, second.label, values.tolist(), size, how, split, alone, about)
+    left = tuple(tuple(sorted(own)) for own in outlying)
+    about |= {"outlying_layers": {one.label: list(own) for one, own in zip(both, left, strict=True) if own}}
+    return Similarity(spec, first.label, second.label, values.tolist(), size, how, split, alone, about, left)
 
 
-def grams(one: Subject, task: Task, split: str, spec: Spec, how: str) -> Iterator[torch.Tensor]:
+def find_outlying(one: Subject, task: Task, split: str, spec: Spec) -> set[int]:
+    """The layers of a subject that have outlier tokens, by the first minibatch: all are then reduced alike."""
+    import torch
+
+    from inlay.explain import features
+    from inlay.training.batches import Placement
+
+    if one.parts.kind == "convolutional":
+        return set()
+    place = Placement.of(spec)
+    batch = next(iter(batch_examples(one, task, split, spec, place)))
+    with torch.no_grad(), place.autocast():
+        return features.find_outlying(one.model, batch)
+
+
+def grams(
+    one: Subject, task: Task, split: str, spec: Spec, how: str, outlying: Set[int] = frozenset()
+) -> Iterator[torch.Tensor]:
     """A subject's Gram matrices, minibatch by minibatch."""
     import torch
 
@@ -236,7 +277,7 @@ def grams(one: Subject, task: Task, split: str, spec: Spec, how: str) -> Iterato
 
     place = Placement.of(spec)
     for batch in batch_examples(one, task, split, spec, place):
-        with watching(one.model, how) as seen, torch.no_grad(), place.autocast():
+        with watching(one.model, how, outlying) as seen, torch.no_grad(), place.autocast():
             seen.mask = batch.get("attention_mask")
             one.model(**batch)
             found = seen.take()
