@@ -173,7 +173,7 @@ def test_results_become_data_of_the_page(
         document.take(tmp_path / "out")
     source.write_text(json.dumps(made | {"versions": made["versions"] | {"commit": "0123abc"}}))
     assert document.take(tmp_path / "out") == ["activation-prompts/lemma-1"]
-    assert list(count_verdicts(last_verdicts(outcome.recipe) or ()).values()) == [2, 2, 0, 0]
+    assert list(count_verdicts(last_verdicts(outcome.recipe) or ()).values()) == [2, 2, 0, 0, 0]
     taken = json.loads(path_of("activation-prompts/lemma-1").read_text())
     assert taken["settings"]["summary"] == outcome.recipe.scales["here"].summary
     assert taken["notes"] == list(outcome.recipe.notes)
