@@ -24,6 +24,10 @@ SOME_FAILED = 1
 DATA, TRAINING, OUTPUT, WHERE = "What to learn from", "How to train", "Where it goes", "Where it runs"
 
 Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).")]
+OwnModel = Annotated[
+    str | None, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).", show_default=False)
+]
+OwnMethod = Annotated[str | None, typer.Option(help="How to adapt it (see `inlay methods`).", show_default=False)]
 MovedModel = Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")]
 Method = Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")]
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
@@ -217,6 +221,13 @@ def resumable() -> Iterator[None]:
     except KeyboardInterrupt:
         show.say("Interrupted. Give the same command again: it goes on from the last checkpoint.")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def given(context: typer.Context) -> set[str]:
+    """The fields of a spec, and other options, that were typed: what has its default is not among them."""
+    typed = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"}
+    also = {"settings": {"set_", "layers"}, "tasks": {"task_data"}, "task_fields": {"tasks", "task_data"}}
+    return typed | {name for name, sources in also.items() if typed & sources}
 
 
 def settings(pairs: list[str] | None, chosen_layers: str | None = None) -> dict[str, Any]:

@@ -14,11 +14,18 @@ from inlay.cli import show
 
 @partial(o.takes_spec, joint=True)
 def command(
-    model: o.Model,
-    method: o.Method,
+    context: typer.Context,
     fields: dict[str, Any],
+    file: Annotated[
+        Path | None, typer.Argument(help="A run as YAML; options given here override it.", show_default=False)
+    ] = None,
+    model: o.OwnModel = None,
+    method: o.OwnMethod = None,
     seed: o.Seed = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the run as YAML, with its defaults, and stop.")
+    ] = False,
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
@@ -37,11 +44,23 @@ def command(
 
     \b
     inlay tune --model google/vit-base-patch16-224 --data photos/ --method linear-probe
-    """
-    from inlay.records.spec import Spec
-    from inlay.workflow.tune import tune
 
-    spec = Spec(model=model, method=method, seed=seed, **fields)
+    \b
+    inlay tune run.yaml --epochs 5
+    """
+    from inlay.workflow import run_file
+    from inlay.workflow.tune import identify, tune
+
+    asked = {"model": model, "method": method, "seed": seed, **fields}
+    if file is None:
+        spec = run_file.make(asked)
+    else:
+        written = run_file.read(file, {name: asked[name] for name in o.given(context) & asked.keys()})
+        spec = written.spec
+        out = out if written.out is None or "out" in o.given(context) else Path(written.out)
+    if print_config:
+        show.answer(run_file.write(identify(spec)[0], str(out)).rstrip("\n"))
+        return
     run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=show.nothing if quiet else show.say)
     show.run_result(run)
     if not quiet:

@@ -17,29 +17,36 @@ Every model with every task is a comparison. A list among the tasks, as in [[rte
 runs train those tasks together. A task on data of your own has its fields in task_fields, by its name, as in
 {reviews: {data: reviews.csv, label: stars}}. An unknown key, or a value of the wrong kind, is an error with what would
 do.
+A file of one run (run_file.py) is a sweep too: method and seed stand for methods and seeds of one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inlay.engines import ENGINES
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.records.spec_values import Unfit, fitting
+from inlay.records.spec_values import Unfit
+from inlay.workflow.keys import (
+    OF_SPEC,
+    Check,
+    checked,
+    count,
+    number,
+    positive,
+    read_keys,
+    refuse,
+    several,
+    text,
+    whole,
+)
 from inlay.workflow.notes import Say
 from inlay.workflow.planning import ALL, DEFAULT, GRID, Planned, Rates, plan
 from inlay.workflow.tune import DEFAULT_OUT
-from inlay.workflow.yaml_files import read_yaml
-
-Check = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -76,9 +83,7 @@ class Sweep:
 def read(path: Path | str) -> Sweep:
     """The sweep in a file, checked against the schema."""
     path = Path(path)
-    data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise InlayError(f"{path} is not a sweep: it has no keys. It needs model, task (or data) and methods at least.")
+    data = read_keys(path, "sweep", "model, task (or data) and methods")
     try:
         return _sweep(data)
     except InlayError as error:
@@ -88,67 +93,18 @@ def read(path: Path | str) -> Sweep:
 # ------------------------------------------------------------------------------------------------------ the schema
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise Unfit("a text")
-    return value
-
-
-def _number(value: Any) -> float:
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)  # "0.1" in quotes is a number too
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise Unfit("a number")
-    return found
-
-
-def _positive(value: Any) -> float:
-    if (number := _number(value)) <= 0:
-        raise Unfit("a number greater than 0")
-    return number
-
-
-def _whole(value: Any) -> int:
-    if not _number(value).is_integer():
-        raise Unfit("a whole number")
-    return int(_number(value))
-
-
-def _count(value: Any) -> int:
-    if (number := _whole(value)) < 1:
-        raise Unfit("1 or more")
-    return number
-
-
-def _list(each: Check, what: str) -> Check:
-    """A list, or a single one."""
-
-    def check(value: Any) -> tuple[Any, ...]:
-        try:
-            found = tuple(each(one) for one in (value if isinstance(value, list) else [value]))
-        except Unfit:
-            found = ()
-        if not found or len(set(found)) < len(found):
-            raise Unfit(f"{what}, each once")
-        return found
-
-    return check
-
-
-_names = _list(_text, "a name or a list of names")
+_names = several(text, "a name or a list of names")
 # A list among the tasks is of tasks that are trained together.
-_tasks = _list(lambda one: _names(one) if isinstance(one, list) else _text(one), "a name or a list of names")
+_tasks = several(lambda one: _names(one) if isinstance(one, list) else text(one), "a name or a list of names")
 
 
 def _seeds(value: Any) -> int | tuple[int, ...]:
-    found = _list(_whole, "a number of seeds, or a list of seeds")(value)
-    return found if isinstance(value, list) else _count(value)
+    found = several(whole, "a number of seeds, or a list of seeds")(value)
+    return found if isinstance(value, list) else count(value)
 
 
 def _rates(value: Any) -> Rates:
-    return value if value in (DEFAULT, GRID) else list(_list(_number, f"{DEFAULT}, {GRID}, or numbers")(value))
+    return value if value in (DEFAULT, GRID) else list(several(number, f"{DEFAULT}, {GRID}, or numbers")(value))
 
 
 def _settings(value: Any) -> dict[str, dict[str, Any]]:
@@ -160,7 +116,9 @@ def _settings(value: Any) -> dict[str, dict[str, Any]]:
 def _engine(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unfit(f"keys and values; the keys are {', '.join(ENGINE)}")
-    return _checked(value, ENGINE)
+    found, mistakes = checked(value, ENGINE)
+    refuse(mistakes)
+    return found
 
 
 def _engine_name(value: Any) -> str:
@@ -170,70 +128,51 @@ def _engine_name(value: Any) -> str:
 
 
 ENGINE: dict[str, Check]
-ENGINE = {"name": _engine_name, "workers": _count, "cpus": _positive, "gpus": _number, "address": _text}
-# Given in other ways here, or (code from a hub) not to be switched on by a file that somebody sent.
-_NOT_HERE = {"model", "method", "task", "tasks", "seed", "shots", "settings", "trust_remote_code"}
-
-
-def _field(entry: dataclasses.Field[Any], value: Any) -> Any:
-    """A field of the spec as a run keeps it; its numbers may be written as in YAML: 1e3, or in quotes."""
-    kind = str(entry.type).partition(" | ")[0]
-    if kind in ("int", "float") and isinstance(value, str | float):
-        with contextlib.suppress(Unfit):
-            value = _whole(value) if kind == "int" else _number(value)
-    return fitting(entry, value)
-
-
-OF_SPEC = {each.name: partial(_field, each) for each in dataclasses.fields(Spec) if each.name not in _NOT_HERE}
+ENGINE = {"name": _engine_name, "workers": count, "cpus": positive, "gpus": number, "address": text}
 SCHEMA: dict[str, Check] = {
-    "model": _text,
+    "model": text,
     "models": _names,
-    "task": _text,
+    "task": text,
     "tasks": _tasks,
+    "method": text,
     "methods": _names,
+    "seed": whole,
     "seeds": _seeds,
-    "shots": _list(_whole, "a number of examples, or a list of them"),
+    "shots": several(whole, "a number of examples, or a list of them"),
     "learning_rates": _rates,
-    "baseline": _text,
+    "baseline": text,
     "settings": _settings,
-    "minutes": _positive,
-    "out": _text,
+    "minutes": positive,
+    "out": text,
     "engine": _engine,
     **OF_SPEC,
 }
 """Every key of a sweep, and what checks its value."""
 
 
-def _checked(data: Mapping[Any, Any], known: Mapping[str, Check]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        if key not in known:
-            raise unknown("key", str(key), known)
-        try:
-            found[key] = known[key](value)
-        except Unfit as wanted:
-            raise InlayError(f"{key}: {value!r} will not do: give {wanted}.") from None
-    return found
-
-
-def _either(found: dict[str, Any], one: str, several: str) -> tuple[Any, ...]:
-    if one in found and several in found:
-        raise InlayError(f"{one} and {several} contradict each other: give one of them.")
-    return (found[one],) if one in found else found.get(several, ())
+def _either(found: dict[str, Any], one: str, many: str) -> tuple[Any, ...]:
+    if one in found and many in found:
+        raise InlayError(f"{one} and {many} contradict each other: give one of them.")
+    return (found[one],) if one in found else found.get(many, ())
 
 
 def _sweep(data: Mapping[Any, Any]) -> Sweep:
-    found = _checked(data, SCHEMA)
+    found, mistakes = checked(data, SCHEMA)
+    refuse(mistakes)
     models, tasks = _either(found, "model", "models"), _either(found, "task", "tasks")
-    for key, given in (("model", models), ("methods", found.get("methods")), ("task", tasks or found.get("data"))):
+    methods = _either(found, "method", "methods")
+    _either(found, "seed", "seeds")
+    for key, given in (("model", models), ("methods", methods), ("task", tasks or found.get("data"))):
         if not given:
             raise InlayError(f"{key} is missing: a sweep needs model, task (or data) and methods at least.")
     if tasks and "data" in found:
         raise InlayError("task and data contradict each other: give one of them.")
-    methods, baseline = found["methods"], found.get("baseline")
+    baseline = found.get("baseline")
     if baseline is not None and methods != (ALL,) and baseline not in methods:
         raise InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}.")
     fields = {name: found[name] for name in OF_SPEC if name in found}
+    if "seed" in found:
+        found["seeds"] = (found["seed"],)
 
     own = fields.pop("task_fields", {})
     named = [name for task in tasks for name in (task if isinstance(task, tuple) else (task,))]
