@@ -42,6 +42,7 @@ ALLOWED_NAMES = {
     ("workflow/answer_files.py", "adapter"): "the folder of a run",
     ("workflow/explain/models.py", "adapter"): "a field of an explanation",
     ("workflow/lora_folders.py", "adapter"): "the folder of a run",
+    ("workflow/generate.py", "prompt"): "a column of a table",
     ("workflow/export.py", "lora"): "the format that is exported to",
 }
 # (file, function): why it is longer, or takes more, than the others may.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from inlay.cli import show
 from inlay.errors import InlayError
 from inlay.records.spec import MOST_SEEDS as MOST_SEEDS
 from inlay.records.spec import Spec
+
+if TYPE_CHECKING:
+    from inlay.workflow.generation import Sampling
 
 INTERRUPTED = 130
 SOME_FAILED = 1
@@ -154,6 +157,14 @@ ENGINE: dict[str, Option] = {
     "gpus": Option("GPUs of each run: 1, a part of one to share it, or 0 for none.", WHERE, float | None),
     "address": Option("A Ray cluster: host:port, or auto for this machine's. Default: one of its own.", WHERE),
 }
+# How a text is continued: what `inlay.workflow.generation.Sampling` takes.
+SAMPLING: dict[str, Option] = {
+    "max_tokens": Option("The longest answer, in tokens.", None, int, 256),
+    "temperature": Option("0: always the likeliest token; 1: drawn as the model has it.", None, float, 0.0),
+    "top_p": Option("Draw from the likeliest tokens that together have this share.", None, float, 1.0),
+    "seed": Option("Draws the same answers again. Default: others each time.", None, int | None),
+    "stop": Option("End before this text; \\n is a line's end. May be repeated.", None, list[str] | None),
+}
 # How many runs are carried out.
 PACE: dict[str, Option] = {
     "minutes": Option(
@@ -271,6 +282,14 @@ def layers(chosen: str) -> dict[str, list[int]]:
     if not all(part.isdecimal() for part in parts):
         raise InlayError(f"--layers takes numbers counted from 1, as in 3 or 1,3,5, or auto; got {chosen!r}.")
     return {"layers": sorted({int(part) for part in parts})}
+
+
+def sampling(given: dict[str, Any]) -> Sampling:
+    """What the options of `SAMPLING` say."""
+    from inlay.workflow.generation import Sampling
+
+    stop = tuple(each.replace("\\n", "\n") for each in given["stop"] or ())
+    return Sampling(given["max_tokens"], given["temperature"], given["top_p"], given["seed"], stop)
 
 
 def names_in(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from inlay.training.batches import Placement, count_virtual_tokens
 from inlay.training.plan import pick_device, pick_dtype
 from inlay.workflow.compress import split
 
-END, LENGTH, STOPPED = "end", "length", "stopped"
+END, LENGTH, STOPPED, STOP = "end", "length", "stopped", "stop"
 BROKEN = "\ufffd"  # what part of a character is decoded to
 KNOWN = (
     8  # tokens of the text before that the first new one is decoded with: they decide whether it begins with a blank
@@ -49,13 +49,14 @@ class Sampling:
     """How a text is continued: at most so many tokens; with a temperature of 0 always the likeliest one.
 
     `top_p` leaves out the unlikely tokens that together have less than 1 - top_p. The same `seed` draws the same text;
-    None: any.
+    None: any. A text ends before the first of the `stop` strings that it would have.
     """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -66,6 +67,8 @@ class Sampling:
             raise InlayError(f"top_p={self.top_p}: give a number above 0 and up to 1 (all tokens).")
         if self.seed is not None and not 0 <= self.seed < SEEDS:
             raise InlayError(f"seed={self.seed}: give a whole number from 0 and below 2**63.")
+        if "" in self.stop:
+            raise InlayError("stop='': a text would end before it begins. Give a text of one character or more.")
 
 
 class TooLong(InlayError):
@@ -162,12 +165,14 @@ class Continuation:
             self.finish = END
         else:
             self._say(self._decoder.add(token))
+            if self.done:  # at a stop string
+                return
             if self._asked_to_stop:
                 self.finish = STOPPED
             elif len(self.written) >= self.sampling.max_new_tokens:
                 self.finish = LENGTH
         if self.done:
-            self._say(self._decoder.rest())
+            self._say(self._decoder.rest(), last=True)
             if len(self.text) < len(self._told):
                 raise _differently()
 
@@ -177,15 +182,34 @@ class Continuation:
             self._generator = torch.Generator(device).manual_seed(self._seed)
         return self._generator
 
-    def _say(self, piece: str) -> None:
+    def _say(self, piece: str, last: bool = False) -> None:
         self.text += piece
+        whole = len(self.text)
+        if (found := self._find_stop(len(piece))) is not None:
+            self.text, self.finish = self.text[:found], STOP
+            whole = found
+        elif not last:
+            whole -= self._held_back()
         if not self.text.startswith(self._told[: len(self.text)]):
             raise _differently()
-        new = self.text[len(self._told) :]
+        new = self.text[len(self._told) : whole]
         if new:
-            self._told = self.text
+            self._told += new
             if self._tell is not None:
                 self._tell(new)
+
+    def _find_stop(self, new: int) -> int | None:
+        """Where the first stop string begins; one that ends before the newest characters was found before."""
+        stops = self.sampling.stop
+        places = [self.text.find(each, max(0, len(self.text) - new - len(each) + 1)) for each in stops]
+        return min((place for place in places if place >= 0), default=None)
+
+    def _held_back(self) -> int:
+        """How many characters at the end may be the beginning of a stop string: they are not told yet."""
+        stops = self.sampling.stop
+        longest = max(map(len, stops), default=1) - 1
+        sizes = range(min(longest, len(self.text)), 0, -1)
+        return next((size for size in sizes if any(each.startswith(self.text[-size:]) for each in stops)), 0)
 
 
 def _differently() -> RuntimeError:
@@ -246,7 +270,7 @@ class Writer:
                 "included: shorten it."
             )
         if sampling.max_new_tokens > room:
-            sampling = Sampling(int(room), sampling.temperature, sampling.top_p, sampling.seed)
+            sampling = replace(sampling, max_new_tokens=int(room))
         decoder = lambda: TextPieces(self.tokenizer, given)  # noqa: E731
         return Continuation(given, sampling, decoder, self.ends, prompt=prompt, tell=tell)
 

@@ -6,7 +6,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -148,7 +148,7 @@ def check_writable(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
-def format_lines(answers: list[dict[str, Any]]) -> Iterator[str]:
+def format_lines(answers: Iterable[dict[str, Any]]) -> Iterator[str]:
     """The answers as JSON lines. What JSON has no form for is written as text: a date as ISO 8601 has it."""
     for answer in answers:
         line = json.dumps(_sayable(answer), ensure_ascii=False)
