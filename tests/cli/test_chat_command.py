@@ -16,8 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from inlay import Spec, tune
 from inlay.cli.app import app
 from inlay.errors import InlayError
 from prompted import adapter, decoder
@@ -175,3 +178,75 @@ def test_mistakes(place: Path) -> None:
         assert says in str(found.exception)
     wrong = CliRunner().invoke(app, ["chat", "--adapter", "compressed"], input="w3\n/nothing\n")
     assert isinstance(wrong.exception, InlayError)
+
+
+TEMPLATE = (
+    "<s> {% for m in messages %}w2{{ m['role'][0] | replace('u', '0') | replace('a', '1') }} {{ m['content'] }} w30 "
+    "{% endfor %}w21 "
+)
+
+
+def tuned(folder: Path, **tokenizer: str) -> tuple[Path, Path]:
+    """A tiny decoder and a run of it on prompts and answers."""
+    model = decoder(folder / "base", **tokenizer)
+    lines = [{"question": f"w{n} w{n + 1}", "reply": f"w{n + 2} w{n + 3}"} for n in range(3, 23)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spec = Spec(
+        model=str(model), data=str(folder / "pairs.jsonl"), kind="causal-lm", text=("question",), label="reply",
+        template="w1 {question} w2", method="lora", max_steps=20, learning_rate=0.05,
+    )  # fmt: skip
+    return model, tune(spec, folder / "runs", progress=False).folder
+
+
+def expected(model: Path, run: Path, text: str, most: int = 6) -> str:
+    """What Transformers and PEFT write after a text that has its own token of beginning."""
+    tokenizer, base = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
+    adapted = PeftModel.from_pretrained(base, str(run / "adapter"))
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    made = adapted.generate(input_ids=ids, do_sample=False, max_new_tokens=most, pad_token_id=1)
+    return str(tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)).strip()
+
+
+def test_a_tuned_model_is_talked_to_in_several_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("INLAY_CACHE", str(tmp_path / "cache"))
+    model, run = tuned(tmp_path, chat_template=TEMPLATE)
+    first = expected(model, run, "<s> w20 w3 w5 w30 w21")
+    second = expected(model, run, f"<s> w20 w3 w5 w30 w21 {first} w30 w20 w7 w30 w21")
+    with terminal(100, "--run", str(run), "--max-tokens", "6") as typed:
+        told = typed.until("> ")
+        assert "each line is a user's message in the model's chat template" in told
+        assert run.name in told
+        typed.type("w3 w5\n")
+        assert first in typed.until("\n> ")
+        typed.type("w7\n")
+        assert second in typed.until("\n> ")
+        typed.type("w3 " * 30 + "\n")
+        assert "/new begins a new conversation" in typed.until("\n> ")
+        typed.type("/new\n")
+        typed.until("\n> ")
+        typed.type("w3 w5\n")
+        assert first in typed.until("\n> ")
+        typed.type("/quit\n")
+        assert typed.status() == 0
+    plain = CliRunner().invoke(app, ["chat", "--run", str(run), "--plain", "--once", "w3 w5", "--max-tokens", "6"])
+    assert plain.stdout.strip() == expected(model, run, "w1 w3 w5 w2")
+
+
+def test_without_a_template_it_goes_on_and_says_so(tmp_path: Path) -> None:
+    model, run = tuned(tmp_path)
+    found = CliRunner().invoke(app, ["chat", "--run", str(run), "--max-tokens", "6"], input="w3 w5\n")
+    assert found.exit_code == 0, found.output
+    assert "has each line in the run's template (there is no chat template)" in found.stderr
+    assert found.stdout.strip() == expected(model, run, "w1 w3 w5 w2")
+    for words, says in (
+        (["--chat-template"], "has no chat template: leave --chat-template out"),
+        (["--prompt", str(tmp_path / "pairs.jsonl")], "give it with --adapter"),
+        (["--adapter", "x"], "Give --run or --adapter, not both"),
+    ):
+        wrong = CliRunner().invoke(app, ["chat", "--run", str(run), "--once", "w3", *words])
+        assert isinstance(wrong.exception, InlayError), wrong.output
+        assert says in str(wrong.exception)
+    alone = CliRunner().invoke(app, ["chat", "--model", str(model), "--once", "w3 w5", "--max-tokens", "6", "--quiet"])
+    assert alone.exit_code == 0, alone.output
+    assert len(alone.stdout.split()) <= 6

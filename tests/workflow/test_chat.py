@@ -92,7 +92,8 @@ def test_one_side_alone(model: Path, tmp_path: Path) -> None:
     (found,) = chat.ask("w9 w3", Sampling(6, temperature=1.5, seed=4), lambda side, piece: None)
     (again,) = chat.ask("w9 w3", Sampling(6, temperature=1.5, seed=4), lambda side, piece: None)
     assert found.side == again.side == COMPRESSED
-    assert chat.adapter.prompt_tokens == 12
+    assert chat.speaker.stands_for is not None
+    assert chat.speaker.stands_for.prompt_tokens == 12
 
 
 def test_a_chat_template(model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`inlay chat`: try a compressed prompt, alone or beside the prompt itself."""
+"""`inlay chat`: talk to a tuned language model, or try a compressed prompt, alone or beside the prompt itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,52 +22,57 @@ QUIT, NEW, HELP = "/quit", "/new", "/help"
 COMMANDS = {QUIT: "end", NEW: "begin a new conversation", HELP: "say this"}
 
 
+@o.takes(sampling=o.SAMPLING)
 def command(
-    adapter: Annotated[Path, typer.Option(help="An adapter's folder, as `inlay compress --out` writes it.")],
+    sampling: dict[str, Any],
+    run: Annotated[str | None, typer.Option(help="A run's folder, or its name under --out.")] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="An adapter's folder, as `inlay compress --out` writes it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model by itself; with --run or --adapter, where the base model is now, if it has moved."),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="With --run: which of its tasks, where it has several.")] = None,
     prompt: Annotated[
-        Path | None, typer.Option(help="The file of the prompt itself: its answers are shown beside the adapter's.")
+        Path | None,
+        typer.Option(help="With --adapter, the file of the prompt itself: its answers are shown beside the adapter's."),
     ] = None,
     once: Annotated[str | None, typer.Option(help="One text; the answer is printed, and that is all.")] = None,
     chat_template: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--chat-template/--plain",
             help="Put each line into the model's chat template, as a user's message. Plain: the model goes on from it "
-            "as it is.",
+            "as it is. Default: the template where there is one, but plain behind a compressed prompt.",
+            show_default=False,
         ),
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 256,
-    temperature: Annotated[
-        float, typer.Option(help="0: always the likeliest token; 1: drawn as the model has it.")
-    ] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that together have this share.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Draws the same answers again. Default: others each time.")] = None,
-    model: o.MovedModel = None,
+    ] = None,
     trust_remote_code: o.Trust = False,
+    out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
-    """Talk to a model behind a compressed prompt.
+    """Talk to a tuned language model, to a model alone, or to one behind a compressed prompt.
 
     Type a line and see the answer. With --prompt the model with the prompt itself answers too: in a second column, or
     below on a narrow terminal. What was said before is part of the conversation until /new; /quit, Ctrl-D or Ctrl-C
     ends it. Lines that are piped in are answered one after the other.
 
     \b
+    inlay chat --run runs/<id>
     inlay chat --adapter adapter/
     inlay chat --adapter adapter/ --prompt long_prompt.txt
     inlay chat --adapter adapter/ --once "Which cards do you have?"
     """
     from inlay.workflow.chat import open_chat
-    from inlay.workflow.generation import Sampling
 
+    say = show.nothing if quiet else show.say
     try:
-        sampling = Sampling(max_tokens, temperature, top_p, seed)
-        chat = open_chat(
-            adapter, model=model, prompt=prompt, template=chat_template, trust_remote_code=trust_remote_code
-        )
-        say = show.nothing if quiet else show.say
+        how = o.sampling(sampling)
+        where = {"run": run, "model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
+        chat = open_chat(adapter, prompt=prompt, template=chat_template, say=say, **where)
         if once is not None:
-            answer(chat, once, sampling, quiet)
+            answer(chat, once, how, quiet)
             return
         for line in beginning(chat, talks()):
             say(line)
@@ -82,7 +87,7 @@ def command(
                         chat.forget()
                     say("A new conversation begins." if name == NEW else commands())
                 else:
-                    answer(chat, line, sampling, quiet)
+                    answer(chat, line, how, quiet)
             except InlayError as error:
                 if not talks():
                     raise
@@ -94,14 +99,19 @@ def command(
 
 def beginning(chat: Chat, talks: bool) -> Iterator[str]:
     """What a person should know before the first line."""
-    facts = chat.adapter
-    stands = f", which stands for a prompt of {facts.prompt_tokens:,} tokens" if facts.prompt_tokens else ""
-    yield f"{chat.writer.name} with {facts.place}{stands}"
-    yield (
-        "each line is a user's message in the model's chat template"
-        if chat.template
-        else "the model goes on from each line as it is (--chat-template: a user's message)"
-    )
+    facts = chat.speaker.stands_for
+    tokens = facts.prompt_tokens if facts is not None else None
+    yield chat.speaker.title + (f", which stands for a prompt of {tokens:,} tokens" if tokens else "")
+    if chat.template:
+        yield "each line is a user's message in the model's chat template"
+        if chat.speaker.schema is not None:
+            yield "the run was not trained on messages: --plain puts each line into its own template"
+    else:
+        does = (
+            "goes on from each line as it is" if chat.speaker.schema is None else "has each line in the run's template"
+        )
+        why = "(--chat-template: a user's message)" if chat.speaker.has_template else "(there is no chat template)"
+        yield f"the model {does} {why}"
     if talks:
         yield commands()
 

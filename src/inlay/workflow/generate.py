@@ -10,7 +10,7 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.tasks import tables, templates
 from inlay.tasks.cells import as_text
-from inlay.tasks.rows import read
+from inlay.tasks.rows import columns_read, read
 from inlay.workflow.generation import SEEDS, Continuation, Sampling, TooLong
 from inlay.workflow.predict import join
 from inlay.workflow.speakers import Speaker
@@ -31,6 +31,12 @@ def as_prompts(speaker: Speaker, texts: Sequence[str]) -> list[Given]:
     """Texts as prompts. A run puts each into its template, as in training."""
     if speaker.schema is None:
         return [Given(text, {"prompt": text}) for text in texts]
+    columns = columns_read(speaker.schema)
+    if len(columns) > 1:
+        raise InlayError(
+            f"The run reads the columns {', '.join(columns)}, and a text by itself is one: give `inlay generate` a "
+            "table that has them, with --input FILE."
+        )
     inputs = read(speaker.schema, list(texts))
     return [
         Given(templates.render(speaker.schema.full_template, row)[0], given)

@@ -34,9 +34,19 @@ class Speaker:
     schema: TaskSchema | None = None
     stands_for: PromptAdapter | None = None
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether its adapter is on record as standing for a prompt."""
+        return self.stands_for is not None and self.stands_for.prompt_tokens is not None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self.writer.tokenizer.chat_template)
+
     def check_template(self, next_step: str) -> None:
         """An error where the tokenizer has no chat template."""
-        if not self.writer.tokenizer.chat_template:
+        if not self.has_template:
             raise InlayError(f"{self.writer.name} has no chat template: {next_step}.")
 
     def write_chat(self, messages: Sequence[Message]) -> str:
