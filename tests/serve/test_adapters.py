@@ -422,8 +422,7 @@ def test_adapters_come_and_go_under_load(base: Path, folder: Path, made: Path) -
             each.result()
     assert failed == [], "who was there all the time was served all the time"
     assert sorted(hosted.loras.names) == sorted(hosted.served)
-    model = hosted.loras.model
-    assert len(model.peft_config) == len(hosted.served) + 1, "nothing is left behind"
+    assert len(hosted.loras.pool) == len(hosted.served), "nothing is left behind"
 
 
 def test_an_adapter_is_exchanged_between_two_batches(base: Path, folder: Path, made: Path) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
 READERS = 4  # threads that turn texts into tokens
+MAX_BATCH = 64  # rows of a batch, each of which may name another adapter
 LABELS = 2  # outputs of the head that the base model is loaded with, and no row reads
 REMOVED = "It was removed by a request. `POST /adapters` with its name serves it again, as a change of its folder does."
 
@@ -63,7 +64,14 @@ class Adapters(Watched):
 
     what = ADAPTER
 
-    def __init__(self, sources: Sequence[str], *, model: str | None = None, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        *,
+        model: str | None = None,
+        trust_remote_code: bool = False,
+        batch: int = MAX_BATCH,
+    ) -> None:
         super().__init__()
         self.served: dict[str, ServedAdapter]
         self.sources = Sources.of(sources)
@@ -74,7 +82,7 @@ class Adapters(Watched):
         self.model, self.aliases = self._base_of(found, model)
         self.head, self.backbone = self._load(list(found.values()))
         self.name = portable(self.model)
-        self.rows = LoraRows(self.backbone, self.head, self.model)
+        self.rows = LoraRows(self.backbone, self.head, self.model, batch)
         self.loras = self.rows.loras
         self.bare = ServedAdapter(self.name, kinds.CAUSAL_LM if self.head is kinds.LANGUAGE else EMBEDDING, None)
         count = max(1, min(READERS, os.cpu_count() or 1))
@@ -196,8 +204,6 @@ class Adapters(Watched):
         """Between two batches."""
         assert found.adapter is not None
         self.loras.add(found.name, found.low_rank or found.adapter.place)
-        if found.kept is not None:
-            found.kept.cleanup()
         self.served[found.name] = found
 
     def _remove(self, name: str) -> None:

@@ -65,9 +65,9 @@ class TextRow:
 class LoraRows:
     """Reads rows, and answers them by the adapters that are in `loras`."""
 
-    def __init__(self, backbone: Any, head: kinds.Head, model: str) -> None:
+    def __init__(self, backbone: Any, head: kinds.Head, model: str, batch: int) -> None:
         self.tokenizer = backbone.processor
-        self.loras = LoraSet(backbone, head)
+        self.loras = LoraSet(backbone, head, batch)
         self.device = self.loras.place.device
         self._own = _OwnTokenizers(self.tokenizer)
         self._collate = TextCollator(self.tokenizer)

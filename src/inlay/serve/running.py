@@ -82,9 +82,10 @@ def serve_adapters(
     def load() -> Adapters:
         from inlay.serve.adapters import Adapters
 
-        return Adapters(sources, model=model, trust_remote_code=trust_remote_code)
+        return Adapters(sources, model=model, trust_remote_code=trust_remote_code, batch=chosen.max_batch)
 
-    _serve(load, settings or ServiceSettings(), say)
+    chosen = settings or ServiceSettings()
+    _serve(load, chosen, say)
 
 
 def _serve(load: Callable[[], Hosted | Watched], settings: ServiceSettings, say: Say) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.other import get_pattern_key
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -99,15 +100,16 @@ def look(source: str, base: nn.Module, **hub: Any) -> LoraFile:
     if settings.get("peft_type") != "LORA":
         raise InlayError(f"{source} is an adapter of type {settings.get('peft_type')!r}, not a LoRA.")
     shapes = {key.removeprefix(WRAPPED): value for key, value in vetting.read_shapes(weights).items()}
-    vetting.check_settings(place, settings, shapes, base)
+    note = find_file(source, NOTE["peft"], hub)
+    vetting.check_settings(place, settings, shapes, base, vouched=note is not None)
     config: Any = LoraConfig.from_pretrained(str(place.parent))
     if (why := why_not(config)) is not None:
         raise InlayError(f"{source} cannot be mixed with others in one pass: {why}.")
-    note = find_file(source, NOTE["peft"], hub)
     facts = {} if note is None else read_json(note)
     modules = dict(base.named_modules())
     scales, ranks = _factors(source, config, shapes, modules)
     rest = [key for key in shapes if FACTOR.fullmatch(key) is None]
+    _check_whole(source, config, shapes, modules)
     heads = _heads(source, config, {key: shapes[key] for key in rest}, modules)
     outputs = _outputs(base, shapes, heads)
     return LoraFile(source, weights, facts, scales, ranks, heads, outputs)
@@ -123,17 +125,17 @@ def _factors(
             continue
         place, b = found["place"], shapes.get(f"{found['place']}.lora_B.weight")
         host = modules.get(place)
-        if host is None or b is None:
-            raise InlayError(
-                f"{source} adapts {place}, " + ("without a B: it is not whole." if host else "which this model lacks.")
-            )
+        if host is None:
+            raise InlayError(f"{source} adapts {place}, which this model lacks. Is it of this base model?")
+        if b is None:
+            raise InlayError(f"{source} lacks {place}.lora_B: it is not whole.")
         if (why := why_not_at(place)) is not None:
             raise InlayError(f"{source} cannot be mixed with others in one pass: {why}.")
         if type(host) not in (nn.Linear, Conv1D) and kind_of(host) is None:
             raise InlayError(f"{source} adapts {place}, a {type(host).__name__}, which a pool does not. {BY_MIX}")
         wide, narrow = widths(host)
         rank = shape.shape[0]
-        if shape.ndim != 2 or tuple(shape.shape) != (rank, wide) or tuple(b.shape) != (narrow, rank):
+        if rank < 1 or shape.ndim != 2 or tuple(shape.shape) != (rank, wide) or tuple(b.shape) != (narrow, rank):
             raise InlayError(
                 f"{source} has factors of {tuple(shape.shape)} and {tuple(b.shape)} at {place}, which has {wide} "
                 f"inputs and {narrow} outputs here: it was trained on another base model."
@@ -142,6 +144,30 @@ def _factors(
         scales[place] = alpha / (math.sqrt(rank) if config.use_rslora else rank)
         ranks[place] = rank
     return scales, ranks
+
+
+def _check_whole(source: str, config: Any, shapes: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """An error where a layer that the config means has no factors in the file, or one of the two."""
+    own = tuple(config.modules_to_save or ())
+    meant = [
+        name
+        for name, module in modules.items()
+        if (isinstance(module, nn.Linear | Conv1D) or kind_of(module) is not None)
+        and config.target_modules
+        and check_target_module_exists(config, name)
+        and not any(name.endswith(end) or f".{end}." in f".{name}" for end in own)
+    ]
+    there = {found["place"] for key in shapes if (found := FACTOR.fullmatch(key)) is not None}
+    lacking = [
+        f"{name}.lora_{which}"
+        for name in dict.fromkeys([*meant, *there])
+        for which in "AB"
+        if f"{name}.lora_{which}.weight" not in shapes
+    ]
+    if lacking:
+        raise InlayError(
+            f"{source} lacks {lacking[0]}" + f" and {len(lacking) - 1} more" * (len(lacking) > 1) + ": it is not whole."
+        )
 
 
 def _heads(

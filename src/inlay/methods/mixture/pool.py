@@ -155,7 +155,8 @@ class AdapterPool:
         file = look(str(source), self.model, **hub)
         with self._lock:
             self._check_base(file)
-            agree(self.model, file.note.get("pooling"), file.source, self.files)
+            if file.note:  # without one nobody knows what its head read
+                agree(self.model, file.note.get("pooling"), file.source, self.files)
             self.files[name] = file
 
     def _check_base(self, file: LoraFile) -> None:
