@@ -53,6 +53,8 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
     "chat": ("--adapter prompted --prompt prompt.txt --once w3 --max-tokens 9", "--adapter nowhere --once w3"),
     "reproduce": ("activation-prompts/lemma-1 --scale smoke", "activation-prompts/lema-1"),
     "export": ("--adapter tasks --task tone --output exported", "--adapter tasks --task tune --output exported"),
+    "merge": (("--run", RUN, "--out", "exported"), "--run nowhere --out exported"),
+    "gather": ("loras --out exported", "nowhere --out exported"),
     "report": ("runs", "nowhere"),
     "serve": ("--adapter tasks --port 0", "--adapter nowhere --port 0"),
     "methods": ("", "--paper"),
@@ -116,6 +118,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model: my-model\ndata: reviews.csv\ntext: body\nlabel: stars\nmethods: [bias, norm]\nseeds: 2\n"
     )
     two_tasks(folder)
+    a_lora(folder)
     adapter(folder / "decoder", folder / "prompted")
     return folder
 
@@ -141,6 +144,15 @@ def two_tasks(folder: Path) -> None:
             parameter.data.normal_(std=0.3, generator=drawn)
     spec = Spec(model=model, method="multi-lora", tasks=tuple(schemas), batch_size=4)
     save_tasks(adapted, schemas, method, backbone, spec, folder / "tasks", None)
+
+
+def a_lora(folder: Path) -> None:
+    """A folder of LoRAs with one in it, as PEFT alone leaves it."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(zoo.tiny("vit")[0], LoraConfig(target_modules=["q_proj", "query"]))
+    model.peft_config["default"].base_model_name_or_path = "./my-vit"
+    model.save_pretrained(folder / "loras" / "one")
 
 
 @pytest.fixture(scope="module")
