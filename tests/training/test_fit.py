@@ -392,7 +392,7 @@ def test_bfloat16_where_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_tensorboard_where_it_is_asked_for(tmp_path: Path) -> None:
-    train(tmp_path, SPEC.with_(max_steps=2), tensorboard=True)
+    train(tmp_path, SPEC.with_(max_steps=2), log_to=("tensorboard",))
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 

@@ -22,7 +22,10 @@ def command(
     model: o.OwnModel = None,
     method: o.OwnMethod = None,
     seed: o.Seed = 0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
+    log_to: Annotated[
+        str, typer.Option(help="Where metrics go too, as in tensorboard,wandb,mlflow,trackio.", show_default=False)
+    ] = "",
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="The same as --log-to tensorboard.")] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as YAML, with its defaults, and stop.")
     ] = False,
@@ -61,7 +64,8 @@ def command(
     if print_config:
         show.answer(run_file.write(identify(spec)[0], str(out)).rstrip("\n"))
         return
-    run = tune(spec, out, progress=not quiet, tensorboard=tensorboard, say=show.nothing if quiet else show.say)
+    boards = [*o.names_in(log_to), *(["tensorboard"] if tensorboard else [])]
+    run = tune(spec, out, progress=not quiet, log_to=boards, say=show.nothing if quiet else show.say)
     show.run_result(run)
     if not quiet:
         how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"

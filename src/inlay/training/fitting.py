@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
 from inlay.tasks.images import Augmentation
+from inlay.training import boards
 from inlay.training import plan as plans
 from inlay.training.batches import Placement, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
@@ -46,14 +46,14 @@ CHECKPOINT_SECONDS = 10.0
 class FitOptions:
     """How a run is watched while it is trained; nothing of this changes what it learns.
 
-    `progress` shows a bar or lines on stderr; `checkpoint_seconds` is about how much work may be lost (0: a checkpoint
-    after every update; otherwise they never take more than 2 % of the time). `watchers` are called as the Trainer's own
-    callbacks are. Where `stop` says so, the run ends as if it had been interrupted: with a checkpoint, at the next
-    moment when nothing is half-done.
+    `progress` shows a bar or lines on stderr; `log_to` names where metrics go too (boards.py); `checkpoint_seconds` is
+    about how much work may be lost (0: a checkpoint after every update; otherwise they never take more than 2 % of the
+    time). `watchers` are called as the Trainer's own callbacks are. Where `stop` says so, the run ends as if it had
+    been interrupted: with a checkpoint, at the next moment when nothing is half-done.
     """
 
     progress: bool = True
-    tensorboard: bool = False
+    log_to: Sequence[str] = ()
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     watchers: Sequence[TrainerCallback] = ()
     stop: Callable[[], bool] | None = None
@@ -144,8 +144,7 @@ def prepare(
     )
     show = options.progress and is_main()
     display = Display(f"{objective.title} {method.name}", show=show, log=folder / "log.txt" if is_main() else None)
-    board = [tensorboard_callback(folder)] if options.tensorboard else []
-    trainer = InlayTrainer(setup, objective, [display, *options.watchers, *board])
+    trainer = InlayTrainer(setup, objective, [display, *options.watchers, *boards.make(options.log_to, spec, folder)])
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise InlayError(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
@@ -377,13 +376,3 @@ def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:
     if setup.plan.total_steps - done <= setup.plan.steps_per_epoch:
         return "no example would be read a second time"
     return None
-
-
-def tensorboard_callback(folder: Path) -> TrainerCallback:
-    """What writes the metrics for TensorBoard, which is an option."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise InlayError("TensorBoard is not installed. `pip install tensorboard`, or leave it out.")
-    from torch.utils.tensorboard import SummaryWriter
-    from transformers.integrations import TensorBoardCallback
-
-    return TensorBoardCallback(SummaryWriter(log_dir=str(folder / "tensorboard")) if is_main() else None)

@@ -39,6 +39,7 @@ def tune(
     *,
     progress: bool = True,
     tensorboard: bool = False,
+    log_to: Sequence[str] = (),
     say: Say | None = None,
     retry_failed: bool = True,
     opened: Callable[[str], None] | None = None,
@@ -51,12 +52,18 @@ def tune(
     dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
     failed is tried again unless `retry_failed` is False.
 
+    `log_to` names where metrics are shown too: tensorboard, wandb, mlflow, trackio (`tensorboard=True` is the first).
+
     The rest is for callers that manage several runs: `opened` is called with the run's name as soon as it has one; of
     `watchers` and `stop` see `inlay.training.FitOptions`.
     """
     from inlay import backbones
 
     say, wanted = or_log(say), spec.pooling
+    if log_to := (*log_to, *(["tensorboard"] if tensorboard else [])):
+        from inlay.training import boards
+
+        log_to = boards.check(log_to)
     settled = settle(spec)
     spec = settled.spec
     began = time.monotonic()
@@ -74,7 +81,7 @@ def tune(
             say(line)
         from inlay.training.fitting import FitOptions, fit
 
-        options = FitOptions(progress=progress, tensorboard=tensorboard, watchers=watchers, stop=stop)
+        options = FitOptions(progress=progress, log_to=log_to, watchers=watchers, stop=stop)
         result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
         standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
         for line in conclude(settled, result, standings):
