@@ -5,8 +5,7 @@
         --quantize 4bit --methods lora,ntk-attention --goal 10         # the goal for one GPU
 
 It writes the checkpoint to a temporary folder (16 GB for 8b), loads it as `inlay.load_backbone` does, and makes some
-updates with the loss of `causal-lm` and AdamW. Peak memory is measured as in a run's portrait: from after loading on a
-CPU, and by the allocator, model included, on CUDA. With `--goal` a method that needs more GiB is an error.
+updates with the loss of `causal-lm` and AdamW. Peak memory is measured as in a run's portrait, the model included. With `--goal` a method that needs more GiB is an error.
 """
 
 from __future__ import annotations
@@ -73,7 +72,8 @@ def main() -> int:
                 print(json.dumps(found[-1]), flush=True)
     if args.out is not None:
         setting = {name: str(value) for name, value in vars(args).items()}
-        args.out.write_text(json.dumps({"setting": setting, "versions": versions(), "results": found}, indent=1) + "\n")
+        kept = {"setting": setting, "versions": versions(), "results": found}
+        args.out.write_text(json.dumps(kept, indent=1) + "\n")
     over = [each for each in found if args.goal is not None and each["peak_gib"] > args.goal]
     for each in over:
         print(

@@ -128,12 +128,18 @@ def draw(model: Any, names: Sequence[str], seed: int) -> None:
         for parameter in module.parameters(recurse=False):
             parameter.__dict__.pop("_is_hf_initialized", None)
             parameter.fill_(float("nan"))
+    # On the CPU, wherever the model is: `seeded` has no other generator.
+    device = next(parameter.device for module in fresh for parameter in module.parameters())
+    for name in names:
+        model.get_submodule(name).to("cpu")
     with seeded(seed):
         model.initialize_weights()
         for module in fresh:
             # Transformers has no rule for a few layers; torch's own is the one they were built with.
             if any(parameter.isnan().any() for parameter in module.parameters(recurse=False)):
                 module.reset_parameters()
+    for name in names:
+        model.get_submodule(name).to(device)
 
 
 def fingerprint(model: nn.Module, new: Collection[str] = ()) -> str:
