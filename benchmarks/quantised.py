@@ -5,7 +5,8 @@
         --quantize 4bit --methods lora,ntk-attention --goal 10         # the goal for one GPU
 
 It writes the checkpoint to a temporary folder (16 GB for 8b), loads it as `inlay.load_backbone` does, and makes some
-updates with the loss of `causal-lm` and AdamW. Peak memory is measured as in a run's portrait, the model included. With `--goal` a method that needs more GiB is an error.
+updates with the loss of `causal-lm` and AdamW. Peak memory is measured as in a run's portrait, the model included. With
+`--goal` a method that needs more GiB is an error.
 """
 
 from __future__ import annotations
