@@ -51,7 +51,7 @@ def test_nested_data_from_training_to_prediction(typed: Typed, text_model: Path,
             "row 5: 'review.body' holds half a char",
         ),
         (nested("a\0"), ("--text", "review.body", "--label", "about.mood"), "row 5: 'review.body' holds a NUL"),
-        ([{"messages": [{"role": "user", "content": "x"}]}] * 9, ("--kind", "causal-lm"), "'messages' holds chats"),
+        ([{"messages": [{"role": "user", "content": "x"}]}] * 9, ("--label", "messages"), "'messages' holds chats"),
     ],
 )
 def test_what_is_no_text_is_one_error(

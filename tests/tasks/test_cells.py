@@ -141,7 +141,7 @@ def test_nothing_is_never_a_word(value: Any) -> None:
         (["a", "b"], "'body' holds a list of 2, not a text. Join it"),
         (
             CHAT,
-            r"'body' holds a chat, not a text\. Chats are not read yet.*--kind causal-lm --text prompt --label answer",
+            r"'body' holds a chat, not a text\. .*learns conversations whole.*--text prompt --label answer",
         ),
         ([{"from": "human", "value": "x"}], "'body' holds a chat"),
         (b"abc", "'body' holds 3 bytes, not a text. Decode them"),
@@ -266,10 +266,19 @@ def test_pictures_by_their_path(tmp_path: Path, write: Write, spec: MakeSpec) ->
         tasks.load(spec(data=data, image="media", label="about.class"))
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "causal-lm"}, {"kind": "causal-lm", "text": ("messages",)}])
-def test_a_chat_is_said_to_be_one(write: Write, spec: MakeSpec, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "classification"},
+        {"label": "conversation_id"},
+        {"kind": "causal-lm", "text": ("messages",), "label": "conversation_id"},
+    ],
+)
+def test_a_chat_is_no_text_of_another_task(write: Write, spec: MakeSpec, options: dict[str, Any]) -> None:
     data = jsonl(write, [{"conversation_id": f"c {i}", "messages": CHAT} for i in range(30)])
-    with pytest.raises(InlayError, match=r"'messages' holds (a chat|chats).*--text prompt --label answer.*#chats"):
+    with pytest.raises(
+        InlayError, match=r"'messages' holds (a chat|chats).*--text prompt --label answer.*#conversations"
+    ):
         tasks.load(spec(data=data, **options))
 
 

@@ -24,8 +24,9 @@ _CHAT_COLUMNS = ("messages", "conversations", "conversation", "chat", "dialog", 
 _TURN_KEYS = ({"role", "content"}, {"from", "value"})
 
 CHATS = (
-    "Chats are not read yet. What is read is a prompt and its answer in two columns, both plain text: --kind causal-lm "
-    "--text prompt --label answer. docs/your-own-data.md#chats has the lines of Python that convert a chat"
+    "A language model learns conversations whole: leave --text, --label and --kind out, or name the column of the "
+    "conversations with --text alone. A prompt and its answer in two columns of plain text are --kind causal-lm --text "
+    "prompt --label answer. See docs/your-own-data.md#conversations"
 )
 
 

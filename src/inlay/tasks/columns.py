@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import cells, kinds, labels, tables
+from inlay.tasks import cells, conversations, kinds, labels, tables
 from inlay.tasks.tables import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
@@ -33,13 +33,18 @@ _IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "imag
 
 @dataclass(frozen=True)
 class Choice:
-    """The columns of a task, its kind, and what may be wrong with the labels."""
+    """The columns of a task, its kind, and what may be wrong with the labels.
+
+    `chat` is the form of conversations, and `parts` the columns that each part of one is read from.
+    """
 
     kind: str
     texts: tuple[str, ...] = ()
     label: str | None = None
     image: str | None = None
     doubts: tuple[str, ...] = ()
+    chat: str | None = None
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
@@ -58,6 +63,9 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
             f"No column of {table.path.name!r} holds images or paths of images ({_listed(table)}). Name it with "
             "--image."
         )
+    if talk := _conversations(table, spec):
+        form, columns = talk
+        return Choice(kinds.CAUSAL_LM, tuple(columns.values()), chat=form, parts=columns)
     if not spec.text:
         _refuse_chats(table)
     if spec.kind in kinds.LANGUAGE_MODELS:
@@ -83,6 +91,19 @@ def _listed(table: Table) -> str:
     """The columns for an error; of one that holds objects what is in them, too."""
     shown = [f"{name} ({', '.join(paths)})" if (paths := _paths(table, name)) else name for name in table.columns]
     return f"columns: {', '.join(shown)}"
+
+
+def _conversations(table: Table, spec: Spec) -> tuple[str, dict[str, str]] | None:
+    """The form and the columns of conversations: those found where no column is named, or the one that --text names."""
+    if spec.kind not in (None, kinds.CAUSAL_LM) or spec.label or len(spec.text) > 1:
+        return None
+    if spec.text:
+        (name,) = spec.text
+        held = conversations.holds(name, _values(table, name, 1))
+        return (conversations.TURNS, {conversations.FIELD: name}) if held else None
+    text = [name for name in table.columns if name.lower() in _TEXTS]
+    usual = text if spec.kind else usual_labels(table.columns)
+    return conversations.find(table.columns, lambda name, most: _values(table, name, most), bool(usual))
 
 
 def _refuse_chats(table: Table) -> None:

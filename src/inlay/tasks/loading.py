@@ -14,6 +14,7 @@ import numpy as np
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
 from inlay.tasks import catalogue, images, kinds, labels, sources, splits, templates, user_data
+from inlay.tasks.conversations import FIELD, read_source
 from inlay.tasks.rows import number_labels
 from inlay.tasks.schema import UndividedTask
 from inlay.tasks.task import EncodedFiles, Task, dataset
@@ -37,9 +38,13 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         raise InlayError(
             f"augment={spec.augment!r} is for images, and {schema.name!r} is of kind {schema.kind!r}. Leave it out."
         )
-    if spec.template is not None:
+    if schema.chat and spec.template is not None:
+        schema = replace(schema, chat_template=read_source(spec.template))
+    elif spec.template is not None:
         schema = replace(schema, template=spec.template, prompt_template=spec.template)
-    if schema.kind not in (kinds.IMAGES, kinds.TOKENS):
+    if schema.chat:
+        pass  # its template is a program, which says for itself what it reads
+    elif schema.kind not in (kinds.IMAGES, kinds.TOKENS):
         templates.check(schema.full_template, kinds.fields_of(schema.kind, schema.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {schema.kind!r}; leave --template out.")
@@ -95,7 +100,8 @@ class _Part:
         schema = task.schema
         if isinstance(data, list):
             data = number_labels(schema, data, f"{schema.name} ({split})")
-            rows = [_named(row) for row in data]
+            # Where a conversation stood in its file is no part of it.
+            rows = [{FIELD: row[FIELD]} if schema.chat else _named(row) for row in data]
             classes = [row["label"] for row in data] if schema.predicts == "class" else None
             groups = [str(row[task.group]) for row in data] if task.group else None
         else:
@@ -242,6 +248,8 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask) -> Task:
             raise InlayError(f"{schema.name!r}: every training row has the value {mean:g}; there is nothing to learn.")
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
     what = [schema.kind, schema.fields, schema.label_names, used]
+    if schema.chat_template is not None:
+        what.append(schema.chat_template)  # its file's path is in the spec, and not what it says
     made = {
         split: part.data
         if part is not None and not isinstance(part.data, list)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import folders, images, kinds, labels, prepare, tables
-from inlay.tasks.cells import as_text, as_words, is_missing, is_null, reach
+from inlay.tasks import conversations, folders, images, kinds, labels, prepare, tables
+from inlay.tasks.cells import as_text, as_words, is_chat, is_missing, is_null, reach
 from inlay.tasks.columns import usual_labels
 from inlay.tasks.schema import TaskSchema
 from inlay.tasks.tables import Table
@@ -45,6 +45,8 @@ def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder
     `folder`, or from where the table `folder` lies."""
     if schema.prepare:
         return _prepared(schema, values, where)
+    if schema.chat:
+        return {conversations.FIELD: conversations.read_question(schema.columns, values, where)}
     taken = {name: schema.columns.get(name, name) for name in schema.fields}
     if lacking := [column for column in taken.values() if column not in values]:
         if folder is None and schema.modality == "image":
@@ -207,7 +209,7 @@ def _unread(schema: TaskSchema, source: Any) -> tuple[list[Row], list[Reader]]:
             f"({', '.join(tables.TABLES)}), by its ending."
         )
     lines = schema.kind == kinds.CAUSAL_LM and tables.suffix(path) == ".txt"
-    table = tables.read_lines(path, schema.fields[0]) if lines else tables.read_table(path)
+    table = tables.read_lines(path, columns_read(schema)[0]) if lines else tables.read_table(path)
     given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
     table.add_paths(_columns_named(schema))
     return given, _readers(schema, table.numbered, repr(path.name), path)
@@ -266,7 +268,9 @@ def as_rows(source: Any, schema: TaskSchema) -> list[Row]:
     for number, row in enumerate(_listed(source), start=1):
         if isinstance(row, Mapping):
             found.append({str(name): value for name, value in row.items()})
-        elif single is not None and (isinstance(row, str) or schema.modality == "image"):
+        elif single is not None and (
+            isinstance(row, str) or schema.modality == "image" or (schema.chat and is_chat(row))
+        ):
             found.append({single: row})
         else:
             wanted = ", ".join(map(repr, columns))
@@ -326,11 +330,12 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     `source` is a path, or rows as `as_rows` takes them. `label` names the column of the labels; without it, it is found
     where only one choice is sensible. Rows without a label are left out and counted in the notes.
     """
-    from inlay.tasks.task import Task, dataset
-
     notes: list[str] = []
     table = _table(schema, source, notes, label)
     table.add_paths([*columns_read(schema), *filter(None, [label])])
+    if schema.chat:
+        rows = read_conversations(schema, table, table.path.name, notes)
+        return _to_evaluate(schema, rows, table, notes)
     column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
     spelled = table.untyped and not schema.writes_text
     numbered = list(table.numbered)
@@ -347,6 +352,29 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     rows = rows if column is None else number_labels(schema, rows, name)
     if schema.modality == "image":
         images.check_all([row["image"] for row in rows])
+    return _to_evaluate(schema, rows, table, notes)
+
+
+def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> list[Row]:
+    """The conversations of a table to learn from or to score; what is none is left out and counted in the notes."""
+    assert schema.chat is not None
+    told = conversations.Sorted(name, len(table.rows))
+    found = []
+    for number, row in table.numbered:
+        try:
+            messages = conversations.read_example(schema.chat, schema.columns, row, f"{name}, row {number}", told)
+        except conversations.Unusable as error:
+            told.leave_out(number, error)
+            continue
+        found.append({conversations.FIELD: messages, conversations.NUMBER: number})
+    told.check()
+    notes += told.notes(conversations.describe(schema.chat, schema.columns))
+    return found
+
+
+def _to_evaluate(schema: TaskSchema, rows: list[Row], table: Table, notes: list[str]) -> Task:
+    from inlay.tasks.task import Task, dataset
+
     empty, made = (dataset(each, schema.kind, schema.fields) for each in ([], rows))
     return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=tuple(notes))
 
@@ -374,7 +402,7 @@ def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None)
 
 
 def _learns_from_text_alone(schema: TaskSchema) -> bool:
-    return schema.kind == kinds.CAUSAL_LM and not schema.answers
+    return schema.kind == kinds.CAUSAL_LM and not schema.answers and not schema.chat
 
 
 def _label_column(schema: TaskSchema, table: Table, label: str | None) -> str:

@@ -18,6 +18,7 @@ from inlay.tasks import kinds, templates
 if TYPE_CHECKING:
     import numpy as np
 
+    from inlay.tasks.chat_template import ChatTemplate
     from inlay.tasks.encode import Encoded
     from inlay.tasks.images import EncodedImages
 
@@ -32,7 +33,8 @@ class TaskSchema:
     `columns` names the user's column for a field where the two differ; `mean` and `deviation` undo the scaling of a
     regression's values; `answers` says that a language model completes a prompt. `prompt_template` is the template for
     methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `cue` is what
-    such a text ends in for a model that reads from left to right. `words` is a word for each class.
+    such a text ends in for a model that reads from left to right. `words` is a word for each class. `chat` is the form
+    of conversations, where the rows are such, and `chat_template` the template that they are read with.
     """
 
     name: str
@@ -53,6 +55,8 @@ class TaskSchema:
     max_new_tokens: int | None = None
     mean: float = 0.0
     deviation: float = 1.0
+    chat: str | None = None
+    chat_template: str | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -87,6 +91,18 @@ class TaskSchema:
     def full_template(self) -> str:
         """The template, or the default that the fields imply."""
         return self.template or templates.default(self.fields)
+
+    def template_of_chats(self, tokenizer: Any) -> ChatTemplate:
+        """The chat template of conversations: the one of training, or the tokenizer's own."""
+        from inlay.tasks.chat_template import ChatTemplate
+
+        return ChatTemplate(tokenizer, self.chat_template)
+
+    def stops(self, tokenizer: Any) -> tuple[int, ...]:
+        """The tokens at which a text that the model writes is at its end."""
+        if self.chat:
+            return self.template_of_chats(tokenizer).stops
+        return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
 
     def reading(self, tokenizer: Any) -> tuple[str, Any]:
         """The template to fill in and the tokenizer to read it with: those that know prompts, where there are any."""
@@ -147,10 +163,15 @@ class TaskSchema:
         limits = (max_length, self.max_length, encode.length_limit(processor))
         length = min((limit for limit in limits if limit), default=encode.DEFAULT_LENGTH)
         if self.writes_text:
+            # What is written needs room after the prompt, but never more than half of it.
+            room = max(length // 2, length - (self.max_new_tokens or 0))
+            if self.chat:
+                from inlay.tasks.chat_encode import encode_questions
+
+                return encode_questions([row["messages"] for row in rows], self.template_of_chats(processor), room)
             mask = getattr(processor, "mask_token", None)
             prompts = [templates.render(self.full_template, row, mask)[0] for row in rows]
-            # What is written needs room after the prompt, but never more than half of it.
-            return encode.encode_prompts(prompts, processor, max(length // 2, length - (self.max_new_tokens or 0)))
+            return encode.encode_prompts(prompts, processor, room)
         return self.encode_texts(rows, processor, length)
 
     def encode_texts(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any, length: int) -> Encoded:

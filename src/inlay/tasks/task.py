@@ -12,6 +12,8 @@ from inlay.errors import InlayError, unknown
 from inlay.tasks import encode as encoding
 from inlay.tasks import images, kinds, metrics, templates
 from inlay.tasks.catalogue import SPLITS
+from inlay.tasks.chat_encode import encode_conversations
+from inlay.tasks.chat_template import own_template
 from inlay.tasks.images import Augmentation
 from inlay.tasks.schema import Described, TaskSchema
 
@@ -51,7 +53,7 @@ class Task(Described):
     @property
     def examples(self) -> int | None:
         """How many there are to train on; None for running text: the model's length says into how many it is cut."""
-        running = self.schema.writes_text and not self.schema.answers
+        running = self.schema.writes_text and not (self.schema.answers or self.schema.chat)
         return None if running else len(self.train)
 
     @property
@@ -105,7 +107,10 @@ class Task(Described):
         length = min(wanted, limit or wanted)
         notes = [f"max_length={wanted} is more than the model reads: {limit} is used"] if length < wanted else []
         encoding.check_room(length, processor, self.template, writes=self.schema.writes_text)
-        return self.with_schema(dataclasses.replace(self.schema, max_length=length)).with_notes(notes)
+        changes: dict[str, Any] = {"max_length": length}
+        if self.schema.chat and self.schema.chat_template is None:
+            changes["chat_template"] = own_template(processor)
+        return self.with_schema(dataclasses.replace(self.schema, **changes)).with_notes(notes)
 
     def encode(
         self,
@@ -126,9 +131,9 @@ class Task(Described):
         task = self.with_length(processor, max_length, model_config=model_config)
         length = task.schema.max_length
         assert length is not None
-        made = self._encode_text(split, data, processor, length)
-        notes = [note for note in task.notes if note not in self.notes]
-        if made.cut:
+        made = task._encode_text(split, data, processor, length)
+        notes = [note for note in task.notes if note not in self.notes] + list(made.notes)
+        if made.cut and not self.schema.chat:
             notes.append(f"{made.cut:,} of {len(made):,} {split} texts are longer than {length} tokens and were cut")
         made.notes = tuple(notes)
         return made
@@ -148,6 +153,8 @@ class Task(Described):
         return made
 
     def _encode_language(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
+        if self.schema.chat:
+            return encode_conversations(data, self.schema.template_of_chats(tokenizer), length, split)
         if self.schema.answers:
             mask = getattr(tokenizer, "mask_token", None)
             prompts = [templates.render(self.template, row, mask)[0] for row in data]
@@ -161,6 +168,10 @@ class Task(Described):
         return encoding.encode_blocks(texts, "\n" if self.schema.lm == "lines" else ending, tokenizer, length)
 
     # ---------------------------------------------------------------------------------- as the schema does them
+
+    def stops(self, processor: Any) -> tuple[int, ...]:
+        """The tokens that end a text; see `TaskSchema.stops`."""
+        return self.schema.stops(processor)
 
     def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
         """What makes a batch; see `TaskSchema.collator`."""

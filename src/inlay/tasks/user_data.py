@@ -13,8 +13,9 @@ from inlay.tasks import folders, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
 from inlay.tasks.columns import Choice, choose
+from inlay.tasks.conversations import FIELD
 from inlay.tasks.folders import split_of
-from inlay.tasks.rows import Row, read_labelled_row
+from inlay.tasks.rows import Row, read_conversations, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.tables import Table
 
@@ -58,7 +59,8 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     first = parts.get("train") or next(iter(parts.values()))
     choice = choose(first, spec, notes)
     schema = _described(name, choice, first)
-    splits = {split: _normalise(table, choice, schema, split, notes) for split, table in parts.items()}
+    read = _conversations if choice.chat else _normalise
+    splits = {split: read(table, choice, schema, split, notes) for split, table in parts.items()}
     if spec.test_data is not None:
         splits["test"] = _test_data(spec, choice, schema, notes)
     if choice.image:
@@ -102,7 +104,14 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
                 f"{table.path.name!r} lacks the column {name!r} that the training data has (columns: "
                 f"{', '.join(table.columns)})."
             )
-    return _normalise(table, choice, schema, "test", notes)
+    return (_conversations if choice.chat else _normalise)(table, choice, schema, "test", notes)
+
+
+def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> list[Row]:
+    """The conversations of a table; what is none is left out and counted."""
+    return read_conversations(
+        schema, table, table.path.name if split == "all" else f"{table.path.name} ({split})", notes
+    )
 
 
 def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> list[Row]:
@@ -161,22 +170,25 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
     kind = kinds.get(choice.kind)
     answers = kind.predicts == "text" and choice.label is not None
     lm = None
-    if choice.kind == kinds.CAUSAL_LM and not answers:
+    if choice.kind == kinds.CAUSAL_LM and not answers and not choice.chat:
         lm = "lines" if tables.suffix(table.path) == ".txt" else "documents"
     return TaskSchema(
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "data",
         kind=choice.kind,
-        fields=kind.fields or tuple(field_of(name) for name in choice.texts),
-        metrics=("perplexity",) if lm else kind.metrics,
+        fields=(FIELD,) if choice.chat else kind.fields or tuple(field_of(name) for name in choice.texts),
+        metrics=("perplexity",) if lm or choice.chat else kind.metrics,
         prepare="spans" if choice.kind == kinds.SPANS else None,
         columns=_input_columns(choice, kind),
         answers=answers,
         lm=lm,
+        chat=choice.chat,
     )
 
 
 def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
     """Which column of the user's files each normalised field was read from, where the two differ."""
+    if choice.chat:
+        return dict(choice.parts)
     if kind.fields:
         return {kind.fields[0]: choice.image or choice.texts[0]}
     return {field_of(name): name for name in choice.texts if field_of(name) != name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,9 @@ def generate(
     most, length = plan_generation(model, task, processor, max_length)
     encoded = task.encode_inputs(rows, processor, length)
     texts: list[str] = []
+    ends = task.stops(processor)
     for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
-        texts += write_texts(model, batch, processor, most, place)
+        texts += write_texts(model, batch, processor, most, place, ends)
     parts = gather(texts)
     whole = [""] * len(encoded)
     for rank, part in enumerate(parts):
@@ -35,8 +37,11 @@ def generate(
     return whole
 
 
-def write_texts(model: Any, batch: dict[str, Any], processor: Any, most: int, place: Placement) -> list[str]:
-    """What the model writes after each prompt of a batch, at most so many tokens; rows may name their tasks."""
+def write_texts(
+    model: Any, batch: dict[str, Any], processor: Any, most: int, place: Placement, ends: Sequence[int]
+) -> list[str]:
+    """What the model writes after each prompt of a batch, at most so many tokens, up to one of `ends`; rows may name
+    their tasks."""
     # Whatever sampling the checkpoint asks for: the same prompt is to get the same text.
     how = {
         "do_sample": False,
@@ -44,13 +49,15 @@ def write_texts(model: Any, batch: dict[str, Any], processor: Any, most: int, pl
         "use_cache": True,
         "max_new_tokens": most,
         "pad_token_id": processor.pad_token_id,
-        "eos_token_id": processor.eos_token_id,
+        "eos_token_id": list(ends) or None,
     }
     inputs = {name: value for name, value in batch.items() if name != "token_type_ids"}
     with torch.no_grad(), place.autocast():
         ids = model.generate(**inputs, **how)
     decoder_only = not getattr(model.config, "is_encoder_decoder", False)
-    new = ids[:, batch["input_ids"].shape[1] :] if decoder_only else ids
+    new = ids[:, batch["input_ids"].shape[1] :].tolist() if decoder_only else ids.tolist()
+    if decoder_only:  # what ends a turn is not always a special token of the tokenizer's
+        new = [list(itertools.takewhile(lambda token: token not in ends, row)) for row in new]
     return list(processor.batch_decode(new, skip_special_tokens=True))
 
 

@@ -101,16 +101,18 @@ class Tasks:
         """Texts, rows of all tasks together that write equally many tokens."""
         from inlay.training.generation import plan_generation, write_texts
 
-        queues: dict[int, list[Waiting]] = {}
+        queues: dict[tuple[int, tuple[int, ...]], list[Waiting]] = {}
         for task, own in rows.items():
             most, length = plan_generation(self.model, self.schemas[task], self.processor, self.spec.max_length)
             encoded = self.schemas[task].encode_inputs(own, self.processor, length)
-            queues.setdefault(most, []).extend((task, i, encoded[i]) for i in range(len(own)))
+            queues.setdefault((most, self.schemas[task].stops(self.processor)), []).extend(
+                (task, i, encoded[i]) for i in range(len(own))
+            )
         texts: dict[str, list[str]] = {task: [""] * len(own) for task, own in rows.items()}
-        for most, queue in queues.items():
+        for (most, ends), queue in queues.items():
             for part, batch in self._batches(queue, generation=True):
                 for (task, i, _), text in zip(
-                    part, write_texts(self.model, batch, self.processor, most, self.place), strict=True
+                    part, write_texts(self.model, batch, self.processor, most, self.place, ends), strict=True
                 ):
                     texts[task][i] = text
         return {task: self.schemas[task].decode(own) for task, own in texts.items()}
