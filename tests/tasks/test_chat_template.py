@@ -17,7 +17,7 @@ from chat_templates import ENDS, FAMILIES, MISTRAL, ROLES, byte_level
 from inlay import InlayError
 from inlay.tasks import chat_encode
 from inlay.tasks.chat_template import DAY, ChatTemplate, Rendered, own_template
-from inlay.tasks.conversations import Message, Unusable
+from inlay.tasks.conversations import Message, Unusable, pack
 from inlay.tasks.encode import IGNORED
 
 NAMES = [*FAMILIES, "smollm2"]
@@ -89,7 +89,7 @@ def test_what_is_learnt_is_read_from_tokens_and_nothing_else(name: str) -> None:
     """The tokens are those of the whole conversation; those that are learnt spell the answers, and an end each."""
     for seed in range(6):
         messages = talk(name, 3, seed, system=seed % 2 == 0)
-        rows = [{"messages": messages, "row": 2}]
+        rows = [{"messages": pack(messages), "row": 2}]
         made = chat_encode.encode_conversations(rows, template(name), 10_000, "train")
         tokenizer, item = template(name).tokenizer, made[0]
         ids = tokenizer(rendered(tokenizer, messages), add_special_tokens=False)["input_ids"]

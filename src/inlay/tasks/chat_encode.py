@@ -15,7 +15,7 @@ import numpy as np
 
 from inlay.errors import InlayError
 from inlay.tasks.chat_template import DAY, ChatTemplate, Rendered
-from inlay.tasks.conversations import ASSISTANT, FIELD, NUMBER, SYSTEM, USER, Message, Sorted, Unusable
+from inlay.tasks.conversations import ASSISTANT, FIELD, NUMBER, SYSTEM, USER, Message, Sorted, Unusable, unpack
 from inlay.tasks.encode import IGNORED, Encoded, Ragged
 
 _BATCH = 256
@@ -73,10 +73,11 @@ def encode_conversations(
     """
     made, told, cut = _Rows(), Sorted(f"{name} split"), 0
     for batch in _batches(rows):
-        layouts = list(template.lay_out([row[FIELD] for row in batch]))
+        talks = [unpack(row[FIELD]) for row in batch]
+        layouts = template.lay_out(talks)
         texts = [each.text for each in layouts if isinstance(each, Rendered)]
         tokens = iter(_tokenised(template, texts))
-        for row, layout in zip(batch, layouts, strict=True):
+        for row, messages, layout in zip(batch, talks, layouts, strict=True):
             told.total += 1
             if isinstance(layout, Unusable):
                 told.leave_out(row[NUMBER], layout)
@@ -85,7 +86,7 @@ def encode_conversations(
             ids, spans = _with_end(template, ids, _spans(offsets, layout.answers))
             try:
                 if long := len(ids) > max_length:
-                    ids, spans = _cut(row[FIELD], template, max_length)
+                    ids, spans = _cut(messages, template, max_length)
                 if not any(last > max(first, 1) for first, last in spans):
                     raise Unusable("no token to learn")
             except Unusable as error:

@@ -179,19 +179,38 @@ class ChatTemplate:
 
     # ----------------------------------------------------------------------------------------------------- places
 
-    def lay_out(self, conversations: Sequence[Sequence[Message]]) -> Iterator[Rendered | Unusable]:
+    def lay_out(self, conversations: Sequence[Sequence[Message]]) -> list[Rendered | Unusable]:
         """Every conversation as text with the places of its answers, or why it has none."""
-        marked = [_marked(messages) for messages in conversations]
-        for messages, text, around in zip(
-            conversations, self._render_all(conversations), self._render_all(marked), strict=True
-        ):
-            if isinstance(text, Unusable):
-                yield text
-                continue
+        texts = self._render_all(conversations)
+        found: list[Rendered | Unusable | None] = [
+            text if isinstance(text, Unusable) else self._plain(messages, text)
+            for messages, text in zip(conversations, texts, strict=True)
+        ]
+        left = [number for number, each in enumerate(found) if each is None]
+        marked = self._render_all([_marked(conversations[number]) for number in left])
+        for number, around in zip(left, marked, strict=True):
             try:
-                yield self._laid_out(messages, text, around)
+                found[number] = self._laid_out(conversations[number], str(texts[number]), around)
             except Unusable as error:
-                yield error
+                found[number] = error
+        return [each for each in found if each is not None]
+
+    def _plain(self, messages: Sequence[Message], text: str) -> Rendered | None:
+        """The places without marks, where nothing can be mistaken: the prompt for a generation stands in the text once
+        for each answer, and behind it the answer and the end of a turn. None where it is not so, which tells nothing.
+        """
+        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
+        if not self.begins or not self.ends or text.count(self.begins) != len(said):
+            return None
+        answers, place = [], 0
+        for content in said:
+            start = text.index(self.begins, place) + len(self.begins)
+            form = content if text.startswith(content, start) else content.strip()
+            place = self._end(text, start + len(form))
+            if not text.startswith(form, start) or place == start + len(form):
+                return None
+            answers.append((_before_blanks(text, start), place))
+        return Rendered(text, tuple(answers))
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text up to where the assistant writes its answer to a conversation: what stood there in training."""
@@ -223,9 +242,7 @@ class ChatTemplate:
         begins, start = self.begins, place.start
         if begins and place.literal.count(begins) > sum(said.count(begins) for said in asked):
             start = min(start, place.origin + place.literal.rfind(begins) + len(begins))
-        while start and text[start - 1] == " ":
-            start -= 1
-        return start
+        return _before_blanks(text, start)
 
     def _end(self, text: str, end: int) -> int:
         found = self._token.match(text, end) if self._token and self.ends else None
@@ -247,6 +264,12 @@ class ChatTemplate:
             found.append(_Place(number, start, end, before, ahead[before:]))
             before = end
         return found
+
+
+def _before_blanks(text: str, place: int) -> int:
+    while place and text[place - 1] == " ":
+        place -= 1
+    return place
 
 
 def _same_start(one: str, other: str) -> int:

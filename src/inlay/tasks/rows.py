@@ -356,7 +356,10 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
 
 
 def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> list[Row]:
-    """The conversations of a table to learn from or to score; what is none is left out and counted in the notes."""
+    """The conversations of a table to learn from or to score; what is none is left out and counted in the notes.
+
+    The table is emptied on the way: of many conversations, both forms would take much memory.
+    """
     assert schema.chat is not None
     told = conversations.Sorted(name, len(table.rows))
     found = []
@@ -366,7 +369,9 @@ def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[
         except conversations.Unusable as error:
             told.leave_out(number, error)
             continue
-        found.append({conversations.FIELD: messages, conversations.NUMBER: number})
+        finally:
+            row.clear()
+        found.append({conversations.FIELD: conversations.pack(messages), conversations.NUMBER: number})
     told.check()
     notes += told.notes(conversations.describe(schema.chat, schema.columns))
     return found

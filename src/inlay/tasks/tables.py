@@ -93,13 +93,15 @@ def read_table(path: Path) -> Table:
 
 
 def _text_table(path: Path, kind: str) -> Table:
+    if kind in (".jsonl", ".ndjson") and not _may_be_wide(path):
+        return _from_records(path, _json_lines(path, _stream(path)))
     text, notes = decode(path)
     if not text.strip():
         raise InlayError(f"{str(path)!r} is empty.")
     if kind == ".json":
         table = _json(path, text)
     elif kind in (".jsonl", ".ndjson"):
-        table = _from_records(path, _json_lines(path, text))
+        table = _from_records(path, _json_lines(path, text.split("\n")))
     else:
         columns, rows, found = read_delimited(path, text, "\t" if kind == ".tsv" else ",")
         table = Table(path, columns, rows, notes=found)
@@ -110,8 +112,24 @@ def _text_table(path: Path, kind: str) -> Table:
 # ---------------------------------------------------------------------------------------------------------- JSON
 
 
-def _json_lines(path: Path, text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.split("\n"), start=1):
+def _stream(path: Path) -> Iterator[str]:
+    """The lines of a file in UTF-8, one at a time: large ones need not be in memory as text and as rows."""
+    blank = True
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        try:
+            for number, line in enumerate(file):
+                text = line.decode("utf-8-sig" if number == 0 else "utf-8")
+                blank = blank and not text.strip()
+                yield text
+        except (UnicodeDecodeError, gzip.BadGzipFile, EOFError):
+            decode(path)  # which says what is the matter, and where
+            raise
+    if blank:
+        raise InlayError(f"{str(path)!r} is empty.")
+
+
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Row]:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -135,7 +153,7 @@ def _json(path: Path, text: str) -> Table:
     try:
         records = json.loads(text)
     except (ValueError, RecursionError):
-        return _from_records(path, _json_lines(path, text))
+        return _from_records(path, _json_lines(path, text.split("\n")))
     if isinstance(records, dict):
         records = [records]
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
@@ -147,7 +165,10 @@ def _from_records(path: Path, records: Iterator[Row] | Sequence[Row]) -> Table:
     """Objects as a table: the columns are all keys that occur, and what an object lacks is missing."""
     rows = list(records)
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return Table(path, columns, [{name: row.get(name) for name in columns} for row in rows])
+    for place, row in enumerate(rows):
+        if list(row) != columns:
+            rows[place] = {name: row.get(name) for name in columns}
+    return Table(path, columns, rows)
 
 
 # ------------------------------------------------------------------------------------------------------- Parquet
@@ -344,6 +365,16 @@ def decode(path: Path, otherwise: str | None = None) -> tuple[str, list[str]]:
             f"{str(path)!r} is not UTF-8: byte 0x{raw[error.start]:02x} in line {line}. Save it as UTF-8, or convert "
             f"it, e.g. `iconv -f latin1 -t utf-8`."
         ) from None
+
+
+def _may_be_wide(path: Path) -> bool:
+    """Whether a file may be in another encoding than UTF-8, by its beginning; `decode` knows by all of it."""
+    try:
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            start = file.read(_LOOKED_AT)
+    except (gzip.BadGzipFile, EOFError):
+        return True
+    return _wide_encoding(start[: len(start) // 2 * 2]) is not None
 
 
 def _wide_encoding(raw: bytes) -> str | None:
