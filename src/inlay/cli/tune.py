@@ -43,6 +43,9 @@ def command(
     inlay tune --model ./my-model --data reviews.csv --text body --label stars --method bias
 
     \b
+    inlay tune --model embedded:smollm2 --data chats.jsonl --method lora
+
+    \b
     inlay tune --model embedded:minilm --tasks rte,sst2,mrpc,cola --method multi-lora
 
     \b

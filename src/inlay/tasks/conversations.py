@@ -91,11 +91,11 @@ class Sorted:
         found = [f"{self.name}: {what}: {self.total - self.left:,} of {self.total:,} rows{left}"]
         if self.tools:
             found.append(
-                f"{self.name}: {self.tools:,} tool messages and tool calls in {self.with_tools:,} conversations are "
-                "ignored"
+                f"{self.name}: {self.tools:,} tool messages and tool calls in {self.with_tools:,} of the conversations "
+                "are ignored"
             )
         if self.blank_systems:
-            found.append(f"{self.name}: {self.blank_systems:,} empty system messages are ignored")
+            found.append(f"{self.name}: {self.blank_systems:,} of the system messages are empty and ignored")
         if self.keys:
             found.append(f"{self.name}: other keys of messages are not read: {', '.join(sorted(self.keys))}")
         return found

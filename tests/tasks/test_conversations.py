@@ -1,0 +1,284 @@
+"""Conversations in users' tables: which columns hold them, what is left out and said, and how long ones are cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chat_templates import FAMILIES
+from inlay import InlayError, tasks
+from inlay.records.spec import Spec
+from inlay.tasks import Task, chat_encode, kinds, rows
+from inlay.tasks.chat_template import ChatTemplate
+from inlay.tasks.conversations import pack, unpack
+from inlay.tasks.encode import IGNORED
+from inlay.tasks.schema import TaskSchema
+
+MakeSpec = Callable[..., Spec]
+
+
+def turn(role: str, content: Any) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def talk(number: int) -> list[dict[str, Any]]:
+    return [turn("user", f"question {number}"), turn("assistant", f"answer {number}")]
+
+
+def lines(path: Path, given: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, given)), encoding="utf-8")
+    return path
+
+
+def all_rows(task: Task) -> list[list[dict[str, str]]]:
+    """The conversations of all splits, in the order of the file."""
+    found = [row for part in (task.train, task.validation, task.test) for row in part]
+    return [unpack(row["messages"]) for row in sorted(found, key=lambda row: row["row"])]
+
+
+# ---------------------------------------------------------------------------------------------------------- columns
+
+
+SHARED = {"human": "user", "gpt": "assistant", "system": "system"}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet", "jsonl.gz"])
+@pytest.mark.parametrize("column", ["messages", "conversations", "dialog"])
+def test_messages_in_every_format_under_both_pairs_of_keys(
+    tmp_path: Path, spec: MakeSpec, ending: str, column: str
+) -> None:
+    import gzip
+
+    wanted = [[turn("system", "Be brief."), *talk(i), *talk(i + 100)] for i in range(20)]
+    given: list[dict[str, Any]] = [{"id": i, column: messages} for i, messages in enumerate(wanted)]
+    if column == "conversations":
+        names = {ours: theirs for theirs, ours in SHARED.items()}
+        given = [
+            {"id": i, column: [{"from": names[m["role"]], "value": m["content"]} for m in messages]}
+            for i, messages in enumerate(wanted)
+        ]
+    data = tmp_path / f"chats.{ending}"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(given), data)
+    elif ending == "json":
+        data.write_text(json.dumps(given))
+    elif ending == "jsonl":
+        lines(data, given)
+    else:
+        data.write_bytes(gzip.compress("\n".join(map(json.dumps, given)).encode()))
+    task = tasks.load(spec(data=data))
+    assert (task.kind, task.metrics, task.schema.chat) == (kinds.CAUSAL_LM, ("perplexity",), "turns")
+    assert f"chats.{ending}: conversations in `{column}`: 20 of 20 rows" in task.notes
+    assert all_rows(task) == wanted
+    assert TaskSchema.from_json(task.to_json()) == task.schema
+
+
+def test_one_question_and_its_answer(tmp_path: Path, spec: MakeSpec) -> None:
+    given = [{"instruction": f"add {i}", "input": "" if i % 2 else "1, 2", "output": i} for i in range(20)]
+    task = tasks.load(spec(data=lines(tmp_path / "alpaca.jsonl", given)))
+    assert all_rows(task)[:2] == [
+        [turn("user", "add 0\n\n1, 2"), turn("assistant", "0")],
+        [turn("user", "add 1"), turn("assistant", "1")],
+    ]
+    csv = tmp_path / "alpaca.csv"
+    csv.write_text("instruction,input,output\n" + "\n".join(f"add {i},,is {i}" for i in range(20)))
+    assert all_rows(tasks.load(spec(data=csv)))[3] == [turn("user", "add 3"), turn("assistant", "is 3")]
+    given = [{"prompt": f"ask {i}", "completion": f"say {i}"} for i in range(20)]
+    task = tasks.load(spec(data=lines(tmp_path / "prompts.jsonl", given)))
+    assert all_rows(task)[7] == [turn("user", "ask 7"), turn("assistant", "say 7")]
+    given = [{"prompt": talk(i)[:1], "completion": talk(i)[1:]} for i in range(20)]
+    task = tasks.load(spec(data=lines(tmp_path / "lists.jsonl", given)))
+    assert all_rows(task)[7] == talk(7)
+
+
+def test_named_columns_mean_what_they_did(tmp_path: Path, spec: MakeSpec) -> None:
+    given = [{"instruction": f"add {i}", "output": f"is {i}", "text": f"all {i}"} for i in range(20)]
+    data = lines(tmp_path / "a.jsonl", given)
+    named = tasks.load(spec(data=data, kind="causal-lm", text=("instruction",), label="output"))
+    assert (named.schema.chat, named.schema.answers, named.fields) == (None, True, ("instruction",))
+    running = tasks.load(spec(data=data, kind="causal-lm"))
+    assert (running.schema.chat, running.schema.lm, running.fields) == (None, "documents", ("text",))
+    labelled = [{"prompt": f"p {i}", "completion": f"c {i}", "text": f"t {i}", "label": "ab"[i % 2]} for i in range(20)]
+    assert tasks.load(spec(data=lines(tmp_path / "b.jsonl", labelled))).kind == kinds.CLASSIFICATION
+
+
+def test_several_columns_of_conversations_need_a_name(tmp_path: Path, spec: MakeSpec) -> None:
+    data = lines(tmp_path / "pairs.jsonl", [{"chosen": talk(i), "rejected": talk(-i)} for i in range(20)])
+    with pytest.raises(InlayError, match=r"chosen, rejected all hold conversations.*--text"):
+        tasks.load(spec(data=data))
+    assert all_rows(tasks.load(spec(data=data, text=("chosen",))))[4] == talk(4)
+
+
+def test_where_a_row_stood_is_no_part_of_it(tmp_path: Path, spec: MakeSpec) -> None:
+    given = [{"messages": talk(i)} for i in range(30)]
+    one = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+    other = tasks.load(spec(data=lines(tmp_path / "b.jsonl", given[::-1])))
+    assert {*one.test["messages"]} == {*other.test["messages"]}
+    source = FAMILIES["zephyr"]().chat_template
+    (tmp_path / "chat.jinja").write_text(source)
+    given_text = tasks.load(spec(data=tmp_path / "a.jsonl", template=source))
+    of_file = tasks.load(spec(data=tmp_path / "a.jsonl", template=tmp_path / "chat.jinja"))
+    assert given_text.schema.chat_template == of_file.schema.chat_template == source
+    assert given_text.digest == of_file.digest != one.digest
+    with pytest.raises(InlayError, match="neither a chat template in Jinja"):
+        tasks.load(spec(data=tmp_path / "a.jsonl", template="nowhere.jinja"))
+
+
+# ------------------------------------------------------------------------------------------------------- odd rows
+
+
+ODD = {
+    "no answer": [turn("user", "only asked")],
+    "an empty turn": [turn("user", "asked"), turn("assistant", " \n")],
+    "no conversation": "a text",
+    "an unknown role": [turn("narrator", "once"), *talk(1)],
+    "parts that are no text": [turn("user", [{"type": "image", "image": "x.png"}]), turn("assistant", "a cat")],
+}
+
+
+@pytest.mark.parametrize("why", ODD)
+def test_what_is_no_conversation_is_left_out_unless_it_is_the_first(tmp_path: Path, spec: MakeSpec, why: str) -> None:
+    given: list[dict[str, Any]] = [{"messages": talk(i)} for i in range(20)]
+    given[6] = given[11] = {"messages": ODD[why]}
+    task = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+    assert f"a.jsonl: conversations in `messages`: 18 of 20 rows; left out: 2 with {why} (rows 7, 12)" in task.notes
+    assert len(task.train) + len(task.validation) + len(task.test) == 18
+    given[0] = given[6]
+    with pytest.raises(InlayError, match=rf"a\.jsonl, row 1 has {why}"):
+        tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+
+
+def test_tools_and_what_else_is_ignored_is_counted(tmp_path: Path, spec: MakeSpec) -> None:
+    given: list[dict[str, Any]] = [{"messages": talk(i)} for i in range(20)]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+    given[3]["messages"] = [talk(3)[0], call, turn("tool", "3"), talk(3)[1], turn("user", "thanks")]
+    given[4]["messages"] = [turn("system", ""), talk(4)[0], talk(4)[1] | {"weight": 0}]
+    given[5]["messages"] = [turn("user", [{"type": "text", "text": "question "}, {"type": "text", "text": "5"}])]
+    given[5]["messages"].append(talk(5)[1])
+    task = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+    assert all_rows(task) == [talk(i) for i in range(20)]
+    assert "a.jsonl: 2 tool messages and tool calls in 1 of the conversations are ignored" in task.notes
+    assert "a.jsonl: 1 of the system messages are empty and ignored" in task.notes
+    assert "a.jsonl: other keys of messages are not read: weight" in task.notes
+
+
+def test_rows_that_the_template_refuses_are_left_out(tmp_path: Path, spec: MakeSpec) -> None:
+    tokenizer = FAMILIES["gemma"]()
+    given: list[dict[str, Any]] = [{"messages": talk(i)} for i in range(40)]
+    given[7]["messages"] = [turn("system", "x"), *talk(7)]
+    given[8]["messages"] = [*talk(8)[:1], *talk(8)]
+    task = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+    made = {split: task.encode(split, tokenizer, 200) for split in ("train", "validation", "test")}
+    assert sum(map(len, made.values())) == 38
+    notes = " ".join(note for each in made.values() for note in each.notes)
+    assert "with turns that the chat template refuses (row" in notes
+    given = [{"messages": [turn("system", "x"), *talk(i)]} for i in range(40)]
+    task = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given)))
+    with pytest.raises(InlayError, match=r"row \d+ has turns that the chat template refuses \(System role not supp"):
+        task.encode("train", tokenizer, 200)
+    tokenizer.chat_template = None
+    with pytest.raises(InlayError, match="no chat template"):
+        task.encode("train", tokenizer, 200)
+
+
+# --------------------------------------------------------------------------------------------------- what is too long
+
+
+def encoded(name: str, messages: list[dict[str, Any]], length: int) -> tuple[str, str, Any]:
+    """What is read and what is learnt of a conversation, as text; and all of the encoding."""
+    template = ChatTemplate(FAMILIES[name]())
+    made = chat_encode.encode_conversations([{"messages": pack(messages), "row": 2}], template, length, "train")
+    item = made[0]
+    assert len(item["input_ids"]) == len(item["labels"]) <= length
+    learnt = [label for label in item["labels"] if label != IGNORED]
+    return template.tokenizer.decode(item["input_ids"]), template.tokenizer.decode(learnt), made
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "gemma"])
+def test_long_conversations_lose_their_beginning(name: str) -> None:
+    system = [] if name == "gemma" else [turn("system", "Be brief.")]
+    messages = system + [each for i in range(10) for each in talk(i)]
+    whole = len(encoded(name, messages, 10_000)[2][0]["input_ids"])
+    short = len(encoded(name, system + talk(9), 10_000)[2][0]["input_ids"])
+    read, learnt, made = encoded(name, messages, (whole + short) // 2)
+    assert made.cut == 1
+    assert "cut from the left; the last question and its answer are kept" in made.notes[0]
+    assert "question 9" in read
+    assert "answer 9" in learnt
+    assert "question 0" not in read
+    assert ("Be brief." in read) == bool(system)
+    kept = [i for i in range(10) if f"question {i}" in read]
+    assert kept == list(range(kept[0], 10))
+    assert [i for i in range(10) if f"answer {i}" in learnt] == kept, "an answer is never without its question"
+    more = system + [each for i in range(kept[0] - 1, 10) for each in talk(i)]
+    assert len(encoded(name, more, 10_000)[2][0]["input_ids"]) > (whole + short) // 2, "as much as fits is kept"
+
+
+def test_what_goes_last() -> None:
+    system = turn("system", "Be very brief, and never say more than you have to.")
+    answer = turn("assistant", "answer at the end")
+    alone = len(encoded("llama", [turn("user", "question"), answer], 999)[2][0]["input_ids"])
+    read, learnt, _ = encoded("llama", [system, turn("user", "question"), answer], alone)
+    assert "brief" not in read, "the system message goes before the question"
+    assert "question" in read
+    read, learnt, _ = encoded("llama", [turn("user", "one two three " * 40 + "question"), answer], alone + 4)
+    assert "question" in read, "of the question its beginning"
+    assert read.count("one two three") < 3
+    assert learnt == "answer at the end<|eot_id|>"
+    _, learnt, _ = encoded("llama", [turn("user", "q"), turn("assistant", "first " + "more words " * 60)], alone)
+    assert learnt.startswith("first more")
+    assert not learnt.endswith("<|eot_id|>"), "of an answer that is too long by itself its end"
+
+
+def test_questions_are_cut_alike() -> None:
+    template = ChatTemplate(FAMILIES["qwen"]())
+    messages = [each for i in range(10) for each in talk(i)] + [turn("user", "the last question")]
+    made = chat_encode.encode_questions([messages, messages[-1:]], template, 80)
+    assert made.cut == 1
+    texts = [template.tokenizer.decode(made[i]["input_ids"]) for i in (0, 1)]
+    for text in texts:
+        assert "the last question" in text
+        assert text.endswith("<|im_start|>assistant\n")
+    assert "answer 9" in texts[0]
+    assert "answer 0" not in texts[0]
+    assert "labels" not in made[0]
+
+
+# ------------------------------------------------------------------------------------------------------ rows to answer
+
+
+def test_rows_to_answer(tmp_path: Path, spec: MakeSpec) -> None:
+    given = [{"id": i, "messages": talk(i)} for i in range(20)]
+    schema = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given))).schema
+    asked = [*talk(1), turn("user", "and now?")]
+    for source in ([{"messages": asked}], [asked]):
+        assert rows.read(schema, source).rows == [{"messages": asked}]
+    plain = [{"messages": [turn("user", "hello")]}]
+    assert rows.read(schema, ["hello"]).rows == rows.read(schema, [{"messages": "hello"}]).rows == plain
+    (tmp_path / "q.txt").write_text("hello\n")
+    assert rows.read(schema, tmp_path / "q.txt").rows == plain
+    with pytest.raises(InlayError, match=r"row 1 has no question at its end"):
+        rows.read(schema, [{"messages": talk(1)}])
+    with pytest.raises(InlayError, match=r"row 1 has no 'messages'.*it has 'text'"):
+        rows.read(schema, [{"text": "x"}])
+    alpaca = [{"instruction": f"add {i}", "input": "", "output": f"is {i}"} for i in range(20)]
+    schema = tasks.load(spec(data=lines(tmp_path / "b.jsonl", alpaca))).schema
+    asked = [{"instruction": "add", "input": "1, 2", "output": "ignored"}]
+    assert rows.read(schema, asked).rows == [{"messages": [turn("user", "add\n\n1, 2")]}]
+    assert rows.read(schema, ["add"]).rows == [{"messages": [turn("user", "add")]}]
+
+
+def test_rows_to_score(tmp_path: Path, spec: MakeSpec) -> None:
+    given: list[dict[str, Any]] = [{"messages": talk(i)} for i in range(20)]
+    schema = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given))).schema
+    given[4]["messages"] = talk(4)[:1]
+    scored = rows.read_labelled(schema, given)
+    assert len(scored.test) == 19
+    assert "rows: conversations in `messages`: 19 of 20 rows; left out: 1 with no answer (row 5)" in scored.notes
+    assert given[0]["messages"] == talk(0), "rows of Python are not emptied"
