@@ -73,14 +73,14 @@ HELPS: dict[str | None, dict[str, str]] = {
         "task_data": "One of several tasks, on your own data: a name and a path, as in reviews=reviews.csv. May be "
         "repeated; --text, --label and --kind are those of all.",
         "task_fields": 'What single tasks have of their own, as JSON: {"reviews": {"data": ..., "label": ...}}.',
-        "data": "Your own data: a CSV, TSV, JSONL or Parquet file (texts, or conversations), or a folder of images.",
+        "data": "Your own data: a CSV, TSV, JSONL or Parquet file, of conversations too, or a folder of images.",
         "text": "Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
         "label": "Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in "
         "--text after one blank.",
         "image": "Column with the paths of images.",
         "kind": "Kind of task, where the data do not show it.",
-        "template": "How the fields become one text, e.g. '{premise} {hypothesis}'; of conversations a chat template in "
-        "Jinja, or its file.",
+        "template": "How the fields become one text, e.g. '{premise} {hypothesis}'; for conversations a chat template "
+        "in Jinja, or its file.",
         "test_data": "Your own test data, if they are in a file or folder of their own.",
         "data_dir": "Folder with local copies of named tasks.",
         "shots": "Train on this many examples, drawn evenly over classes.",
