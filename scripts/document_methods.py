@@ -1,4 +1,4 @@
-"""Generate the tables of methods and the headers of the method pages.
+"""Generate the table of methods and the headers of the method pages.
 
     python scripts/document_methods.py --check     # is everything up to date?
     python scripts/document_methods.py --write     # update what is not
@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def pages() -> dict[Path, str]:
     """Every file that has a generated part, as it should read."""
-    readme = ROOT / "README.md"
-    found = {readme: replaced(readme.read_text(encoding="utf-8"), TABLE, table("docs/methods/"), readme)}
+    found: dict[Path, str] = {}
     index = f"# The methods\n\n{TABLE[0]}\n{table('')}\n{TABLE[1]}\n\n{PLACES}"
     found[ROOT / "docs/methods/README.md"] = index
     for method in all_methods().values():

@@ -52,8 +52,8 @@ def test_what_is_out_of_date_is_named_and_mended(document, tmp_path, monkeypatch
     assert "docs/methods/norm.md" in printed
     assert document.main(["--write"]) == 0
     assert document.main(["--check"]) == 0
-    (tmp_path / "README.md").write_text("nothing here")
-    with pytest.raises(InlayError, match="methods:begin"):
+    (tmp_path / "docs/methods/ssf.md").write_text("nothing here")
+    with pytest.raises(InlayError, match="generated:begin"):
         document.main(["--check"])
 
 
