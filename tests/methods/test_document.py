@@ -67,6 +67,7 @@ def test_the_capabilities_file_is_what_the_script_writes(monkeypatch) -> None:
     found = probe_methods.probe_all([all_methods()[name] for name in methods], families)
     assert found.pop("methods") == {m: {f: t for f, t in known["methods"][m].items() if f in families} for m in methods}
     assert found.pop("trained") == {name: known["trained"][name] for name in methods}
+    assert found.pop("quantised") == {name: known["quantised"][name] for name in methods}
     assert found == {key: {family: known[key][family] for family in families} for key in found}
 
 
