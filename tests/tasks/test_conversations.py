@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,26 @@ def test_long_conversations_lose_their_beginning(name: str) -> None:
     assert [i for i in range(10) if f"answer {i}" in learnt] == kept, "an answer is never without its question"
     more = system + [each for i in range(kept[0] - 1, 10) for each in talk(i)]
     assert len(encoded(name, more, 10_000)[2][0]["input_ids"]) > (whole + short) // 2, "as much as fits is kept"
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama", "mistral", "zephyr"])
+def test_many_are_cut_as_each_is_by_itself(name: str) -> None:
+    """What is cut together, with a guess at how much fits, is what searching finds for each."""
+    drawn, template, length = random.Random(3), ChatTemplate(FAMILIES[name]()), 300
+    talks = []
+    for _ in range(60):
+        said = [" ".join(["word"] * drawn.randrange(1, 25)) for _ in range(2 * drawn.randrange(1, 7))]
+        turns = [turn(("user", "assistant")[i % 2], text) for i, text in enumerate(said)]
+        talks.append([turn("system", "Be brief. " * drawn.randrange(1, 5))] * drawn.randrange(2) + turns)
+    rows_ = [{"messages": pack(messages), "row": 2 + i} for i, messages in enumerate(talks)]
+    made = chat_encode.encode_conversations(rows_, template, length, "train")
+    quick = chat_encode._cut_quickly(template, talks, chat_encode._examples(template, talks), length)
+    assert 5 < len(quick) <= made.cut < len(talks) == len(made)
+    for number, messages in enumerate(talks):
+        ids, spans = chat_encode._cut(messages, template, length)
+        learnt = {place for first, last in spans for place in range(first, last)}
+        assert made[number]["input_ids"] == ids
+        assert {place for place, label in enumerate(made[number]["labels"]) if label != IGNORED} == learnt
 
 
 def test_what_goes_last() -> None:

@@ -18,7 +18,9 @@ from inlay.tasks.chat_template import DAY, ChatTemplate, Rendered
 from inlay.tasks.conversations import ASSISTANT, FIELD, NUMBER, SYSTEM, USER, Message, Sorted, Unusable, unpack
 from inlay.tasks.encode import IGNORED, Encoded, Ragged
 
+_Example = tuple[list[int], list[tuple[int, int]]]  # tokens, and the spans of them that are learnt
 _BATCH = 256
+_HEADER = 16  # tokens that a template may write before a system message
 
 
 class _Learnt(Sequence[list[int]]):
@@ -74,26 +76,22 @@ def encode_conversations(
     made, told, cut = _Rows(), Sorted(f"{name} split"), 0
     for batch in _batches(rows):
         talks = [unpack(row[FIELD]) for row in batch]
-        layouts = template.lay_out(talks)
-        texts = [each.text for each in layouts if isinstance(each, Rendered)]
-        tokens = iter(_tokenised(template, texts))
-        for row, messages, layout in zip(batch, talks, layouts, strict=True):
+        whole = _examples(template, talks)
+        quick = _cut_quickly(template, talks, whole, max_length)
+        for number, (row, messages, example) in enumerate(zip(batch, talks, whole, strict=True)):
             told.total += 1
-            if isinstance(layout, Unusable):
-                told.leave_out(row[NUMBER], layout)
-                continue
-            ids, offsets = next(tokens)
-            ids, spans = _with_end(template, ids, _spans(offsets, layout.answers))
             try:
-                if long := len(ids) > max_length:
-                    ids, spans = _cut(messages, template, max_length)
-                if not any(last > max(first, 1) for first, last in spans):
+                if isinstance(example, Unusable):
+                    raise example
+                if long := len(example[0]) > max_length:
+                    example = quick.get(number) or _cut(messages, template, max_length)
+                if not any(last > max(first, 1) for first, last in example[1]):
                     raise Unusable("no token to learn")
             except Unusable as error:
                 told.leave_out(row[NUMBER], error)
                 continue
             cut += long
-            made.add(ids, spans)
+            made.add(*example)
     if told.total:
         told.check()
     encoded = made.encoded(cut)
@@ -184,30 +182,86 @@ def _with_end(
     return [*ids[:last], closes], [*spans[:-1], (first, last + 1)]
 
 
+def _examples(template: ChatTemplate, conversations: Sequence[Sequence[Message]]) -> list[_Example | Unusable]:
+    """The tokens of conversations and the spans of them that are learnt, or why there are none."""
+    layouts = template.lay_out(conversations)
+    tokens = _tokenised(template, [each.text for each in layouts if isinstance(each, Rendered)])
+    found: list[_Example | Unusable] = []
+    for layout in layouts:
+        if isinstance(layout, Unusable):
+            found.append(layout)
+        else:
+            ids, offsets = next(tokens)
+            found.append(_with_end(template, ids, _spans(offsets, layout.answers)))
+    return found
+
+
 # --------------------------------------------------------------------------------------------------------- cutting
 
 
-def _example(template: ChatTemplate, messages: Sequence[Message]) -> tuple[list[int], list[tuple[int, int]]]:
-    (layout,) = template.lay_out([messages])
-    if isinstance(layout, Unusable):
-        raise layout
-    ((ids, offsets),) = _tokenised(template, [layout.text])
-    return _with_end(template, ids, _spans(offsets, layout.answers))
+def _example(template: ChatTemplate, messages: Sequence[Message]) -> _Example:
+    (found,) = _examples(template, [messages])
+    if isinstance(found, Unusable):
+        raise found
+    return found
 
 
-def _cut(
-    messages: Sequence[Message], template: ChatTemplate, max_length: int
-) -> tuple[list[int], list[tuple[int, int]]]:
+def _cut_quickly(
+    template: ChatTemplate,
+    talks: Sequence[Sequence[Message]],
+    whole: Sequence[_Example | Unusable],
+    max_length: int,
+) -> dict[int, _Example]:
+    """Those of the conversations that are too long, by their number, of which it is plain how many exchanges fit: that
+    many are tokenised, all conversations at once, and one more would not fit."""
+    guesses = {
+        number: guess
+        for number, (messages, example) in enumerate(zip(talks, whole, strict=True))
+        if not isinstance(example, Unusable) and (guess := _guess(messages, example, max_length))
+    }
+    shorter = _examples(template, [kept for kept, _ in guesses.values()])
+    return {
+        number: example
+        for (number, (_, more)), example in zip(guesses.items(), shorter, strict=True)
+        if not isinstance(example, Unusable) and len(example[0]) <= max_length < len(example[0]) + more
+    }
+
+
+def _guess(messages: Sequence[Message], example: _Example, max_length: int) -> tuple[list[Message], int] | None:
+    """What of a conversation that is too long will probably fit, and by how many tokens one exchange more is longer."""
+    ids, spans = example
+    ahead, rest = _parted(messages)
+    begins = _exchanges(rest)
+    before = [sum(message["role"] == ASSISTANT for message in rest[:begin]) for begin in begins]
+    answers = sum(message["role"] == ASSISTANT for message in rest)
+    if len(ids) <= max_length or begins[0] or len(spans) != answers:
+        return None
+    ends = [0, *(spans[count - 1][1] for count in before[1:])]
+    characters = sum(len(message["content"]) for message in messages)
+    head = _HEADER + sum(len(message["content"]) for message in ahead) * len(ids) // characters
+    for which in range(1, len(begins)):
+        if len(ids) - ends[which] + head <= max_length:
+            more = ends[which] - ends[which - 1] if which > 1 else len(ids)  # all of it is known to be too long
+            return [*ahead, *rest[begins[which] :]], more
+    return None
+
+
+def _cut(messages: Sequence[Message], template: ChatTemplate, max_length: int) -> _Example:
     """The tokens of a conversation that is too long, without as much of its beginning as need be."""
     kept = _shortest_loss(messages, lambda rest: len(_example(template, rest)[0]) <= max_length)
     ids, spans = _example(template, kept)
     return ids[:max_length], [(first, min(last, max_length)) for first, last in spans if first < max_length]
 
 
+def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """The system message at the beginning, if there is one, and the rest."""
+    count = int(bool(messages) and messages[0]["role"] == SYSTEM)
+    return list(messages[:count]), list(messages[count:])
+
+
 def _shortest_loss(messages: Sequence[Message], fits: Callable[[Sequence[Message]], bool]) -> Sequence[Message]:
     """The messages with as much as fits: see `encode_conversations`. Where not even an empty question fits, that."""
-    ahead = [message for message in messages[:1] if message["role"] == SYSTEM]
-    rest = list(messages[len(ahead) :])
+    ahead, rest = _parted(messages)
     begins = _exchanges(rest)
 
     def fitting(candidate: Sequence[Message]) -> bool:
