@@ -40,6 +40,7 @@ docs: env  ## Regenerate what is generated: tables of methods, rooms, claims and
 	$(BIN)/python scripts/document_fidelity.py --write
 	$(BIN)/python scripts/document_rooms.py --write
 	$(BIN)/python scripts/document_cost.py --write
+	$(BIN)/python scripts/document_compress.py --write
 	$(BIN)/python scripts/document_places.py --write
 
 $(VENV)/.site: $(VENV)/.installed
@@ -61,6 +62,7 @@ docs-check: env
 	$(BIN)/python scripts/document_fidelity.py --check
 	$(BIN)/python scripts/document_rooms.py --check
 	$(BIN)/python scripts/document_cost.py --check
+	$(BIN)/python scripts/document_compress.py --check
 	$(BIN)/python scripts/document_places.py --check
 
 test: lint types docs-check  ## Lint, types, docs, and the whole test suite

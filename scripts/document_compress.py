@@ -1,67 +1,87 @@
-"""The table of docs/compress.md, from what the paper of NTK-Attention keeps of inlay.papers.ntk_attention.compression.
+"""Generate the table of compressed prompts in docs/compress.md from benchmarks/results/compress-cpu.json.
 
-python scripts/document_compress.py
+python scripts/document_compress.py --check     # is it up to date?
+python scripts/document_compress.py --write     # bring it up to date
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+import statistics
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from generated import replaced
-from page_tables import DOCS
+from generated import ROOT, replaced
 
-from inlay.papers.ntk_attention.compression import RESULTS
-
-PAGE = DOCS / "compress.md"
-MEASURED = ("<!-- measured:begin -->", "<!-- measured:end -->")
-
-
-def table(report: Mapping[str, Any]) -> list[str]:
-    """The table of docs/compress.md: perplexity, and in brackets the share of the prompt's benefit."""
-    from inlay.workflow.compress import CLOSED, DISTILLED, FITTED, NOTHING, PROMPTED
-
-    who = (PROMPTED, NOTHING, CLOSED, FITTED, DISTILLED)
-    given, versions = report["arguments"], report["versions"]
-    about = (
-        f"{report['model']}; {given['texts']} own texts of {given['length']} tokens, a fifth held out; "
-        f"{given['steps']} steps of {given['batch_size']} texts; {versions.get('gpu') or versions['cpu']}. Perplexity, "
-        "and the share of the prompt's benefit. Real texts are further examples of the prompt's kind: nothing was "
-        "trained on them."
-    )
-    lines = [
-        about,
-        "",
-        f"| prompt | texts | features | rank | learning rate | parameters | {' | '.join(who)} |",
-        f"| --- | --- | --- | ---: | ---: | ---: |{' ---: |' * len(who)}",
-    ]
-    for result in report["results"]:
-        settings = result["settings"]
-        order = settings.get("taylor_order")
-        features = f"{settings['feature_map']}, " + (
-            f"order {order}" if order else f"{settings['feature_multiplier']}d"
-        )
-        for texts, scores in result["scores"].items():
-            cells = [
-                "-"
-                if name not in scores
-                else f"{scores[name]['perplexity']:.2f}"
-                + (f" ({scores[name]['recovered']:.0%})" if scores[name]["recovered"] is not None else "")
-                for name in who
-            ]
-            lines.append(
-                f"| {result['prompt']}, {result['prompt_tokens']} | {texts} | {features} | {settings['rank']} | "
-                f"{result['learning_rate']:g} | {result['parameters'] / 1e6:.2f}M | {' | '.join(cells)} |"
-            )
-    return lines
+PAGE = ROOT / "docs/compress.md"
+RESULTS = ROOT / "benchmarks/results/compress-cpu.json"
+MARKS = ("<!-- compact:begin -->", "<!-- compact:end -->")
+NAMES = {
+    "matched": "matched, continuations",
+    "matched on mixed texts": "matched, mixed texts",
+    "last tokens": "the prompt's last tokens",
+}
+HEAD = (
+    "SmolLM2-135M, two CPU cores, 120 texts, matching alone (`--steps 0`). Means over seeds, ± the standard deviation "
+    "where there are three."
+)
 
 
-def main() -> None:
-    lines = table(json.loads(RESULTS.read_text(encoding="utf-8")))
-    text = replaced(PAGE.read_text(encoding="utf-8"), MEASURED, "\n".join(lines), PAGE)
-    PAGE.write_text(text, encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--check", action="store_true")
+    action.add_argument("--write", action="store_true")
+    options = parser.parse_args(arguments)
+    text = PAGE.read_text(encoding="utf-8")
+    wanted = replaced(text, MARKS, table(json.loads(RESULTS.read_text(encoding="utf-8"))), PAGE)
+    if text == wanted:
+        return 0
+    if options.check:
+        print("docs/compress.md is not up to date: python scripts/document_compress.py --write")
+        return 1
+    PAGE.write_text(wanted, encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
+    return 0
+
+
+def table(kept: dict[str, Any]) -> str:
+    """Prompt, tokens kept and what was tried by row."""
+    tokens: dict[str, list[int]] = {}
+    for key, found in kept["yardsticks"].items():
+        tokens.setdefault(key.split("/")[0], []).append(found["tokens"])
+    rows: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for key, found in kept["results"].items():
+        prompt, _, size, who = key.split("/")
+        if who in NAMES:
+            rows.setdefault((prompt, int(size), who), []).append(found)
+    lines = [HEAD, "", "| prompt (tokens) | kept | how | benefit | recall | agreement | seeds |"]
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    order = list(NAMES)
+    for prompt, size, who in sorted(rows, key=lambda row: (row[0], row[1], order.index(row[2]))):
+        found = rows[prompt, size, who]
+        cells = [
+            f"{prompt} ({round(statistics.mean(tokens[prompt])):,})",
+            str(size),
+            NAMES[who],
+            _spread([each["benefit"] for each in found]),
+            _spread([each["recall"] for each in found if each["recall"] is not None]),
+            _spread([each["agreement"] for each in found]),
+            str(len(found)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean = f"{100 * statistics.mean(values):.0f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.0f} %" if len(values) > 2 else f"{mean} %"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
