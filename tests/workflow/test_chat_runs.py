@@ -166,3 +166,28 @@ def test_on_the_command_line(typed: Typed, run: Run, tmp_path: Path) -> None:
     status, _, err = typed("predict", "--run", run.folder, "--input", tmp_path / "bad.jsonl")
     assert status == 2
     assert "row 1 has no question at its end" in " ".join(err.split())
+
+
+def test_generate_and_chat_use_the_template_of_training(run: Run, typed: Typed, tmp_path: Path) -> None:
+    """Also where the tokenizer has another by now, and the ends of its turns."""
+    from inlay.workflow.chat import Chat
+    from inlay.workflow.generate import as_prompts, begin, write
+    from inlay.workflow.generation import Sampling
+    from inlay.workflow.speakers import open_speaker
+
+    asked = "what is 7?"
+    wanted = inlay.load(run).predict([asked])[0]["text"]
+    speaker = open_speaker(run.folder)
+    prompts = as_prompts(speaker, [asked])
+    found = list(write(speaker, prompts, begin(speaker, prompts, Sampling(8))))
+    assert found[0]["text"].strip() == wanted.strip() == "gold"
+    assert found[0]["finish"] == "end"
+    chat = Chat(speaker)
+    told: list[str] = []
+    for line, answer in ((asked, "gold"), ("thank you again", "red")):
+        assert chat.ask(line, Sampling(8), lambda _, piece: told.append(piece))[0].text.strip() == answer
+    assert "".join(told).replace(" ", "") == "goldred"
+    (tmp_path / "one.jsonl").write_text(json.dumps({"messages": [turn("user", asked)]}))
+    status, out, err = typed("generate", "--run", run.folder, "--input", tmp_path / "one.jsonl", "--max-tokens", 8)
+    assert status == 0, err
+    assert json.loads(out.splitlines()[-1])["text"].strip() == "gold"

@@ -104,7 +104,7 @@ def beginning(chat: Chat, talks: bool) -> Iterator[str]:
     yield chat.speaker.title + (f", which stands for a prompt of {tokens:,} tokens" if tokens else "")
     if chat.template:
         yield "each line is a user's message in the model's chat template"
-        if chat.speaker.schema is not None:
+        if chat.speaker.schema is not None and not chat.speaker.learnt_chats:
             yield "the run was not trained on messages: --plain puts each line into its own template"
     else:
         does = (

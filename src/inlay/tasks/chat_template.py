@@ -75,7 +75,8 @@ def mark(number: int) -> str:
 
 
 class ChatTemplate:
-    """A chat template and the tokenizer that its text is for. `source` is its Jinja, by default the tokenizer's own.
+    """A chat template and the tokenizer that its text is for. `source` is its Jinja, by default the tokenizer's own;
+    `fixed` is the same on a day that does not change.
 
     `begins` is what it appends where the assistant is to write, `ends` are the texts that end its turns, with the
     blanks before them. Without any, a turn has no end that could be learnt: `closes` is then put after the last one.
@@ -88,7 +89,7 @@ class ChatTemplate:
                 f"{type(tokenizer).__name__} is not one."
             )
         self.tokenizer, self.source = tokenizer, own_template(tokenizer) if source is None else source
-        self._fixed = _DATE.sub(lambda found: repr(DAY.strftime(found["form"])), self.source)
+        self.fixed = _DATE.sub(lambda found: repr(DAY.strftime(found["form"])), self.source)
         added = {str(token) for token in tokenizer.get_added_vocab()} | set(tokenizer.all_special_tokens)
         names = sorted((re.escape(each) for each in added if each.strip()), key=len, reverse=True)
         self._token = re.compile(rf"\s*({'|'.join(names)})") if names else None
@@ -118,7 +119,7 @@ class ChatTemplate:
 
     def _apply(self, conversation: Any, more: bool) -> Any:
         return self.tokenizer.apply_chat_template(
-            conversation, chat_template=self._fixed, tokenize=False, add_generation_prompt=more
+            conversation, chat_template=self.fixed, tokenize=False, add_generation_prompt=more
         )
 
     # ---------------------------------------------------------------------------------------- facts of a template
@@ -175,7 +176,7 @@ class ChatTemplate:
     @property
     def tells_the_day(self) -> bool:
         """Whether the template writes the day's date."""
-        return self._fixed != self.source
+        return self.fixed != self.source
 
     # ----------------------------------------------------------------------------------------------------- places
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import tables, templates
+from inlay.tasks import tables
 from inlay.tasks.cells import as_text
 from inlay.tasks.rows import columns_read, read
 from inlay.workflow.generation import SEEDS, Continuation, Sampling, TooLong
@@ -38,10 +38,7 @@ def as_prompts(speaker: Speaker, texts: Sequence[str]) -> list[Given]:
             "table that has them, with --input FILE."
         )
     inputs = read(speaker.schema, list(texts))
-    return [
-        Given(templates.render(speaker.schema.full_template, row)[0], given)
-        for given, row in zip(inputs.given, inputs.rows, strict=True)
-    ]
+    return [Given(text, given) for text, given in zip(speaker.fill(inputs.rows), inputs.given, strict=True)]
 
 
 def read_prompts(speaker: Speaker, path: Path, field: str | None = None) -> list[Given]:
@@ -59,8 +56,7 @@ def read_prompts(speaker: Speaker, path: Path, field: str | None = None) -> list
         return as_prompts(speaker, [row["prompt"] for row in lines if row["prompt"].strip()])
     if field is None and schema is not None:
         inputs = read(schema, path)
-        filled = [templates.render(schema.full_template, row)[0] for row in inputs.rows]
-        return [Given(text, given) for text, given in zip(filled, inputs.given, strict=True)]
+        return [Given(text, given) for text, given in zip(speaker.fill(inputs.rows), inputs.given, strict=True)]
     table = tables.read_table(path)
     table.add_paths(filter(None, [field]))
     name = field or next((name for name in USUAL if name in table.columns), None)
@@ -85,16 +81,18 @@ def begin(
 ) -> list[Continuation]:
     """The prompts ready to be continued; an error that names the text where one has no room.
 
-    With `template` each is a user's message in the chat template. Each text draws with a seed of its own: the given one
-    and its number, so that it does not matter what else is in a batch.
+    With `template` each is a user's message in the chat template, as it is for a run on conversations. Each text draws
+    with a seed of its own: the given one and its number, so that it does not matter what else is in a batch.
     """
     if template:
         speaker.check_template("leave --chat-template out")
+    template = template and not speaker.learnt_chats  # whose prompts are in theirs already
+    whole = template or speaker.learnt_chats
     rows = []
     for number, prompt in enumerate(prompts):
         own = sampling if sampling.seed is None else replace(sampling, seed=(sampling.seed + number) % SEEDS)
         text = speaker.write_chat([{"role": "user", "content": prompt.text}]) if template else prompt.text
-        before: list[int] | None = [] if template else None  # a template has its own tokens of beginning
+        before: list[int] | None = [] if whole else None  # a template has its own tokens of beginning
         try:
             rows.append(speaker.writer.begin(text, own, prompt=speaker.adapter, before=before, tell=tell))
         except TooLong as error:

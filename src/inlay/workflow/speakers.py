@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, first_line
 from inlay.methods.folder import DEFAULT
-from inlay.tasks import TaskSchema, kinds
+from inlay.tasks import TaskSchema, kinds, templates
+from inlay.tasks.conversations import Unusable
 from inlay.workflow.generation import Writer
 from inlay.workflow.loaded import LoadedRun, find_run
 from inlay.workflow.notes import Say
@@ -38,6 +39,23 @@ class Speaker:
     def is_prompt(self) -> bool:
         """Whether its adapter is on record as standing for a prompt."""
         return self.stands_for is not None and self.stands_for.prompt_tokens is not None
+
+    @property
+    def learnt_chats(self) -> bool:
+        """Whether it is a run that was trained on conversations: each text is then a user's message."""
+        return self.schema is not None and self.schema.chat is not None
+
+    def fill(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Rows of a run as it was trained on them, up to where it begins to write."""
+        schema = self.schema
+        assert schema is not None
+        if not self.learnt_chats:
+            return [templates.render(schema.full_template, row)[0] for row in rows]
+        template = schema.template_of_chats(self.writer.tokenizer)
+        try:
+            return [template.prompt(row["messages"]) for row in rows]
+        except Unusable as error:
+            raise InlayError(f"A conversation has {error}.") from None
 
     @property
     def has_template(self) -> bool:
@@ -105,4 +123,9 @@ def _of_run(loaded: LoadedRun, model: str | None, trust_remote_code: bool) -> Sp
     name = loaded.task if spec.tasks else DEFAULT
     adapted, backbone = restore_adapters(spec, schema, run.adapter, [name])
     backbone.model = adapted
-    return Speaker(Writer(backbone, spec.precision), name, f"{backbone.name} with {run.id}", schema=schema)
+    writer = Writer(backbone, spec.precision)
+    if schema.chat is not None:  # the template of training, and the tokens that end its turns
+        template = schema.template_of_chats(writer.tokenizer)
+        writer.tokenizer.chat_template = template.fixed
+        writer.ends |= frozenset(template.stops)
+    return Speaker(writer, name, f"{backbone.name} with {run.id}", schema=schema)
