@@ -530,3 +530,27 @@ def test_unload_and_merge_give_a_plain_model() -> None:
         assert not any("Mixed" in type(module).__name__ or isinstance(module, LoraLayer) for module in plain.modules())
         if finish == "merge_and_unload":
             torch.testing.assert_close(outputs(plain, batch), wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_adapter_of_another_rank_that_comes_after_a_pass(trained: bool) -> None:
+    model, batch = mixed("llama", {"a": {"r": 2}})
+    rows = ["a", BASE] * len(batch["input_ids"])
+    names = rows[: len(batch["input_ids"])]
+    with torch.set_grad_enabled(trained):
+        model(**batch, adapter_names=names)
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    model.add_adapter("b", LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".b." in name:
+                parameter.normal_(std=0.4)  # in place: the others stay where they lie
+    assert all(parameter.data_ptr() == before.get(n, parameter.data_ptr()) for n, parameter in model.named_parameters())
+    names = ["b" if name == BASE else name for name in names]
+    plain = copy.deepcopy(model)
+    inlay.unmix(plain)
+    with torch.set_grad_enabled(trained):
+        found = model(**batch, adapter_names=names).logits
+    with torch.no_grad():
+        wanted = plain(**batch, adapter_names=names).logits
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()

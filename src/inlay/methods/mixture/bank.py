@@ -84,9 +84,13 @@ class KnownTasks:
         here = [(task, kept) for task, kept in zip(tasks, found, strict=True) if kept is not None]
         self.pieces: list[tuple[dict[str, Any], str, Any]] = [(kept.pieces, task, kept.piece) for task, kept in here]
         absent = [task for task, kept in zip(tasks, found, strict=True) if kept is None]
-        # Of other shapes, or none: one of this shape does not lie here yet, and is not what is expected.
-        others = [(place.factors, task, place.factors.get(task)) for task in absent for place in places]
-        self.pieces += [(own, task, None if _is_of(piece, shape) else piece) for own, task, piece in others]
+        # Of other shapes, or none: one of this shape does not lie here yet, and one of a shape that came after the banks
+        # were put together lies in none. Neither is what is expected.
+        others = [(place, task, place.factors.get(task)) for task in absent for place in places]
+        self.pieces += [
+            (place.factors, task, None if _is_of(piece, shape) or not _has_bank(piece, place) else piece)
+            for place, task, piece in others
+        ]
         self.holders = [holder for _, kept in here for holder in kept.holders]
         self.pointers = [pointer for _, kept in here for pointer in kept.pointers]
 
@@ -259,6 +263,10 @@ def _shape(piece: Any) -> torch.Size:
 
 def _is_of(piece: Any, shape: torch.Size) -> bool:
     return piece is not None and _shape(piece) == shape
+
+
+def _has_bank(piece: Any, place: TaskWeights) -> bool:
+    return piece is None or _shape(piece) in place.banks
 
 
 def _scale(piece: Any) -> float:
