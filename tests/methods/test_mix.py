@@ -554,3 +554,48 @@ def test_an_adapter_of_another_rank_that_comes_after_a_pass(trained: bool) -> No
     with torch.no_grad():
         wanted = plain(**batch, adapter_names=names).logits
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def seeing() -> tuple[Any, dict[str, Tensor]]:
+    """A model that sees and writes: its name ends as an encoder-decoder's does, and it is none."""
+    import transformers as hf
+
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.LlavaConfig(
+        text_config=hf.LlamaConfig(**small, vocab_size=64, num_key_value_heads=2),
+        vision_config=hf.CLIPVisionConfig(**small, image_size=8, patch_size=4),
+        image_token_index=1,
+    )
+    ids = torch.randint(2, 64, (4, 5), generator=torch.Generator().manual_seed(0))
+    return hf.LlavaForConditionalGeneration(config), {"input_ids": ids}
+
+
+def masked() -> tuple[Any, dict[str, Tensor]]:
+    import transformers as hf
+
+    base, batch = tiny("bert", "base")
+    return hf.BertForMaskedLM(base.config), {"input_ids": batch["input_ids"][[0, 1, 0, 1]]}
+
+
+def translating() -> tuple[Any, dict[str, Tensor]]:
+    import transformers as hf
+
+    base, batch = tiny("t5", "base")
+    return hf.T5ForConditionalGeneration(base.config), {"input_ids": batch["input_ids"][[0, 1, 0, 1]]}
+
+
+@pytest.mark.parametrize(("made", "targets"), [(seeing, "q_proj"), (masked, "query"), (translating, "q")])
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_each_tasks_loss_is_its_own_whatever_writes(made: Any, targets: str, dictionary: bool) -> None:
+    base, batch = made()
+    model: Any = get_peft_model(base.eval(), LoraConfig(r=2, target_modules=[targets]), "a")
+    model.add_adapter("b", LoraConfig(r=3, target_modules=[targets]))
+    stir(model)
+    labels, wanted = batch["input_ids"].clone(), 0.0
+    for name, rows in (("a", [0, 1, 2]), ("b", [3])):
+        model.set_adapter(name)
+        with torch.no_grad():
+            wanted += model(input_ids=batch["input_ids"][rows], labels=labels[rows]).loss.item()
+    inlay.mix(model)
+    out = model(**batch, labels=labels, adapter_names=["a", "a", "a", "b"], return_dict=dictionary)
+    assert (out.loss if dictionary else out[0]).item() == pytest.approx(wanted, rel=1e-5)

@@ -16,8 +16,8 @@ from inlay.methods.mixed_loss import check_labels, joint_loss, task_losses
 from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
 from inlay.methods.mixture.rows import Routing, TaskRows
 
+DECODED = ("decoder_input_ids", "decoder_inputs_embeds")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
-ENCODER_DECODER = ("ForConditionalGeneration",)
 
 
 class ModelHooks:
@@ -41,8 +41,10 @@ class ModelHooks:
         if not rows.mixed and self._labels(model, rows.tasks[0]) == base_labels(model):
             return None
         rows.labels = kwargs["labels"]
-        # An encoder-decoder makes its decoder's inputs of them.
-        return None if _is(model, ENCODER_DECODER) else (args, {**kwargs, "labels": None})
+        given = {**kwargs, "labels": None}
+        if _shifts(model) and all(kwargs.get(name) is None for name in DECODED):
+            given[DECODED[0]] = model.prepare_decoder_input_ids_from_labels(labels=rows.labels)  # type: ignore[operator]
+        return args, given
 
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Put the loss of the rows' tasks into the output."""
@@ -59,9 +61,12 @@ class ModelHooks:
         return type(output)(**{"loss": loss, **output})  # the loss comes first, as Transformers has it
 
     def _loss(self, model: nn.Module, rows: TaskRows, logits: Tensor, labels: Tensor) -> Tensor:
-        causal, values = _is(model, CAUSAL), [False]
-        if not causal and not _is(model, ENCODER_DECODER):
-            outputs = {task: self._labels(model, task) for task in rows.tasks}
+        causal, values = _is_causal(model), [False]
+        if not causal and not _shifts(model):
+            own = {task: None if task == BASE else self.outputs(task) for task in rows.tasks}
+            # Where no task has a head of its own, what the labels say is one of the logits: a word, a class, a choice.
+            usual = base_labels(model) if any(own.values()) else logits.shape[-1]
+            outputs = {task: count or usual for task, count in own.items()}
             check_labels(labels, rows.names(len(labels)), outputs)
             values = [count == 1 for count in outputs.values()]  # one output is a regression, as Transformers has it
         slots = rows.slots(logits.device)
@@ -98,5 +103,14 @@ def copies_of(model: nn.Module, kwargs: Mapping[str, Any]) -> int:
     return max(int(asked or 1) for name in names for asked in (kwargs.get(name), getattr(config, name, None)))
 
 
-def _is(model: nn.Module, endings: tuple[str, ...]) -> bool:
-    return type(model).__name__.endswith(endings)
+def _shifts(model: nn.Module) -> bool:
+    """Whether it is an encoder-decoder that writes: its decoder's inputs are the labels, a place on."""
+    return hasattr(model, "prepare_decoder_input_ids_from_labels")
+
+
+def _is_causal(model: nn.Module) -> bool:
+    """Whether the logits of a token are those of the next one's label: of models that see, too, whose name ends as an
+    encoder-decoder's does."""
+    name = type(model).__name__
+    decodes = _shifts(model) or getattr(model.config, "is_encoder_decoder", False)
+    return name.endswith(CAUSAL) or (name.endswith("ForConditionalGeneration") and not decodes)
