@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -357,3 +358,46 @@ def test_an_adapter_of_other_weights_is_refused_by_its_note(tmp_path: Path) -> N
         next(other.parameters()).add_(0.1)
     with pytest.raises(InlayError, match="another base model"):
         inlay.AdapterPool(other).add("own", str(tmp_path / "own"))
+
+
+def test_threads_that_run_unlike_heads(tmp_path: Path) -> None:
+    pool, batch = inlay.AdapterPool(base_of("roberta"), slots=4), batch_of("roberta", 4)
+    for seed, name in enumerate("ab"):
+        pool.add(name, str(write(tmp_path / name, "roberta", seed=seed)))
+    cases = [["a"] * 4, ["b"] * 4, [BASE] * 4, ["a", "b", BASE, "a"]]
+    wanted = [pool(**batch, adapter_names=names).logits for names in cases]
+    wrong: list[Any] = []
+
+    def run(names: list[str], answer: Tensor) -> None:
+        for _ in range(60):
+            try:
+                if not torch.allclose(pool(**batch, adapter_names=names).logits, answer, atol=1e-5):
+                    wrong.append(names)
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=each) for each in zip(cases, wanted, strict=True)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert torch.equal(pool(**batch, adapter_names=cases[2]).logits, wanted[2])  # the model is as it was
+
+
+def test_a_lora_within_what_is_anothers_head(tmp_path: Path) -> None:
+    write(tmp_path / "whole", "roberta")
+    inside = {"target_modules": ["query", "classifier.dense"], "task_type": None, "modules_to_save": None}
+    write(tmp_path / "inside", "roberta", seed=1, **inside)
+    pool, batch = inlay.AdapterPool(base_of("roberta")), batch_of("roberta", 4)
+    for name in ("whole", "inside"):
+        pool.add(name, str(tmp_path / name))
+    found = pool(**batch, adapter_names=["whole", "inside", BASE, "inside"]).logits
+    by_itself = alone("roberta", tmp_path / "inside", batch)
+    assert torch.allclose(found[1::2], by_itself[1::2], atol=1e-6)
+    assert torch.allclose(found[0], alone("roberta", tmp_path / "whole", batch)[0], atol=1e-6)

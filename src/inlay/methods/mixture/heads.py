@@ -23,6 +23,9 @@ from inlay.methods.mixture.switch import Switch
 from inlay.methods.plain import base_of, plain_modules
 
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
 def seed_of(*parts: object) -> int:
     """A seed that follows from these parts alone."""
     text = "\n".join(map(str, parts))
@@ -131,6 +134,8 @@ def _together(
     stacked = {key: _stacked(of_tasks(key), rows) for key, _ in like.named_parameters()}
     sizes = next((sizes for _, sizes in stacked.values() if sizes is not None), None)
 
+    like = apart(like)
+
     def run(parameters: dict[str, Tensor], own: Tensor) -> Tensor:
         return torch.func.functional_call(like, parameters, (own, *others), kwargs)
 
@@ -145,6 +150,19 @@ def _together(
             "a time."
         ) from error
     return _cut(_in_order(found, rows), sizes, rows)
+
+
+def apart(module: nn.Module) -> nn.Module:
+    """The same module with look-ups of its own and no hooks: `functional_call` writes into them for as long as it runs,
+    and another thread may be in the module itself."""
+    found = type(module).__new__(type(module))
+    found.__dict__.update(module.__dict__)
+    for name in ("_parameters", "_buffers"):
+        found.__dict__[name] = dict(module.__dict__[name])
+    for name in HOOKS:
+        found.__dict__[name] = type(module.__dict__[name])()
+    found.__dict__["_modules"] = {name: inner and apart(inner) for name, inner in module._modules.items()}
+    return found
 
 
 def _parameters(heads: Sequence[nn.Module], name: str) -> list[Tensor]:

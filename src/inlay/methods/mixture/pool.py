@@ -31,7 +31,7 @@ from inlay.backbones.pooled import agree
 from inlay.errors import InlayError, unknown
 from inlay.methods import low_rank
 from inlay.methods.mixing import BASE
-from inlay.methods.mixture.heads import run_heads
+from inlay.methods.mixture.heads import apart, run_heads
 from inlay.methods.mixture.hooks import check_rows, copies_of
 from inlay.methods.mixture.lora_files import LoraFile, LoraTensors, look
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
@@ -320,11 +320,14 @@ class AdapterPool:
             return None
         base = dict(module.named_parameters())
         each = [own.get(slot, base) for slot in rows.at]
-        with self.routing.forward(None):  # the module is called again, and this hook with it
-            if rows.mixed:
-                return run_heads(module, lambda name: [parameters[name] for parameters in each], rows, args, kwargs)
-            found: Tensor = torch.func.functional_call(module, dict(each[0]), args, kwargs)
-            return found
+        if not rows.mixed:
+            return torch.func.functional_call(apart(module), dict(each[0]), args, kwargs)
+        found = run_heads(module, lambda name: [parameters[name] for parameters in each], rows, args, kwargs)
+        # Rows without a head of their own have the model's, with what their adapters add inside of it.
+        usual = rows.without([task for task, slot in zip(rows.tasks, rows.at, strict=True) if slot in own])
+        if usual:
+            found[usual, ..., : output.shape[-1]] = output[usual]
+        return found
 
 
 def _deeper(whole: Tensor, rank: int) -> Tensor:

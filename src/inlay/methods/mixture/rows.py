@@ -87,6 +87,10 @@ class TaskRows:
         """The task of each of so many rows."""
         return [self.tasks[0]] * count if self._places is None else [self.tasks[place] for place in self._places]
 
+    def without(self, tasks: Sequence[str]) -> list[int]:
+        """The rows of other tasks than these."""
+        return [row for row, place in enumerate(self._places or ()) if self.tasks[place] not in tasks]
+
     def groups(self) -> list[list[int]]:
         """The rows of each task, as many for every one: where a task has fewer than another, its first again."""
         found: list[list[int]] = [[] for _ in self.tasks]
