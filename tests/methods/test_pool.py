@@ -401,3 +401,56 @@ def test_a_lora_within_what_is_anothers_head(tmp_path: Path) -> None:
     by_itself = alone("roberta", tmp_path / "inside", batch)
     assert torch.allclose(found[1::2], by_itself[1::2], atol=1e-6)
     assert torch.allclose(found[0], alone("roberta", tmp_path / "whole", batch)[0], atol=1e-6)
+
+
+def test_a_folder_that_changes_while_it_is_in_the_pool(tmp_path: Path) -> None:
+    pool, batch = inlay.AdapterPool(base_of("bert"), slots=1), batch_of("bert", 2)
+    for name in "ab":
+        pool.add(name, str(write(tmp_path / name, "bert")))
+    write(tmp_path / "a", "bert", r=16, lora_alpha=64)
+    for _ in range(2):
+        with pytest.raises(InlayError, match="not what it was"):
+            pool(**batch, adapter_names=["a"] * 2)
+    assert torch.isfinite(pool(**batch, adapter_names=["b"] * 2).logits).all()  # the slot was not lost
+    pool.remove("a")
+    pool.add("a", str(tmp_path / "a"))
+    found = pool(**batch, adapter_names=["a"] * 2).logits
+    assert torch.allclose(found, alone("bert", tmp_path / "a", batch), atol=1e-5)
+
+
+def test_another_of_its_name_that_comes_while_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inlay.methods.mixture.lora_files import LoraFile
+
+    pool, batch = inlay.AdapterPool(base_of("bert")), batch_of("bert", 2)
+    pool.add("a", str(write(tmp_path / "1", "bert")))
+    write(tmp_path / "2", "bert", seed=5)
+    read = LoraFile.read
+
+    def slow(file: LoraFile, dtype: torch.dtype) -> Any:
+        found = read(file, dtype)
+        monkeypatch.setattr(LoraFile, "read", read)
+        pool.remove("a")
+        pool.add("a", str(tmp_path / "2"))
+        return found
+
+    monkeypatch.setattr(LoraFile, "read", slow)
+    pool.prefetch(["a"])
+    found = pool(**batch, adapter_names=["a"] * 2).logits
+    assert torch.allclose(found, alone("bert", tmp_path / "2", batch), atol=1e-5)
+
+
+def test_a_head_that_the_file_lacks(tmp_path: Path) -> None:
+    file = write(tmp_path / "a", "bert") / "adapter_model.safetensors"
+    save_file({key: value for key, value in load_file(file).items() if "classifier" not in key}, file)
+    with pytest.raises(InlayError, match="lacks classifier"):
+        inlay.AdapterPool(base_of("bert")).add("a", str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"lora_alpha": "8"}, {"alpha_pattern": ["a"]}, {"target_modules": 5}, {"modules_to_save": [1]}]
+)
+def test_settings_of_odd_types(tmp_path: Path, odd: dict[str, Any]) -> None:
+    place = write(tmp_path / "a", "bert") / "adapter_config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | odd))
+    with pytest.raises(InlayError):
+        inlay.AdapterPool(base_of("bert")).add("a", str(tmp_path / "a"))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from inlay.backbones.quantised import kind_of
-from inlay.errors import InlayError
+from inlay.errors import InlayError, first_line
 from inlay.methods import vetting
 from inlay.methods.channels import widths
 from inlay.methods.folder import CONFIG, NOTE, WEIGHTS, read_json
@@ -29,6 +29,7 @@ from inlay.methods.mixture.unmixable import why_not, why_not_at
 from inlay.methods.plain import WRAPPED
 from inlay.methods.pooling_notes import find_file
 
+Stamp = tuple[tuple[int, int, int], ...]
 FACTOR = re.compile(r"(?P<place>.+)\.lora_(?P<which>[AB])\.weight")
 BY_MIX = "inlay.mix takes it, in a PEFT model."
 
@@ -44,12 +45,15 @@ class LoraFile:
     ranks: dict[str, int]
     heads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # a module's name, and its parameters' below it
     outputs: int | None = None  # of the last layer of its head
+    stamp: Stamp = ()  # of its files, when they were looked at
 
     def read(self, dtype: torch.dtype) -> LoraTensors:
         """Its numbers, which are finite: A and s B of each place, and the heads' parameters."""
         tensors = {
             key.removeprefix(WRAPPED): value for key, value in vetting.read_tensors(self.weights, self.note).items()
         }
+        if _stamp(self.weights) != self.stamp:
+            raise InlayError(f"{self.source} is not what it was when it was added: remove it, and add it again.")
         pairs = {}
         for place, scale in self.scales.items():
             a, b = tensors[f"{place}.lora_A.weight"], tensors[f"{place}.lora_B.weight"]
@@ -88,6 +92,15 @@ def look(source: str, base: nn.Module, **hub: Any) -> LoraFile:
 
     `hub`: `revision`, `token`, `subfolder`, ... as of `PeftModel.from_pretrained`.
     """
+    try:
+        return _look(source, base, hub)
+    except InlayError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # what PEFT makes of settings of other types
+        raise InlayError(f"{source} has settings that are none of a LoRA's: {first_line(error)}") from error
+
+
+def _look(source: str, base: nn.Module, hub: Mapping[str, Any]) -> LoraFile:
     place = find_file(source, CONFIG["peft"], hub)
     weights = find_file(source, WEIGHTS["peft"], hub)
     if place is None or weights is None:
@@ -96,6 +109,7 @@ def look(source: str, base: nn.Module, **hub: Any) -> LoraFile:
             f"{source} has no {lacking}: give the folder of an adapter in PEFT's format, or its name on the hub (which "
             "must be within reach, or in its cache)."
         )
+    stamp = _stamp(weights)
     settings = read_json(place)
     if settings.get("peft_type") != "LORA":
         raise InlayError(f"{source} is an adapter of type {settings.get('peft_type')!r}, not a LoRA.")
@@ -106,13 +120,26 @@ def look(source: str, base: nn.Module, **hub: Any) -> LoraFile:
     if (why := why_not(config)) is not None:
         raise InlayError(f"{source} cannot be mixed with others in one pass: {why}.")
     facts = {} if note is None else read_json(note)
+    if not isinstance(facts.get("fingerprint") or "", str) or not isinstance(facts.get("sha256", {}), dict):
+        raise InlayError(f"{note} was edited or is damaged: save the adapter again.")
+    if any(not isinstance(name, str) for name in facts.get("newly_initialised") or ()):
+        raise InlayError(f"{note} was edited or is damaged: save the adapter again.")
     modules = dict(base.named_modules())
     scales, ranks = _factors(source, config, shapes, modules)
     rest = [key for key in shapes if FACTOR.fullmatch(key) is None]
     _check_whole(source, config, shapes, modules)
     heads = _heads(source, config, {key: shapes[key] for key in rest}, modules)
     outputs = _outputs(base, shapes, heads)
-    return LoraFile(source, weights, facts, scales, ranks, heads, outputs)
+    return LoraFile(source, weights, facts, scales, ranks, heads, outputs, stamp)
+
+
+def _stamp(weights: Path) -> Stamp:
+    """What tells a folder's files from others that take their place."""
+    try:
+        each = [(weights.parent / name).stat() for name in (weights.name, CONFIG["peft"])]
+    except OSError:
+        return ()  # of which there is none
+    return tuple((one.st_mtime_ns, one.st_size, one.st_ino) for one in each)
 
 
 def _factors(
@@ -192,8 +219,8 @@ def _heads(
                 "fit."
             )
         heads[name] = (*heads.get(name, ()), own)
-    for name, parameters in heads.items():
-        lacking = {own for own, _ in modules[name].named_parameters()} - set(parameters)
+    for name in outer:
+        lacking = {own for own, _ in modules[name].named_parameters()} - set(heads.get(name, ()))
         if lacking:
             raise InlayError(f"{source} lacks {name}.{min(lacking)}: its head is not whole.")
     return heads

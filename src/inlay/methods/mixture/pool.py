@@ -240,10 +240,11 @@ class AdapterPool:
             if found is not None:
                 self._read.move_to_end(name)
                 return found
-        read = self._known(name).read(self.model.dtype)  # beside passes, and beside other reading
+        file = self._known(name)
+        read = file.read(self.model.dtype)  # beside passes, and beside other reading
         read = read.pinned() if self.model.device.type == "cuda" else read
         with self._lock:
-            if name in self.files:
+            if self.files.get(name) is file:  # not another of its name that came meanwhile
                 self._forget(name)
                 self._read[name] = read
                 self._bytes += read.size
@@ -275,7 +276,7 @@ class AdapterPool:
             if oldest is None:
                 raise InlayError(f"Passes that run beside one another use all {self.slots} slots: give the pool more.")
             self._evict(oldest)
-        slot = self._free.pop()
+        slot = self._free[-1]
         for place, (a, b) in tensors.pairs.items():
             self._place(place, (a.shape[1], b.shape[1])).put(slot, a, b)
         for place in self._places.keys() - tensors.pairs.keys():
@@ -283,7 +284,7 @@ class AdapterPool:
         for module, parameters in tensors.heads.items():
             own = {key: tensor.to(self.model.device, non_blocking=True) for key, tensor in parameters.items()}
             self._head(module)[slot] = own
-        self._resident[name] = slot
+        self._resident[name] = self._free.pop()  # taken when all of it is there
 
     def _evict(self, name: str) -> None:
         slot = self._resident.pop(name)
@@ -297,7 +298,10 @@ class AdapterPool:
         place = self._places.get(name)
         if place is None:
             module = self._modules[name]
-            like = torch.empty(0, dtype=self.model.dtype, device=next(module.parameters()).device)
+            weight = next(module.parameters())
+            # Some models keep a few layers in float32; a quantised weight is of no type to compute with.
+            dtype = weight.dtype if weight.is_floating_point() and weight.itemsize > 1 else self.model.dtype
+            like = torch.empty(0, dtype=dtype, device=weight.device)
             place = self._places[name] = PooledPlace(1 + self.slots, width, like)
             module.register_forward_hook(partial(self._at_place, place))
         return place
@@ -326,7 +330,7 @@ class AdapterPool:
         # Rows without a head of their own have the model's, with what their adapters add inside of it.
         usual = rows.without([task for task, slot in zip(rows.tasks, rows.at, strict=True) if slot in own])
         if usual:
-            found[usual, ..., : output.shape[-1]] = output[usual]
+            found[usual, ..., : output.shape[-1]] = output[usual].to(found.dtype)
         return found
 
 
