@@ -599,3 +599,14 @@ def test_each_tasks_loss_is_its_own_whatever_writes(made: Any, targets: str, dic
     inlay.mix(model)
     out = model(**batch, labels=labels, adapter_names=["a", "a", "a", "b"], return_dict=dictionary)
     assert (out.loss if dictionary else out[0]).item() == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "embedding"])
+def test_what_trained_trains_again_after_adapters_were_off(kind: str) -> None:
+    model, batch = mixed(kind)
+    before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with model.disable_adapter():
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+        with model.disable_adapter():
+            pass
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == before

@@ -58,6 +58,8 @@ class MixedLora:
     disable_adapters: bool
     active_adapters: list[str]
     _active_adapter: Any
+    _disable_adapters: bool
+    _paused: tuple[nn.Parameter, ...] = ()
 
     def take_part(self, routing: Routing) -> None:
         """Begin to act as one of these."""
@@ -86,6 +88,16 @@ class MixedLora:
         for name in self._active_adapter:
             for parameter in self.trained(name):
                 parameter.requires_grad_(not inference_mode)
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Switch all adapters off or on. What trained before trains again, whichever is active."""
+        if not enabled:
+            found = [each for name in self.factors for each in self.trained(name) if each.requires_grad]
+            self._paused = (*self._paused, *found)
+        for parameter in self._paused:
+            parameter.requires_grad_(enabled)
+        self._paused = () if enabled else self._paused
+        self._disable_adapters = not enabled
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         rows = self.routing.rows
