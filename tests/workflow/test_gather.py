@@ -192,3 +192,18 @@ def test_from_the_hub(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "could not be fetched" in found.refused["odd"]
     told = json.loads((tmp_path / "set" / "set.json").read_text())["adapters"]["mood_lora"]
     assert (told["source"], told["revision"]) == ("someone/mood-lora", commit)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"task_type": ["SEQ_CLS"]}, {"revision": ["x"]}, {"layers_pattern": 3}, {"eva_config": 3}]
+)
+def test_settings_of_odd_types_leave_one_out(base: Path, tmp_path: Path, odd: dict[str, Any]) -> None:
+    for name in ("good", "odd", "other"):
+        lora(tmp_path / "loras" / name, r=2)
+    change(tmp_path / "loras" / "odd", **odd)
+    found = gather([tmp_path / "loras"], tmp_path / "set")
+    assert (found.taken, list(found.refused)) == (("good", "other"), ["odd"])
+
+
+def test_a_folder_with_an_equals_sign(base: Path, tmp_path: Path) -> None:
+    assert gather([lora(tmp_path / "r=8", r=8)], tmp_path / "set").taken == ("r_8",)

@@ -77,7 +77,8 @@ class _Candidate:
     @property
     def belongs_to(self) -> tuple[str, str | None, str]:
         """In what all adapters of a set agree: the base model, its revision, and what the head reads."""
-        return self.base, self.settings.get("revision"), str(self.note.get("pooling") or "own")
+        revision = self.settings.get("revision")
+        return self.base, None if revision is None else str(revision), str(self.note.get("pooling") or "own")
 
     @property
     def labels(self) -> list[str] | None:
@@ -141,7 +142,7 @@ def _find(sources: Sequence[Path | str]) -> tuple[list[_Candidate], dict[str, st
     found: list[_Candidate] = []
     refused: dict[str, str] = {}
     for source in sources:
-        name, equals, place = str(source).rpartition("=")
+        name, equals, place = ("", "", str(source)) if Path(source).exists() else str(source).rpartition("=")
         given = name if equals else None
         folder = Path(place)
         if not folder.exists() and (hub := HUB_ID.fullmatch(place)) is not None:
@@ -215,6 +216,9 @@ def _holds(each: _Candidate, refused: dict[str, str], check: Any) -> bool:
     except InlayError as error:
         refused[each.called] = str(error)
         return False
+    except Exception as error:  # settings of odd types: the others go on
+        refused[each.called] = f"its settings cannot be read ({type(error).__name__}: {first_line(error)})"
+        return False
     return True
 
 
@@ -282,7 +286,7 @@ def _skeleton(base: str, each: _Candidate, outputs: int | None = None) -> Any:
     from inlay.backbones.skeleton import load_skeleton
 
     kind = each.settings.get("task_type")
-    if kind not in AUTO:
+    if not isinstance(kind, str | None) or kind not in AUTO:
         raise InlayError(f"its task_type is {kind!r}, and {', '.join(str(name) for name in AUTO if name)} are known")
     return load_skeleton(base, each.settings.get("revision"), AUTO[kind], outputs)
 
