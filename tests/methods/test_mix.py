@@ -603,7 +603,7 @@ def test_each_tasks_loss_is_its_own_whatever_writes(made: Any, targets: str, dic
 
 @pytest.mark.parametrize("kind", ["bert", "embedding"])
 def test_what_trained_trains_again_after_adapters_were_off(kind: str) -> None:
-    model, batch = mixed(kind)
+    model, _ = mixed(kind)
     before = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     with model.disable_adapter():
         assert not any(parameter.requires_grad for parameter in model.parameters())

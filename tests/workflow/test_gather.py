@@ -207,3 +207,15 @@ def test_settings_of_odd_types_leave_one_out(base: Path, tmp_path: Path, odd: di
 
 def test_a_folder_with_an_equals_sign(base: Path, tmp_path: Path) -> None:
     assert gather([lora(tmp_path / "r=8", r=8)], tmp_path / "set").taken == ("r_8",)
+
+
+def test_the_first_being_for_something_else_checks_the_others_still(base: Path, tmp_path: Path) -> None:
+    for name in ("first", "good", "wide"):
+        lora(tmp_path / "loras" / name, r=2)
+    change(tmp_path / "loras" / "first", task_type="QUESTION_ANS")
+    file = tmp_path / "loras" / "wide" / FILES[1]
+    tensors = load_file(file)
+    tensors[next(key for key in tensors if "lora_A" in key)] = torch.zeros(2, 999)
+    save_file(tensors, file)
+    found = gather([tmp_path / "loras"], tmp_path / "set")
+    assert (found.taken, sorted(found.refused)) == (("good",), ["first", "wide"])

@@ -270,7 +270,7 @@ def _check_fit(found: list[_Candidate], refused: dict[str, str], model: str | No
                 raise InlayError("it was trained on other weights of the base model than the others of the set")
 
         found = [each for each in found if _holds(each, refused, check)]
-    first = found[0]
+    first = next((each for each in found if _kind_of(each) in AUTO), found[0])
     try:
         base = model or find_base(PromptAdapter(first.place, registry.get(METHOD), first.settings, first.note, {}))
         _skeleton(base, first)
@@ -285,10 +285,15 @@ def _check_fit(found: list[_Candidate], refused: dict[str, str], model: str | No
 def _skeleton(base: str, each: _Candidate, outputs: int | None = None) -> Any:
     from inlay.backbones.skeleton import load_skeleton
 
-    kind = each.settings.get("task_type")
-    if not isinstance(kind, str | None) or kind not in AUTO:
+    kind = _kind_of(each)
+    if kind not in AUTO:
         raise InlayError(f"its task_type is {kind!r}, and {', '.join(str(name) for name in AUTO if name)} are known")
     return load_skeleton(base, each.settings.get("revision"), AUTO[kind], outputs)
+
+
+def _kind_of(each: _Candidate) -> str | None:
+    found = each.settings.get("task_type")
+    return found if found is None else str(found)
 
 
 def _check_in_model(each: _Candidate, base: str) -> None:

@@ -22,7 +22,6 @@ from inlay.methods.mixture.rows import Routing, TaskRows
 from inlay.methods.mixture.switch import Switch
 from inlay.methods.plain import base_of, plain_modules
 
-
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
@@ -155,7 +154,7 @@ def _together(
 def apart(module: nn.Module) -> nn.Module:
     """The same module with look-ups of its own and no hooks: `functional_call` writes into them for as long as it runs,
     and another thread may be in the module itself."""
-    found = type(module).__new__(type(module))
+    found: nn.Module = object.__new__(type(module))
     found.__dict__.update(module.__dict__)
     for name in ("_parameters", "_buffers"):
         found.__dict__[name] = dict(module.__dict__[name])

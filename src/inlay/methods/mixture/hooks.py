@@ -43,7 +43,7 @@ class ModelHooks:
         rows.labels = kwargs["labels"]
         given = {**kwargs, "labels": None}
         if _shifts(model) and all(kwargs.get(name) is None for name in DECODED):
-            given[DECODED[0]] = model.prepare_decoder_input_ids_from_labels(labels=rows.labels)  # type: ignore[operator]
+            given[DECODED[0]] = model.prepare_decoder_input_ids_from_labels(labels=rows.labels)
         return args, given
 
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
