@@ -84,8 +84,8 @@ class KnownTasks:
         here = [(task, kept) for task, kept in zip(tasks, found, strict=True) if kept is not None]
         self.pieces: list[tuple[dict[str, Any], str, Any]] = [(kept.pieces, task, kept.piece) for task, kept in here]
         absent = [task for task, kept in zip(tasks, found, strict=True) if kept is None]
-        # Of other shapes, or none: one of this shape does not lie here yet, and one of a shape that came after the banks
-        # were put together lies in none. Neither is what is expected.
+        # Of other shapes, or none: one of this shape does not lie here yet, and one of a shape that came after
+        # the banks were put together lies in none. Neither is what is expected.
         others = [(place, task, place.factors.get(task)) for task in absent for place in places]
         self.pieces += [
             (place.factors, task, None if _is_of(piece, shape) or not _has_bank(piece, place) else piece)
