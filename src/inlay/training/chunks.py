@@ -58,11 +58,11 @@ def read_in_chunks(
         prompt = _first(model, chunks, length)
         for number, chunk in enumerate(chunks[1:], 2):
             done += prompt.length
-            pair = Pair(model, prompt, place, lead)
             config.size = max(LEAST_HELD, round(HELD * size * done / total))
             tell(f"chunk {number - 1} of {len(chunks)}: {done:,} tokens become {config.size:,}")
             hooks.start_from(prompt)
-            fit(pair, texts(pair))
+            # What follows is the next chunk, which has no token of beginning; the texts' own would take its mass.
+            fit(Pair(model, prompt, place), texts(Pair(model, prompt, place, lead)))
             earlier = _moved(model, hooks.kept(), prompt, len(chunk), length)
             with model.disable_adapter():
                 prompt = read_behind(model, earlier, chunk, logits=True)

@@ -1,0 +1,43 @@
+"""A prompt read in chunks, against the same prompt read at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from inlay.methods import attach
+from inlay.training import distil
+from inlay.training.batches import Placement
+from inlay.training.chunks import chunks_of, read_in_chunks
+
+PLACE = Placement(torch.device("cpu"), None, 8)
+LENGTH, TOKENS = 12, 60
+
+
+def drawn(count: int, length: int, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    found: list[list[int]] = torch.randint(5, zoo.VOCABULARY, (count, length), generator=generator).tolist()
+    return found
+
+
+def adapted(context: int, size: int) -> Any:
+    model = zoo.tiny("llama", "causal-lm")[0].double().eval()
+    model.config.max_position_embeddings = context
+    settings = {"start": "text", "seed": 0, "prompt_length": TOKENS, "size": size}
+    return attach.attach(model, "compact-prefix", newly_initialised=[], task_kind="causal-lm", settings=settings).eval()
+
+
+@pytest.mark.parametrize("lead", [[], [zoo.BOS]], ids=["plain", "token of beginning"])
+@pytest.mark.parametrize("most", [30, 17])
+def test_chunks_of_which_all_is_kept_are_the_prompt(lead: list[int], most: int) -> None:
+    """The next chunk begins with no token of beginning, whatever a text begins with."""
+    model = adapted(context=4096, size=64)
+    ids = [*lead, *drawn(1, TOKENS - len(lead), 0)[0]]
+    texts = drawn(40, LENGTH, 1)
+    pair = read_in_chunks(model, chunks_of(ids, most), PLACE, lead, LENGTH, lambda pair: texts)
+    whole = distil.Pair(model, ids, PLACE, lead)
+    some = torch.tensor(texts[:8])
+    torch.testing.assert_close(pair.prompted(some), whole.prompted(some), atol=1e-6, rtol=1e-6)
