@@ -41,3 +41,21 @@ def test_chunks_of_which_all_is_kept_are_the_prompt(lead: list[int], most: int) 
     whole = distil.Pair(model, ids, PLACE, lead)
     some = torch.tensor(texts[:8])
     torch.testing.assert_close(pair.prompted(some), whole.prompted(some), atol=1e-6, rtol=1e-6)
+
+
+def test_keys_beyond_the_context_stay_at_its_end_and_the_others_in_their_places() -> None:
+    """In the first layer, where a key is its token's, turned: every key stands before the chunk that is read."""
+    model = adapted(context=40, size=64)
+    base = model.get_base_model()
+    ids = drawn(1, TOKENS, 0)[0]
+    texts = drawn(20, LENGTH, 1)
+    prompt = read_in_chunks(model, chunks_of(ids, 14), PLACE, [], LENGTH, lambda pair: texts).prompt
+    assert prompt.earlier is not None
+    with torch.no_grad(), model.disable_adapter():
+        places = torch.tensor([[max(LENGTH - 40, number - TOKENS) for number in range(TOKENS)]])
+        cache = base.model(input_ids=torch.tensor([ids]), position_ids=places, use_cache=True).past_key_values
+    found, wanted = prompt.keys_and_values(1)[0], cache.layers[0].keys[0]
+    nearest, which = torch.cdist(found, wanted, compute_mode="donot_use_mm_for_euclid_dist").min(-1)
+    assert float(nearest.max()) < 1e-5
+    assert torch.equal(places[0][which], prompt.positions(1))
+    assert int(prompt.positions(1)[:, :-12].max()) == -13

@@ -35,11 +35,11 @@ KeysValuesBiases = tuple[Tensor, Tensor, Tensor]
 @dataclass(frozen=True)
 class Earlier:
     """What stands for the first tokens of a long prompt, so many `tokens`, when the others are read: of every block in
-    their order. The farthest key is `reach` positions before the text."""
+    their order. `positions` has the place of every key of a block, `[kv_heads, t]`; the text behind begins at 0."""
 
     blocks: Sequence[KeysValuesBiases]
     tokens: int
-    reach: int
+    positions: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ class Prompt:
             return None
         bias = self.earlier.blocks[block - 1][2]
         return torch.nn.functional.pad(bias, (0, self.cache.layers[block - 1].get_seq_length()))
+
+    def positions(self, block: int) -> Tensor:
+        """Where the keys of one block stand, `[kv_heads, m]`; of a rotary embedding, where the text begins at 0."""
+        keys = self.keys_and_values(block)[0]
+        own = torch.arange(-self.length, 0, device=keys.device).expand(len(keys), -1)
+        return own if self.earlier is None else torch.cat([self.earlier.positions[block - 1], own], 1)
 
 
 @torch.no_grad()
@@ -129,14 +135,16 @@ def trained_prefix(model: PeftModel) -> Prompt:
     return Prompt(cache, length, 0)
 
 
-def rotated(base: Any, attention: nn.Module, keys: Tensor, by: int) -> Tensor:
-    """Keys, turned by the model's own rotary embedding as if they stood `by` positions further on."""
+def rotated(base: Any, attention: nn.Module, keys: Tensor, by: int | Tensor) -> Tensor:
+    """Keys, `[rows, heads, t, d]`, turned by the model's own rotary embedding as if they stood `by` positions further
+    on: all of them as many, or each of a row its own, `[rows, t]`."""
     embedding = getattr(anatomy(base).backbone.module, "rotary_emb", None)
     apply = vars(sys.modules[type(attention).__module__]).get("apply_rotary_pos_emb")
     try:
         assert embedding is not None
         assert apply is not None
-        cos, sin = embedding(keys, torch.tensor([[by]], device=keys.device))
+        places = by if isinstance(by, Tensor) else torch.tensor([[by]], device=keys.device)
+        cos, sin = embedding(keys, places)
         turned: Tensor = apply(keys, keys, cos, sin)[1] / getattr(embedding, "attention_scaling", 1.0)
     except (TypeError, AssertionError, AttributeError) as error:
         raise InlayError(

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.plain import base_of
@@ -99,15 +102,23 @@ def _first(model: Any, chunks: Sequence[Sequence[int]], length: int) -> Prompt:
 
 
 def _moved(model: Any, kept: Any, prompt: Prompt, by: int, length: int) -> Earlier:
-    """What stands for all that was read, with its keys so many positions further back; the farthest stay in the
-    context of a text of this length."""
+    """What stands for all that was read, with its keys so many positions further back, but none beyond the context of a
+    text of this length."""
     base = base_of(model)
-    reach = max(prompt.length, 0 if prompt.earlier is None else prompt.earlier.reach)
     context = context_of(base)
-    by = by if context is None else max(0, min(by, context - length - reach))
-    blocks = []
+    blocks, places = [], []
     for block, (key, value, bias) in zip(anatomy(base).blocks, kept, strict=True):
         assert block.attention is not None
-        moved = rotated(base, block.attention.module, key[None], -by)[0]
+        own = prompt.keys_and_values(block.index)[0]
+        before = prompt.positions(block.index).gather(1, _which(key, own))
+        after = before - by if context is None else (before - by).clamp(min=length - context)
+        moved = rotated(base, block.attention.module, key[:, None], after - before)[:, 0]
         blocks.append((moved, value.clone(), bias.clone()))
-    return Earlier(blocks, prompt.tokens, reach + by)
+        places.append(after)
+    return Earlier(blocks, prompt.tokens, places)
+
+
+def _which(kept: Tensor, own: Tensor) -> Tensor:
+    """Which of its own keys each head has kept, `[kv_heads, t]`: matching changes none."""
+    exact = torch.promote_types(kept.dtype, own.dtype)
+    return torch.cdist(kept.to(exact), own.to(exact), compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
