@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import zoo
+from inlay.attention import LEAST_BIAS
 from inlay.methods import attach
 from inlay.training import distil
 from inlay.training.batches import Placement
@@ -23,10 +24,10 @@ def drawn(count: int, length: int, seed: int) -> list[list[int]]:
     return found
 
 
-def adapted(context: int, size: int) -> Any:
+def adapted(context: int, size: int, **more: Any) -> Any:
     model = zoo.tiny("llama", "causal-lm")[0].double().eval()
     model.config.max_position_embeddings = context
-    settings = {"start": "text", "seed": 0, "prompt_length": TOKENS, "size": size}
+    settings: dict[str, Any] = {"start": "text", "seed": 0, "prompt_length": TOKENS, "size": size} | more
     return attach.attach(model, "compact-prefix", newly_initialised=[], task_kind="causal-lm", settings=settings).eval()
 
 
@@ -55,7 +56,22 @@ def test_keys_beyond_the_context_stay_at_its_end_and_the_others_in_their_places(
         places = torch.tensor([[max(LENGTH - 40, number - TOKENS) for number in range(TOKENS)]])
         cache = base.model(input_ids=torch.tensor([ids]), position_ids=places, use_cache=True).past_key_values
     found, wanted = prompt.keys_and_values(1)[0], cache.layers[0].keys[0]
-    nearest, which = torch.cdist(found, wanted, compute_mode="donot_use_mm_for_euclid_dist").min(-1)
+    nearest, which = torch.cdist(found.detach(), wanted, compute_mode="donot_use_mm_for_euclid_dist").min(-1)
     assert float(nearest.max()) < 1e-5
     assert torch.equal(places[0][which], prompt.positions(1))
     assert int(prompt.positions(1)[:, :-12].max()) == -13
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_what_fills_up_a_shorter_head_is_never_kept(biases: bool) -> None:
+    model = adapted(context=4096, size=16, biases=biases)
+    texts = drawn(40, LENGTH, 1)
+    pair = read_in_chunks(model, chunks_of(drawn(1, 100, 0)[0], 25), PLACE, [], LENGTH, lambda pair: texts)
+    filled = [pair.prompt.biases(block) for block in (1, 2, 3)]
+    assert any(bool((each < LEAST_BIAS / 2).any()) for each in filled if each is not None), "heads of one length"
+    distil.fit(pair, texts)
+    for _, prefix in model.base_model._prefixes("default").values():
+        if biases:
+            assert float(prefix.biases.weight.detach().min()) > LEAST_BIAS / 2
+        keys = [tuple(key.tolist()) for key in prefix.keys.weight.detach()]
+        assert len(set(keys)) == len(keys), "what fills up is a copy"

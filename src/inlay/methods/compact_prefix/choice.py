@@ -25,13 +25,15 @@ def by_pursuit(squares: Tensor, wanted: Tensor, counts: Sequence[int]) -> list[T
     those that correlate most with what is left, step by step (orthogonal matching pursuit)."""
     heads, candidates = wanted.shape
     size = _root(squares)
+    unseen = squares.diagonal(dim1=1, dim2=2) == 0  # hidden keys: after those that are only of no more use
     taken = torch.zeros(heads, max(counts), dtype=torch.long, device=wanted.device)
     chosen = torch.zeros(heads, candidates, dtype=torch.bool, device=wanted.device)
     mass = wanted.new_zeros(heads, 0)
     rest, have = wanted, [0] * heads
     while have != list(counts):
         more = [min(math.ceil(count / STEPS), count - got) for count, got in zip(counts, have, strict=True)]
-        best = (rest / size).masked_fill(chosen, -torch.inf).topk(max(more)).indices
+        ranked = (rest / size).masked_fill(unseen, torch.finfo(rest.dtype).min).masked_fill(chosen, -torch.inf)
+        best = ranked.topk(max(more)).indices
         for head, (got, new) in enumerate(zip(have, more, strict=True)):  # counts are known here: nothing waits
             taken[head, got : got + new] = best[head, :new]
             chosen[head].index_fill_(0, best[head, :new], True)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from inlay.anatomy import Block
-from inlay.attention import attention_with_lse, prefix_attention
+from inlay.attention import LEAST_BIAS, attention_with_lse, prefix_attention
 from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer
@@ -71,6 +71,7 @@ def fit(
     else:
         heads = {name: len(prefix.sizes) for name, (_, prefix) in places.items()}
         sizes = {name: [min(config.size, lengths[name])] * heads[name] for name in places}
+    sizes = {name: _at_most_seen(sizes[name], prompt.biases(block.index)) for name, (block, _) in places.items()}
     made_here = [Matching(prefix, block, prompt, tick, config, sizes[name]) for name, (block, prefix) in places.items()]
     with watching(made_here) as watchers:
         _run(watchers, passes)
@@ -78,6 +79,14 @@ def fit(
             if not watcher.done:
                 raise InlayError(f"No text passed {name}: the prompt cannot be matched there. Give texts (--texts).")
     return sizes
+
+
+def _at_most_seen(sizes: list[int], biases: Tensor | None) -> list[int]:
+    """No head keeps more than what is not hidden: a prompt in chunks has heads of different lengths, filled up."""
+    if biases is None:
+        return sizes
+    seen = (biases > LEAST_BIAS / 2).sum(-1).tolist()
+    return [min(size, max(1, count)) for size, count in zip(sizes, seen, strict=True)]
 
 
 def shared_out(importance: Mapping[str, Tensor], size: int) -> dict[str, list[int]]:
