@@ -478,3 +478,11 @@ def test_what_cannot_be_written_is_said_before_the_work(decoder: Path, tmp_path:
             compress(str(decoder), PROMPT, tmp_path / "a", options=options, say=said.append)
         assert not (tmp_path / "a").exists()
     assert not any(line.startswith("scoring") for line in said)
+
+
+def test_factors_that_are_asked_for_keep_their_rank() -> None:
+    model = zoo.tiny("llama", "causal-lm")[0]
+    for settings in ({"factored": True}, {"factored": True, "rank": 4}):
+        found = Options(to=NTK, settings=settings).for_model(model, 10)
+        assert (found["factored"], found["rank"]) == (True, 4)
+    assert not Options(to=NTK, settings={"rank": 4}).for_model(model, 10)["factored"]

@@ -138,10 +138,14 @@ class NTKAttentionConfig(InlayConfig):
             )
         usual: dict[str, Any] = {"feature_map": Elu.name}
         attention = next((block.attention for block in anatomy(model).blocks if block.attention is not None), None)
-        # All ranks: Z itself. Without attention, attaching says what is wrong with the model.
+        # All ranks: Z itself, or its factors where they are asked for. Without attention, attaching says what is wrong
+        # with the model.
         if attention is not None and settings.get("rank", attention.head_size) == attention.head_size:
-            settings = {name: value for name, value in settings.items() if name != "rank"}
-            usual["factored"] = False
+            if settings.get("factored"):
+                usual["rank"] = attention.head_size
+            else:
+                settings = {name: value for name, value in settings.items() if name != "rank"}
+                usual["factored"] = False
         if settings.get("feature_map", Elu.name) != Taylor.name:
             usual["feature_multiplier"] = 2
         return usual | dict(settings) | {"start": "text"}
