@@ -130,6 +130,17 @@ def test_auto_is_a_mixture_where_there_is_room(tokenizer: Any, brief: Any) -> No
     assert settle("own", pair, tokenizer, 11, LENGTH, 0) == "own"
 
 
+def test_auto_looks_at_the_questions_that_a_mixture_asks(
+    tokenizer: Any, brief: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer questions are about other passages, which may be longer."""
+    monkeypatch.setattr(
+        "inlay.workflow.study._questions", lambda pair, tokenizer, count, seed: [[9] * (8 if count == 3 else 4)] * count
+    )
+    assert settle("auto", make_pair(), tokenizer, 11, 10, 0) == "own"
+    assert settle("auto", make_pair(), tokenizer, 11, 12, 0) == "mixed"
+
+
 def test_the_instructions_are_whole() -> None:
     assert len(set(INSTRUCTIONS)) == len(INSTRUCTIONS)
     for instruction in INSTRUCTIONS:

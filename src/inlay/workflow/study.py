@@ -84,7 +84,8 @@ def settle(kind: str, pair: Pair, tokenizer: Any, count: int, length: int, seed:
         return kind
     if len(_words(pair)) < 2:
         return OWN
-    longest = max(map(len, _questions(pair, tokenizer, count, seed)))
+    # Of a mixture's questions, not of so many: fewer are about other passages.
+    longest = max(map(len, _questions(pair, tokenizer, count // len(PARTS), seed)), default=0)
     return MIXED if longest + ANSWER <= length else OWN
 
 
