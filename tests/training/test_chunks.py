@@ -39,6 +39,7 @@ def test_chunks_of_which_all_is_kept_are_the_prompt(lead: list[int], most: int) 
     ids = [*lead, *drawn(1, TOKENS - len(lead), 0)[0]]
     texts = drawn(40, LENGTH, 1)
     pair = read_in_chunks(model, chunks_of(ids, most), PLACE, lead, LENGTH, lambda pair: texts)
+    assert pair.prompt.ids == tuple(ids), "texts are made of its words: of all of them"
     whole = distil.Pair(model, ids, PLACE, lead)
     some = torch.tensor(texts[:8])
     torch.testing.assert_close(pair.prompted(some), whole.prompted(some), atol=1e-6, rtol=1e-6)
@@ -75,3 +76,21 @@ def test_what_fills_up_a_shorter_head_is_never_kept(biases: bool) -> None:
             assert float(prefix.biases.weight.detach().min()) > LEAST_BIAS / 2
         keys = [tuple(key.tolist()) for key in prefix.keys.weight.detach()]
         assert len(set(keys)) == len(keys), "what fills up is a copy"
+
+
+def test_texts_of_kinds_that_come_in_turn_are_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three times as many texts as fit, not every third."""
+    model = adapted(context=4096, size=4)
+    pair = distil.Pair(model, drawn(1, TOKENS, 0)[0], PLACE)
+    texts = [[number % 3 + 5] * LENGTH for number in range(3 * 96)]
+    seen: list[int] = []
+
+    def look(passes: Any, prompt: Any, tick: Any) -> None:
+        monkeypatch.setattr(pair, "prompted", lambda ids, last_only: seen.extend(ids[:, 0].tolist()))
+        for _, run in passes():
+            run()
+
+    monkeypatch.setattr(model.base_model, "fit_passes", look)
+    distil.fit(pair, texts)
+    assert len(seen) == 96
+    assert min(seen.count(kind) for kind in (5, 6, 7)) > 20

@@ -34,19 +34,20 @@ KeysValuesBiases = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Earlier:
-    """What stands for the first tokens of a long prompt, so many `tokens`, when the others are read: of every block in
-    their order. `positions` has the place of every key of a block, `[kv_heads, t]`; the text behind begins at 0."""
+    """What stands for the first tokens of a long prompt, `ids`, when the others are read: of every block in order.
+    `positions` has the place of every key of a block, `[kv_heads, t]`; the text behind begins at 0."""
 
     blocks: Sequence[KeysValuesBiases]
-    tokens: int
+    ids: tuple[int, ...]
     positions: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A prompt that was read: `cache` holds its keys and values, `following` is the position of the next token, and
-    `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens; a trained
-    prefix has none. `lead` of these are tokens that every text begins with where no prompt is before it."""
+    `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens, with those read
+    before; a trained prefix has none. `lead` of these are tokens that every text begins with where no prompt is before
+    it."""
 
     cache: Cache
     length: int
@@ -60,7 +61,7 @@ class Prompt:
     @property
     def tokens(self) -> int:
         """How many it has, with those read before."""
-        return self.length + (0 if self.earlier is None else self.earlier.tokens)
+        return self.length + (0 if self.earlier is None else len(self.earlier.ids))
 
     def keys_and_values(self, block: int) -> tuple[Tensor, Tensor]:
         """Of one block, counted from 1: `[kv_heads, m, d]` each; of a sliding window what lies in it."""

@@ -125,7 +125,7 @@ def read_behind(model: nn.Module, earlier: Earlier, ids: Sequence[int], *, logit
     """Read the next tokens of a prompt behind what stands for those before them. Rotary positions."""
     with _beside(model, earlier.blocks):
         found = read(model, ids, logits=logits)
-    return replace(found, earlier=earlier)
+    return replace(found, earlier=earlier, ids=(*earlier.ids, *found.ids))
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def _moved(model: Any, kept: Any, prompt: Prompt, by: int, length: int) -> Earli
         moved = rotated(base, block.attention.module, key[:, None], after - before)[:, 0]
         blocks.append((moved, value.clone(), bias.clone()))
         places.append(after)
-    return Earlier(blocks, prompt.tokens, places)
+    return Earlier(blocks, prompt.ids, places)
 
 
 def _which(kept: Tensor, own: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -292,8 +293,9 @@ def fit(pair: Pair, texts: Sequence[Sequence[int]], tick: Callable[[], None] | N
     hooks: Any = pair.model.base_model
     place = replace(pair.place, batch_size=_fitted_at_once(pair, texts))
     if hooks.fit_batch is not None:  # one batch is looked at: of texts from everywhere
-        count = min(len(texts), place.batch_size)
-        texts = [texts[number * len(texts) // count] for number in range(count)]
+        # By chance and not every third, say: kinds of texts may come in turn.
+        taken = random.Random(0).sample(range(len(texts)), min(len(texts), place.batch_size))
+        texts = [texts[number] for number in sorted(taken)]
 
     def passes() -> Iterator[tuple[Tensor, Callable[[], object]]]:
         for batch in batches(texts, place):
