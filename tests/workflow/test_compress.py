@@ -486,3 +486,11 @@ def test_factors_that_are_asked_for_keep_their_rank() -> None:
         found = Options(to=NTK, settings=settings).for_model(model, 10)
         assert (found["factored"], found["rank"]) == (True, 4)
     assert not Options(to=NTK, settings={"rank": 4}).for_model(model, 10)["factored"]
+
+
+@pytest.mark.parametrize(("prompt", "size"), [("w3", 1), ("w3 w4 w5 w6 w7 w8", 3)])
+def test_a_quality_never_takes_more_than_half_of_a_short_prompt(
+    prompt: str, size: int, decoder: Path, tmp_path: Path
+) -> None:
+    options = replace(QUICK, quality=0.5, texts=20, steps=0)
+    assert compress(str(decoder), prompt, tmp_path / "a", options=options, progress=False).tokens == size

@@ -45,9 +45,9 @@ class Earlier:
 @dataclass(frozen=True)
 class Prompt:
     """A prompt that was read: `cache` holds its keys and values, `following` is the position of the next token, and
-    `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens, with those read
-    before; a trained prefix has none. `lead` of these are tokens that every text begins with where no prompt is before
-    it."""
+    `logits` (1, vocabulary) what the model expects there, where that was asked for. `ids` are its tokens, with those
+    read before; a trained prefix has none. `lead` of these are tokens that every text begins with where no prompt is
+    before it."""
 
     cache: Cache
     length: int

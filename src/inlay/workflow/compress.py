@@ -369,7 +369,8 @@ def _smallest(
     references = _references(pair, check)
     config: Any = pair.model.active_peft_config
     hooks: Any = pair.model.base_model
-    sizes = [size for size in SIZES if size <= max(SIZES[0], pair.prompt.tokens // LEAST_PART)]
+    most = max(1, pair.prompt.tokens // LEAST_PART)
+    sizes = [size for size in SIZES if size <= most] or [most]
     found: dict[int, float | None] = {}
     low, high = 0, len(sizes)
     while low < high:
@@ -432,7 +433,7 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 def _encoded(tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool) -> list[list[int]]:
     """The ids of given texts, at most `length` of each; a text of one token has nothing to predict. After a prompt a
     text has no token of beginning; after a trained prefix it has (`whole`)."""
-    rows = [tokenizer(text, add_special_tokens=whole).input_ids[:length] for text in texts]
+    rows = [tokenizer(text, add_special_tokens=whole, verbose=False).input_ids[:length] for text in texts]
     return [row for row in rows if len(row) > 1]
 
 
