@@ -210,7 +210,7 @@ def test_the_rest_of_a_prompt_behind_what_stands_for_its_beginning(family: str) 
     """With all keys of the beginning, rotated to their place, it is the whole prompt."""
     model = decoder(family).double()
     whole, first = read(model, PROMPT, logits=True), read(model, PROMPT[:6])
-    blocks = []
+    blocks, positions = [], []
     for block in anatomy(model).blocks:
         assert block.attention is not None
         key, value = first.keys_and_values(block.index)
@@ -220,7 +220,10 @@ def test_the_rest_of_a_prompt_behind_what_stands_for_its_beginning(family: str) 
         bias = key.new_zeros(key.shape[:2])
         bias[:, [0, -2]], bias[:, -1] = -torch.log(torch.tensor(2.0, dtype=key.dtype)), -1e4
         blocks.append((key, value, bias))
-    found = read_behind(model, Earlier(blocks, 6, len(PROMPT)), PROMPT[6:], logits=True)
+        positions.append((torch.tensor([*range(6), 0, 1]) - len(PROMPT)).expand(len(key), -1))
+    found = read_behind(model, Earlier(blocks, tuple(PROMPT[:6]), positions), PROMPT[6:], logits=True)
+    assert found.ids == tuple(PROMPT)
+    assert found.positions(1)[0, -1] == -1
     assert (found.tokens, found.length, found.following) == (len(PROMPT), len(PROMPT) - 6, whole.following)
     close = {"atol": 1e-6, "rtol": 1e-5}  # the model's own cosines and sines are float32
     torch.testing.assert_close(found.logits, whole.logits, **close)
