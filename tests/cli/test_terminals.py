@@ -50,6 +50,8 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
     "evaluate": (("--run", RUN, "--data", "reviews.csv"), "--run nowhere --data reviews.csv"),
     "compress": ("--model decoder --prompt prompt.txt --out compressed --count 10 --length 6 --steps 2 --batch-size 4",
                  "--model decoder --prompt nowhere.txt --out compressed"),
+    "generate": ("--model decoder w3 --max-tokens 4", "--model nowhere w3"),
+    "doctor": ("", "--nonsense"),
     "chat": ("--adapter prompted --prompt prompt.txt --once w3 --max-tokens 9", "--adapter nowhere --once w3"),
     "reproduce": ("activation-prompts/lemma-1 --scale smoke", "activation-prompts/lema-1"),
     "export": ("--adapter tasks --task tone --output exported", "--adapter tasks --task tune --output exported"),
