@@ -73,9 +73,13 @@ def test_several_tasks_learn_what_they_learn_in_one_process(found: dict[str, dic
     assert two["notes"] == one["notes"]
     assert any("stopped at step" in note for note in one["notes"])
     assert [list(entry) for entry in two["history"]] == [list(entry) for entry in one["history"]]
+    # In the update in which a task fails, what is logged of the sum has those of its rows that were computed apart from
+    # the one that is no number: which ones, depends on how the update was divided. The tasks' own losses do not.
+    failing = next(entry["step"] for entry in one["history"] if "loss" in entry and "stsb_loss" not in entry)
     for mine, its in zip(one["history"], two["history"], strict=True):
         for name in mine:
-            if name not in ("validation", "final"):  # metrics: below
+            apart = name == "loss" and mine["step"] == failing
+            if name not in ("validation", "final") and not apart:  # metrics: below
                 assert its[name] == pytest.approx(mine[name], rel=1e-5), name
     for split in ("validation", "test"):
         assert two["metrics"][split] == pytest.approx(one["metrics"][split], rel=1e-5)
