@@ -397,6 +397,46 @@ def test_experts_are_refused() -> None:
         inlay.mix(model)
 
 
+def test_the_trainers_number_of_labels_divides_the_loss() -> None:
+    """As the model's own loss does where all rows have one adapter."""
+    model, batch = mixed("llama")
+    batch = rows_of(batch, NAMES)
+    found = model(**batch, adapter_names=NAMES, num_items_in_batch=40).loss
+    each = [
+        model(**{k: v[i : i + 1] for k, v in batch.items()}, adapter_names=[name], num_items_in_batch=40).loss
+        for i, name in enumerate(NAMES)
+    ]
+    torch.testing.assert_close(found, torch.stack(each).sum(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_loss_of_other_arguments_than_labels_is_refused() -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    config = BertConfig(vocab_size=48, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model: Any = get_peft_model(
+        BertForQuestionAnswering(config), LoraConfig(r=2, target_modules=["query"]), adapter_name="a"
+    )
+    model.add_adapter("b", LoraConfig(r=2, target_modules=["query"]))
+    inlay.mix(model)
+    batch = {"input_ids": torch.randint(5, 40, (2, 6))}
+    where = {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([2, 3])}
+    with pytest.raises(InlayError, match="other than labels"):
+        model(**batch, **where, adapter_names=["a", "b"])
+    assert model(**batch, adapter_names=["a", "b"]).start_logits.requires_grad
+    assert model(**batch, **where, adapter_names=["a", "a"]).loss.requires_grad
+
+
+def test_models_with_tokens_first_are_refused() -> None:
+    from transformers import XLNetConfig, XLNetModel
+
+    config = XLNetConfig(vocab_size=48, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    model = get_peft_model(XLNetModel(config), LoraConfig(r=2, target_modules=["layer_1"]))
+    with pytest.raises(InlayError, match="'xlnet'"):
+        inlay.mix(model)
+    with pytest.raises(InlayError, match="'xlnet'"):
+        inlay.AdapterPool(XLNetModel(config))
+
+
 def test_bad_input(tmp_path: Path) -> None:
     model, batch = mixed("bert")
     for names, what in (

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from inlay.errors import InlayError
 from inlay.methods.mixed_loss import check_labels, joint_loss, task_losses
 from inlay.methods.mixing import BASE, batch_of, other_length, tensors_in
 from inlay.methods.mixture.rows import Routing, TaskRows
 
 DECODED = ("decoder_input_ids", "decoder_inputs_embeds")
 CAUSAL = ("ForCausalLM", "LMHeadModel")
+UNSHIFTED = ("WithLMHeadModel",)  # XLM's and Flaubert's: a token's logits are those of its own label
 
 
 class ModelHooks:
@@ -36,6 +38,7 @@ class ModelHooks:
         if rows is None:
             return None
         check_rows(model, args, kwargs, rows)
+        rows.items = kwargs.get("num_items_in_batch")
         if kwargs.get("labels") is None:
             return None
         if not rows.mixed and self._labels(model, rows.tasks[0]) == base_labels(model):
@@ -53,6 +56,8 @@ class ModelHooks:
             self.routing.follow(tensor for tensor in tensors_in(output) if tensor.requires_grad)
         rows = self.routing.rows
         if rows is None or rows.labels is None:
+            if rows is not None and rows.mixed and torch.is_grad_enabled():
+                self._refuse_own_loss(model, output)
             return None
         labels, rows.labels = rows.labels, None
         loss = self._loss(model, rows, output["logits"] if isinstance(output, Mapping) else output[0], labels)
@@ -75,7 +80,18 @@ class ModelHooks:
         if any(values):
             key = ("values", *values)
             regression = rows.kept(key, logits.device, lambda: torch.tensor(values)).index_select(0, slots)
-        return joint_loss(*task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal))
+        sums, counts = task_losses(logits, labels, slots, len(rows.tasks), regression=regression, causal=causal)
+        # As Transformers' Trainer asks for it: of the labels of a whole update, in this call's part of which these are.
+        return joint_loss(sums, counts) if rows.items is None else sums.sum() / rows.items
+
+    def _refuse_own_loss(self, model: nn.Module, output: Any) -> None:
+        """An error for a loss that the model made of other arguments than `labels`: it is a mean over all rows."""
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        if isinstance(loss, Tensor) and loss.requires_grad:
+            raise InlayError(
+                f"{type(model).__name__} made a loss of arguments other than labels, a mean over the rows of all "
+                "tasks: leave them out and compute each task's loss from the outputs, or train one task at a time."
+            )
 
     def _labels(self, model: nn.Module, task: str) -> int | None:
         return (None if task == BASE else self.outputs(task)) or base_labels(model)
@@ -113,4 +129,6 @@ def _is_causal(model: nn.Module) -> bool:
     encoder-decoder's does."""
     name = type(model).__name__
     decodes = _shifts(model) or getattr(model.config, "is_encoder_decoder", False)
+    if name.endswith(UNSHIFTED):
+        return False
     return name.endswith(CAUSAL) or (name.endswith("ForConditionalGeneration") and not decodes)

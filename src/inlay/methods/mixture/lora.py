@@ -24,7 +24,7 @@ from inlay.methods.mixture.bank import TaskWeights, weight_of
 from inlay.methods.mixture.heads import TaskHead, output_layer, resize
 from inlay.methods.mixture.hooks import ModelHooks, check_rows, copies_of
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
-from inlay.methods.mixture.unmixable import why_not, why_not_at
+from inlay.methods.mixture.unmixable import check_model, why_not, why_not_at
 from inlay.methods.plain import base_of, plain_name
 
 MADE: dict[tuple[type, type], type] = {}
@@ -504,6 +504,7 @@ def mix(model: AnyModel) -> AnyModel:
             f"inlay.mix takes a PeftModel with LoRAs, as PeftModel.from_pretrained and get_peft_model give, not a "
             f"{what}. Adapters of inlay's own methods are mixed by adapter_names without it."
         )
+    check_model(tuner.model)
     if ROUTING in tuner.model.__dict__:
         raise InlayError("The base model mixes tasks of another PEFT model already: load it a second time.")
     tuner.__class__ = _mixed(MixedTuner, type(tuner))

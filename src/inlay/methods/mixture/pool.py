@@ -35,6 +35,7 @@ from inlay.methods.mixture.heads import apart, run_heads
 from inlay.methods.mixture.hooks import check_rows, copies_of
 from inlay.methods.mixture.lora_files import LoraFile, LoraTensors, look
 from inlay.methods.mixture.rows import ROUTING, Routing, TaskRows
+from inlay.methods.mixture.unmixable import check_model
 
 NOBODY = 0  # the slot of rows without an adapter: always zero
 GIB = 1 << 30
@@ -105,6 +106,7 @@ class AdapterPool:
                 f"A pool goes around a plain model of Transformers, not a {type(model).__name__}: give the base model, "
                 "and add its adapters by their folders."
             )
+        check_model(model)
         if ROUTING in model.__dict__:
             raise InlayError("The model mixes tasks of a PEFT model, or has a pool, already: load it a second time.")
         if slots < 1 or memory <= 0:

@@ -44,6 +44,7 @@ class TaskRows:
         self.copies = 1  # of each row, where a text is continued by several beams
         self.counted = False  # whether the batch was seen to have as many rows as there are names
         self.labels: Tensor | None = None
+        self.items: Any = None  # labels of the whole update, where a trainer says so
         self._places = None if places is None or len(self.tasks) == 1 else tuple(places)
         self.mixed = self._places is not None  # whether rows of several tasks are in the batch
         self.places: dict[Any, tuple[int, Tensor]] = {}  # small tensors, and the stream that each was moved in

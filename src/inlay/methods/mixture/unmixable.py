@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from inlay.errors import InlayError
+
+TURNED = ("xlnet",)
 METHOD = "lora"  # what is mixed, by its name in the registry
 # What a config asks for that is not a low-rank product of its own rows.
 OTHERWISE = {
@@ -37,6 +40,16 @@ def why_not(config: Any) -> str | None:
             "LoRA (PEFT: path_initial_model_for_weight_conversion)"
         )
     return None
+
+
+def check_model(model: Any) -> None:
+    """An error for a model whose rows cannot be told apart."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind in TURNED:
+        raise InlayError(
+            f"A model of type {kind!r} has its tokens first and its rows second: its rows cannot have different "
+            "adapters. Run one adapter at a time."
+        )
 
 
 def why_not_at(place: str) -> str | None:
