@@ -426,6 +426,16 @@ def test_a_loss_of_other_arguments_than_labels_is_refused() -> None:
     assert model(**batch, **where, adapter_names=["a", "a"]).loss.requires_grad
 
 
+def test_a_lora_inside_of_what_is_another_adapters_head_is_refused() -> None:
+    base, _ = tiny("roberta", "classification")
+    model: Any = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["query"], modules_to_save=["classifier"]), adapter_name="a"
+    )
+    model.add_adapter("b", LoraConfig(r=2, target_modules=r"classifier\..*dense"))
+    with pytest.raises(InlayError, match=r"'b' cannot be mixed.*classifier\..*dense.*modules_to_save"):
+        inlay.mix(model)
+
+
 def test_models_with_tokens_first_are_refused() -> None:
     from transformers import XLNetConfig, XLNetModel
 

@@ -219,3 +219,15 @@ def test_the_first_being_for_something_else_checks_the_others_still(base: Path, 
     save_file(tensors, file)
     found = gather([tmp_path / "loras"], tmp_path / "set")
     assert (found.taken, sorted(found.refused)) == (("good",), ["first", "wide"])
+
+
+def test_a_run_of_several_tasks_gives_its_tasks(tmp_path: Path) -> None:
+    """As `inlay tune --tasks` leaves it: the adapters lie in `adapter/`, in folders of their names."""
+    base = tiny("bert", "base")[0]
+    base.save_pretrained(tmp_path / "base")
+    for name in ("mood", "tone"):
+        model = get_peft_model(tiny("bert", "base")[0], LoraConfig(r=2, target_modules=["query"]))
+        model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+        model.save_pretrained(str(tmp_path / "run" / "adapter" / name))
+    found = gather([tmp_path / "run"], tmp_path / "set")
+    assert sorted(found.taken) == ["mood", "tone"]

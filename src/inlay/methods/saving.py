@@ -32,7 +32,7 @@ from inlay.backbones.new_parts import fingerprint as fingerprint_of
 from inlay.backbones.pooled import installed, undone_on_error
 from inlay.backbones.pooling import written
 from inlay.backbones.quantised import keep_gradients, quantisation
-from inlay.errors import InlayError, listed
+from inlay.errors import InlayError, first_line, listed
 from inlay.methods import registry, vetting
 from inlay.methods.allowance import Allowance, TooLarge
 from inlay.methods.card import About, write_card
@@ -154,7 +154,11 @@ def read(method: Method | str, folder: str | Path, adapter_name: str) -> tuple[P
     vetting.check_type(path, settings)
     if not is_of(method, settings):
         raise InlayError(f"{saved.place} does not hold an adapter of method {method.name!r}.")
-    return PeftConfig.from_pretrained(str(saved.place)), vetting.read_tensors(saved.weights, note)
+    try:
+        config = PeftConfig.from_pretrained(str(saved.place))
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise InlayError(f"{path} is not the config of an adapter: {first_line(error)}") from error
+    return config, vetting.read_tensors(saved.weights, note)
 
 
 def is_of(method: Method, settings: Mapping[str, Any]) -> bool:

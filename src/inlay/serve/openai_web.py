@@ -179,7 +179,8 @@ def add_openai(app: FastAPI, batcher: Batcher[Adapters], settings: ServiceSettin
     async def chat(request: Request, asked: Conversing) -> Any:
         """Go on with a conversation, in the words of the model's own chat template."""
         asked.check()
-        asked.max_tokens = asked.max_completion_tokens or asked.max_tokens
+        if asked.max_completion_tokens is not None:
+            asked.max_tokens = asked.max_completion_tokens
         how = asked.sampling(settings.max_tokens, settings.max_tokens)
         text = await asyncio.get_running_loop().run_in_executor(hosted.readers, _conversation, hosted, asked)
         return await writing(request, asked, ([text], how, True), _Shape("chatcmpl", "chat.completion", asked.model))

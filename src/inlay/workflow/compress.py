@@ -134,7 +134,7 @@ def compress(
     tell = say or (lambda line: None)
     backbone = _load(model, options)
     tell(f"model: {backbone.source}")
-    fixed = None if given is None else _encoded(backbone.processor, given, options.length, whole=prompt is None)
+    fixed = None if given is None else _encoded(backbone.processor, given, options.length, tell, whole=prompt is None)
 
     def written(pair: Pair) -> list[list[int]]:
         """Texts behind a prompt: given, or the model's own."""
@@ -222,7 +222,7 @@ def _pair(
     """The model with the prompt, and with the adapter instead: `source` is the text, or a trained prefix's folder.
     `texts` are those behind a chunk of a prompt that is read in several."""
     from inlay.methods import attach
-    from inlay.methods.prompts import check
+    from inlay.methods.prompts import check, context_of
     from inlay.tasks import kinds
     from inlay.training.batches import Placement
     from inlay.training.chunks import chunks_of, read_in_chunks, usual_chunk
@@ -238,6 +238,9 @@ def _pair(
     if isinstance(source, str):
         lead, ids = split(backbone.processor, source)
         most = options.chunk or usual_chunk(backbone.model, len(ids), options.length)
+        context = context_of(backbone.model)
+        if most is not None and context is not None and len(ids) + options.length > context:
+            most = min(most, max(1, context - options.length))  # a larger one would not fit either
         if most is not None and most < len(ids) and (options.chunk or method.takes("size")):
             if not method.takes("size"):
                 raise InlayError(
@@ -430,11 +433,15 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     return whole[:at], whole[:at] + inner
 
 
-def _encoded(tokenizer: Any, texts: Sequence[str], length: int, *, whole: bool) -> list[list[int]]:
+def _encoded(
+    tokenizer: Any, texts: Sequence[str], length: int, tell: Callable[[str], None], *, whole: bool
+) -> list[list[int]]:
     """The ids of given texts, at most `length` of each; a text of one token has nothing to predict. After a prompt a
     text has no token of beginning; after a trained prefix it has (`whole`)."""
-    rows = [tokenizer(text, add_special_tokens=whole, verbose=False).input_ids[:length] for text in texts]
-    return [row for row in rows if len(row) > 1]
+    rows = [tokenizer(text, add_special_tokens=whole, verbose=False).input_ids for text in texts]
+    if longer := sum(len(row) > length for row in rows):
+        tell(f"{longer:,} of {len(rows):,} texts are cut to {length} tokens (--length)")
+    return [row[:length] for row in rows if len(row) > 1]
 
 
 def parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:

@@ -28,6 +28,7 @@ from inlay.methods.folder import (
     is_present,
     preprocessing,
     read_json,
+    tasks_in,
 )
 from inlay.methods.protocol import Method
 from inlay.records.atomic import file_digest, write_folder, write_json
@@ -160,6 +161,8 @@ def _find(sources: Sequence[Path | str]) -> tuple[list[_Candidate], dict[str, st
         if inner is not None:
             found.append(_Candidate(given or folder.resolve().name, place, inner))
             continue
+        if (folder / "adapter").is_dir() and tasks_in(folder / "adapter"):
+            folder = folder / "adapter"  # a run of several tasks
         if given is not None:
             raise InlayError(f"{place} is no adapter's folder, and only one adapter can be called {given!r}.")
         for each in sorted(folder.iterdir()):

@@ -455,6 +455,9 @@ def _adopt(tuner: Any) -> None:
                     why = why_not_at(plain_name(name)) or _why_not(module, adapter)
                     if why is not None:
                         routing.reasons.setdefault(adapter, f"at {plain_name(name)} {why}")
+                    elif any(plain_name(name).startswith(f"{head}.") for head in routing.heads):
+                        told = f"it adapts {plain_name(name)}, a part of what adapters have of their own"
+                        routing.reasons.setdefault(adapter, f"{told} (modules_to_save)")
             if kind is not None and not isinstance(module, MixedLora):
                 module.__class__ = _mixed(kind, type(module))
                 module.take_part(routing)

@@ -18,6 +18,7 @@ from inlay.methods.folder import CONFIG, WEIGHTS, sort_sets
 from inlay.methods.mixture.unmixable import OTHERWISE
 from inlay.methods.plain import WRAPPED
 
+LARGEST = 1e5  # a rank or a scale beyond it is nobody's
 Sizes = Callable[[str], tuple[int, int]]
 A, B, D, SMALL_B = "base_model.vera_A", "base_model.vera_B", ".vera_lambda_d", ".vera_lambda_b"
 
@@ -27,6 +28,12 @@ def copy_lora(config: LoraConfig, tensors: dict[str, Tensor], folder: Path, size
     for setting, why in OTHERWISE.items():
         if getattr(config, setting, None):
             raise InlayError(f"This adapter is no plain LoRA: {why}. Use it where PEFT loads it.")
+    for name in ("r", "lora_alpha"):
+        value = getattr(config, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
+            raise InlayError(
+                f"This adapter has {name}={value!r}: a number above 0, and up to {LARGEST:g}, is expected."
+            )
     config.inference_mode = True
     _write(config, {name: tensor.contiguous() for name, tensor in tensors.items()}, folder)
 
