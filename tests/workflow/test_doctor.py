@@ -49,7 +49,7 @@ def test_all_that_is_here_is_told_without_a_network(tmp_path: Path) -> None:
     assert "fetched at first use" in found["models", "embedded:minilm"]["remedy"]
     assert f"{tmp_path / 'cache'} (2 KiB)" in found["caches", "inlay"]["value"]
     assert "HF_HUB_OFFLINE is set" in found["network", "hub"]["value"]
-    assert ("network", "the package index") not in found
+    assert ("network", "the Hugging Face hub") not in found
     assert asked(tmp_path, "--network").returncode == 77, "the hook sees a connection"
 
 
