@@ -12,9 +12,7 @@ from inlay.cli import show
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    network: Annotated[
-        bool, typer.Option("--network", help="Also ask whether the hub and the package index answer.")
-    ] = False,
+    network: Annotated[bool, typer.Option("--network", help="Also ask whether the hub answers.")] = False,
 ) -> None:
     """Print versions, devices, caches, what is missing and how to get it.
 
