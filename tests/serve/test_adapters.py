@@ -384,8 +384,10 @@ def test_adapters_come_and_go_under_load(base: Path, folder: Path, made: Path) -
         asking = [pool.submit(ask, address, name) for name in ("two", "five", "seven")]
         shutil.copytree(made / "six", folder / "new")
         until(lambda: call(address, "/predict", {"model": "new", "text": "w3"})[0] == 200)
+        shutil.copytree(made / "six", folder / "a\nline")
         shutil.rmtree(folder / "three")
         until(lambda: call(address, "/predict", {"model": "three", "text": "w3"})[0] == 404)
+        assert not any("\n" in name for name in hosted.served), "it goes into lines of logs"
         shutil.copytree(made / "value", folder / "three")  # another one by the same name, of another kind
         until(lambda: "value" in call(address, "/predict", {"model": "three", "text": "w3"})[1])
         # By requests.
@@ -409,6 +411,8 @@ def test_adapters_come_and_go_under_load(base: Path, folder: Path, made: Path) -
             ({"name": "other", "source": "nowhere"}, 400, "no folder"),
             ({"name": "other"}, 400, "'source'"),
             ({"name": "a/b", "source": "four"}, 400, "slashes"),
+            ({"name": "..", "source": "four"}, 400, "dot"),
+            ({"name": "a\nb", "source": "four"}, 400, "name="),
             ({"name": hosted.name.replace("/", ""), "source": "four", "x": 1}, 400, "body.x"),
         ):
             found = call(address, "/adapters", body)

@@ -76,8 +76,8 @@ def create_adapter_app(batcher: Batcher[Adapters], settings: ServiceSettings) ->
     @app.post("/adapters", status_code=201)
     async def add(new: NewAdapter) -> dict[str, Any]:
         """Serve one more, from a folder on the service's machine."""
-        if not new.name or "/" in new.name or not new.name.isprintable():
-            raise Refusal(400, f"name={new.name!r}: give a name without slashes.")
+        if not new.name or "/" in new.name or new.name.startswith(".") or not new.name.isprintable():
+            raise Refusal(400, f"name={new.name!r}: give a name without slashes, and without a dot at its beginning.")
         place = None if new.source is None else _below(root, new.source)
         found = await asyncio.to_thread(hosted.add, new.name, place, batcher.change)
         return {"added": new.name, ADAPTER: found.tag(), "kind": found.kind, "adapters": sorted(hosted.served)}

@@ -147,7 +147,8 @@ class Watched:
     def _children(self, folder: Path) -> dict[str, Path] | None:
         """What lies in a folder, by name; None where it cannot be read."""
         try:
-            return {place.name: place for place in sorted(folder.iterdir()) if not place.name.startswith(".")}
+            places = (place for place in sorted(folder.iterdir()) if not place.name.startswith("."))
+            return {place.name: place for place in places if place.name.isprintable()}  # names go into lines of logs
         except OSError as error:
             logger.warning("the folder of %ss cannot be read: %s", self.what, error)
             return None
