@@ -16,8 +16,8 @@ What is scored, against the full prompt (1) and none (0):
 Contenders: `compact-prefix` by matching alone and with distillation, the other targets of `inlay compress`
 (`cartridge`, `ntk-attention`, `lora`), PEFT's CARTRIDGE (keys and values from the prompt's first tokens, the same
 texts, steps and rate), the prompt's last tokens, and a summary of so many tokens that the model itself writes,
-greedily. All are fitted to the model's own continuations of the prompt; `matched on mixed texts` and `distilled on
-mixed texts` to those, pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the
+greedily. All are fitted to the model's own continuations of the prompt; what is called `on mixed texts` to those,
+pieces of the prompt, and self-made questions. Seeds draw the texts that are fitted to, the
 places and numbers of the needles, and the order of training.
 
     python benchmarks/compress.py --data-dir <folder> --processes 12         # on a GPU: everything, three seeds
@@ -64,6 +64,8 @@ RESULTS = Path(__file__).parent / "results"
 MATCHED, DISTILLED, NTK, CARTRIDGE = "matched", "distilled", "ntk-attention", "PEFT CARTRIDGE"
 LAST, SUMMARY, IN_CHUNKS = "last tokens", "own summary", "matched in chunks"
 MIXED, DISTILLED_MIXED = "matched on mixed texts", "distilled on mixed texts"
+CARTRIDGE_MIXED = "PEFT CARTRIDGE on mixed texts"
+ON_MIXED = (MIXED, DISTILLED_MIXED, CARTRIDGE_MIXED)
 OWN_CARTRIDGE, LORA = "cartridge", "lora"
 SIZELESS = (NTK, LORA)
 TARGETS = {DISTILLED: "compact-prefix", DISTILLED_MIXED: "compact-prefix"}
@@ -321,7 +323,7 @@ def measure(job: Job, backbone: Any, example: Example, stick: Yardstick, texts: 
 
     if job.who in (LAST, SUMMARY):
         yield job, instead(job, backbone, example, stick, args)
-    elif job.who == CARTRIDGE:
+    elif job.who in (CARTRIDGE, CARTRIDGE_MIXED):
         adapted = cartridge(backbone.model, example, job.size, args.place)
         pair = distil.Pair(adapted, example.ids, args.place, example.lead)
         train(pair, texts, args, job.seed, RATE)
@@ -392,9 +394,10 @@ def measure_all(prompt: str, seed: int, jobs: list[Job], backbone: Any, args: An
     example = example_of(prompt, args.data_dir, tokenizer, args.tokens, seed)
     first = args.bare()
     pair = distil.Pair(first, example.ids, args.place, example.lead)
-    texts = pair.sample(args.texts, LENGTH, seed)
+    plain = wanted - {*ON_MIXED, LAST, SUMMARY, IN_CHUNKS}
+    texts = pair.sample(args.texts, LENGTH, seed) if plain else []
     mixed = []
-    if wanted & {MIXED, DISTILLED_MIXED}:
+    if wanted & set(ON_MIXED):
         mixed = study.texts_for(pair, tokenizer, "mixed", args.texts, LENGTH, seed)
     stick = Yardstick(pair, tokenizer, example)
     first.unload()
@@ -414,7 +417,7 @@ def measure_all(prompt: str, seed: int, jobs: list[Job], backbone: Any, args: An
     for job in jobs:
         if time.monotonic() > args.end or job.size >= len(example.ids):
             continue
-        given = mixed if job.who in (MIXED, DISTILLED_MIXED) else texts
+        given = mixed if job.who in ON_MIXED else texts
         for done, found in measure(job, backbone, example, stick, given, args):
             keep("results", done.key, found)
 
@@ -506,7 +509,9 @@ def arguments() -> Any:
     parser.add_argument("--prompts", default="e2e,gsm8k,document,rules", help=f"of {', '.join(PROMPTS)}")
     parser.add_argument(
         "--contenders",
-        default=",".join((DISTILLED, CARTRIDGE, LAST, SUMMARY, NTK, LORA, DISTILLED_MIXED, OWN_CARTRIDGE)),
+        default=",".join(
+            (DISTILLED_MIXED, CARTRIDGE_MIXED, LAST, SUMMARY, DISTILLED, CARTRIDGE, NTK, LORA, OWN_CARTRIDGE)
+        ),
         help=f"also {MATCHED} and {MIXED}, without distillation; {IN_CHUNKS}",
     )
     parser.add_argument("--sizes", default="128,32,256,64,512,16")

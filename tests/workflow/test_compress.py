@@ -352,6 +352,22 @@ def test_every_target_keeps_something_of_the_prompt_and_loads(to: str, family: s
     assert record["size"] == found.tokens == (6 if targets()[to].method.takes("size") else None)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("to", ["compact-prefix", "ntk-attention"])
+def test_mixed_precision_comes_to_nearly_the_same(to: str, family: str, tmp_path: Path) -> None:
+    """Behind rotary embeddings queries and keys are in float32 then, and values in bfloat16. It is the default of GPUs."""
+    folder = checkpoint(tmp_path / family, family)
+    texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(30)]
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        options = replace(QUICK, to=to, steps=0, precision=precision)
+        out = tmp_path / precision
+        found[precision] = compress(str(folder), PROMPT, out, texts=texts, options=options, progress=False).scores
+    exact, mixed = (found[precision]["least squares"].divergence for precision in ("float32", "bfloat16"))
+    assert mixed < found["bfloat16"]["no prompt"].divergence
+    assert mixed == pytest.approx(exact, rel=0.3, abs=3e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_a_prompt_of_its_full_size_is_the_prompt(family: str, tmp_path: Path) -> None:
     """Every key kept and matched: the logits of the prompted model, from the folder, whoever computes them."""

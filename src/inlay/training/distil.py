@@ -34,6 +34,7 @@ from inlay.methods.prompts import Prompt, evaluating, read
 from inlay.methods.protocol import TunerHooks
 from inlay.methods.shared_prompt import can_share, sharing
 from inlay.training.batches import Placement
+from inlay.training.teacher import Teacher
 
 CLIP = 1.0
 WARMUP = 0.06
@@ -259,14 +260,19 @@ def divergence(teacher: Tensor, student: Tensor, kept: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scores(pair: Pair, texts: Sequence[Sequence[int]], who: Callable[[Tensor], Tensor]) -> Scores:
-    """How well `who` (ids to logits, such as `pair.bare`) expects the texts."""
+def scores(
+    pair: Pair, texts: Sequence[Sequence[int]], who: Callable[[Tensor], Tensor], teacher: Teacher | None = None
+) -> Scores:
+    """How well `who` (ids to logits, such as `pair.bare`) expects the texts. A `teacher` remembers them by number."""
     nll = kl = 0.0
-    tokens = places = 0
+    tokens = places = done = 0
+    teacher = teacher or Teacher(pair)
     with evaluating(pair.model):
         for batch in batches(texts, pair.place):
             logits, kept = who(batch.ids), pair.positions(batch)
-            kl += float(divergence(pair.prompted(batch.ids), logits, kept)) * int(kept.sum())
+            wanted = teacher(range(done, done + len(batch.ids)), batch)
+            done += len(batch.ids)
+            kl += float(divergence(wanted, logits, kept)) * int(kept.sum())
             places += int(kept.sum())
             targets, real = (batch.ids, batch.real) if pair.lead else (batch.ids[:, 1:], batch.real[:, 1:])
             losses = nn.functional.cross_entropy(logits[:, :-1][real].float(), targets[real], reduction="sum")
@@ -341,13 +347,12 @@ def distil(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _share(step, steps, warmup))
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
-    best = Best(pair, weights, check)
+    best, teacher = Best(pair, weights, check), Teacher(pair)
     with evaluating(pair.model):
-        for batch in _forever(texts, pair.place, generator):
+        for numbers, batch in _forever(texts, pair.place, generator):
             if len(losses) == steps:
                 break
-            teacher = pair.prompted(batch.ids)
-            loss = divergence(teacher, pair.bare(batch.ids), pair.positions(batch))
+            loss = divergence(teacher(numbers, batch), pair.bare(batch.ids), pair.positions(batch))
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(weights, CLIP)
@@ -371,14 +376,17 @@ class Best:
     """The adapter as it was when it came nearest to the prompted model on texts that it is not trained on."""
 
     def __init__(self, pair: Pair, weights: Sequence[Tensor], texts: Sequence[Sequence[int]]) -> None:
-        self.pair, self.weights, self.texts = pair, weights, texts
+        self.pair, self.weights, self.texts, self.teacher = pair, weights, texts, Teacher(pair)
         self.least = math.inf
         self.kept: list[Tensor] = []
         self.look()
 
     def look(self) -> None:
         """Score the adapter, and keep it if it is the best so far."""
-        if self.texts and (found := scores(self.pair, self.texts, self.pair.bare).divergence) < self.least:
+        if not self.texts:
+            return
+        found = scores(self.pair, self.texts, self.pair.bare, self.teacher).divergence
+        if found < self.least:
             self.least, self.kept = found, [weight.detach().clone() for weight in self.weights]
 
     @torch.no_grad()
@@ -395,7 +403,13 @@ def _share(step: int, steps: int, warmup: int) -> float:
     return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
 
 
-def _forever(texts: Sequence[Sequence[int]], place: Placement, generator: torch.Generator) -> Iterator[Batch]:
+def _forever(
+    texts: Sequence[Sequence[int]], place: Placement, generator: torch.Generator
+) -> Iterator[tuple[list[int], Batch]]:
+    """Batches in an order drawn anew for every epoch, and which texts they are of."""
     while True:
         order = torch.randperm(len(texts), generator=generator).tolist()
-        yield from batches([texts[index] for index in order], place)
+        for begin, batch in zip(
+            range(0, len(order), place.batch_size), batches([texts[index] for index in order], place), strict=True
+        ):
+            yield order[begin : begin + place.batch_size], batch

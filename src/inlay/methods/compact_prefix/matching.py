@@ -241,6 +241,9 @@ class TextWatcher(AttentionLayer):
     ) -> Iterator[tuple[HeadQueries, Tensor, Tensor, Tensor | None]]:
         """Of each key-value head: what its queries see, and the prompt's keys, values and biases."""
         _, block, prompt = self._of
+        # Mixed precision leaves queries and keys in float32 behind rotary embeddings, and values in half.
+        exact = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        query, key, value = query.to(exact), key.to(exact), value.to(exact)
         lead, length, before = prompt.lead, query.shape[2], key.shape[2] - query.shape[2]
         if before:
             prompt_key, prompt_value, bias = key[0, :, :before], value[0, :, :before], None
