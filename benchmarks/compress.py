@@ -68,6 +68,7 @@ CARTRIDGE_MIXED = "PEFT CARTRIDGE on mixed texts"
 ON_MIXED = (MIXED, DISTILLED_MIXED, CARTRIDGE_MIXED)
 OWN_CARTRIDGE, LORA = "cartridge", "lora"
 SIZELESS = (NTK, LORA)
+DEFAULT = (DISTILLED_MIXED, CARTRIDGE_MIXED, LAST, SUMMARY, DISTILLED, CARTRIDGE, NTK, LORA, OWN_CARTRIDGE)
 TARGETS = {DISTILLED: "compact-prefix", DISTILLED_MIXED: "compact-prefix"}
 """Of `inlay compress`; the others are called as their contenders are."""
 RATE = 1e-2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_distil import HERE, make_pair
 from torch import Tensor
 
 from inlay.methods.plain import base_of
 from inlay.training import teacher as module
 from inlay.training.distil import Pair, batches
 from inlay.training.teacher import Teacher
-from test_distil import HERE, make_pair
 
 TEXTS = [[7, 21, 14, 40], [11, 3], [9, 9, 30], [4, 18, 2, 5]]
 

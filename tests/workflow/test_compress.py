@@ -355,7 +355,7 @@ def test_every_target_keeps_something_of_the_prompt_and_loads(to: str, family: s
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("to", ["compact-prefix", "ntk-attention"])
 def test_mixed_precision_comes_to_nearly_the_same(to: str, family: str, tmp_path: Path) -> None:
-    """Behind rotary embeddings queries and keys are in float32 then, and values in bfloat16. It is the default of GPUs."""
+    """Behind rotary embeddings queries and keys are float32 then, and values bfloat16. It is a GPU's default."""
     folder = checkpoint(tmp_path / family, family)
     texts = [" ".join(f"w{(5 * row + step) % 30}" for step in range(6)) for row in range(30)]
     found = {}
