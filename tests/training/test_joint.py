@@ -385,6 +385,19 @@ def test_when_every_task_fails_the_run_does(method: Method, tmp_path: Path) -> N
     assert (tmp_path / "last-good" / "two" / "adapter_config.json").is_file()
 
 
+def test_each_task_is_evaluated_on_a_part_and_scored_whole(tmp_path: Path) -> None:
+    tasks = three()
+    tasks["five"].validation = tasks["five"].validation[:5]
+    method = registry.get("lora")
+    whole = run(method, tmp_path / "whole", tasks, epochs=2.0)
+    bounded = run(method, tmp_path / "part", tasks, epochs=2.0, max_eval=7)
+    assert bounded.evaluated_rows == {"rte": 7, "stsb": 7}
+    assert bounded.metrics == whole.metrics
+    last = [[e["validation"] for e in each.history if "validation" in e][-1] for each in (whole, bounded)]
+    assert last[0]["five/accuracy"] == last[1]["five/accuracy"]
+    assert last[0]["stsb/mse"] != last[1]["stsb/mse"]
+
+
 def test_each_task_stops_by_its_own_metric(method: Method, tmp_path: Path) -> None:
     tasks = three()
     for row in tasks["five"].validation:  # nothing to be learnt of it: the first evaluation is about the best

@@ -101,6 +101,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "early_stopping": "Stop after this many evaluations without improvement.",
         "evaluations": "Evaluations on the validation split during training. Default: one an epoch; without "
         "--early-stopping at most 10, and so few that no more examples are evaluated than trained on.",
+        "max_eval": "Rows of a validation split that an evaluation during training scores, drawn once by the seed. "
+        "At the end validation and test are scored whole. Default: all.",
         "max_length": "Longest text, in tokens.",
         "pooling": "What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own "
         "(what its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",

@@ -34,6 +34,7 @@ class Spec:
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
+    `max_eval` bounds evaluations during training: so many rows of each validation split, drawn once by the seed.
     `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
     """
 
@@ -77,6 +78,7 @@ class Spec:
     group_by_length: bool = False
     task_fields: Mapping[str, Any] = field(default_factory=dict)
     quantize: str | None = None
+    max_eval: int | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -109,7 +111,7 @@ class Spec:
                 raise InlayError(f"{name}={shown(path)} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
-        for name in (*positive, *optional, "evaluations"):
+        for name in (*positive, *optional, "evaluations", "max_eval"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -217,4 +219,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "group_by_length": (False,),
     "task_fields": ({},),
     "quantize": (None,),
+    "max_eval": (None,),
 }

@@ -20,7 +20,7 @@ VALIDATION_SHARE = 0.1
 VALIDATION_MOST = 1000
 VTAB_TRAIN, VTAB_VALIDATION = 800, 200
 
-_PURPOSES = ("test", "validation", "shots", "vtab-1k", "vtab-1k validation")
+_PURPOSES = ("test", "validation", "shots", "vtab-1k", "vtab-1k validation", "evaluations")
 
 
 @dataclass(frozen=True)

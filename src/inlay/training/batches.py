@@ -17,13 +17,14 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from inlay.errors import InlayError
 from inlay.methods.protocol import hooks_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.tasks.encode import DEFAULT_LENGTH, length_limit
+from inlay.tasks.splits import stream
 from inlay.training.plan import pick_device, pick_dtype, pick_workers
 
 Stop = Callable[[], None]
@@ -145,6 +146,42 @@ def group_by_length(order: Sequence[int], lengths: np.ndarray, batch: int, gener
         found += _batched(by_length, batch)
     shuffled = torch.randperm(len(found), generator=generator).tolist()
     return [row for number in shuffled for row in found[number]] + list(order[whole:])
+
+
+class Part(Dataset[dict[str, Any]]):
+    """Some rows of an encoded split, with what their metrics need of it."""
+
+    def __init__(self, whole: Any, rows: np.ndarray) -> None:
+        self._whole, self._rows = whole, rows.tolist()
+        self.in_memory = getattr(whole, "in_memory", True)
+        if (lengths := getattr(whole, "lengths", None)) is not None:
+            self.lengths = lengths[rows]
+        self.words, self.sizes, self.tags = (self._some(name) for name in ("words", "sizes", "tags"))
+
+    def _some(self, name: str) -> list[Any] | None:
+        values = getattr(self._whole, name, None)
+        return None if values is None else [values[row] for row in self._rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._whole[self._rows[index]]
+
+
+def draw_part(whole: Any, most: int | None, seed: int) -> Any:
+    """At most so many rows of an encoded split, drawn by the seed, in their order; all of them are the split itself."""
+    if most is None or len(whole) <= most:
+        return whole
+    return Part(whole, np.sort(stream(seed, "evaluations").permutation(len(whole))[:most]))
+
+
+def describe_bound(task: str, count: int, whole: int) -> str:
+    """What to say of evaluations that score a part of a validation split."""
+    return (
+        f"{f'{task}: ' if task else ''}evaluations during training score {count:,} of {whole:,} validation rows, drawn "
+        "once by the seed; at the end validation and test are scored whole"
+    )
 
 
 def describe_outlier(lengths: np.ndarray, order: Sequence[int], batch: int) -> str | None:

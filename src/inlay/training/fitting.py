@@ -26,7 +26,7 @@ from inlay.tasks import Task, kinds
 from inlay.tasks.images import Augmentation
 from inlay.training import boards
 from inlay.training import plan as plans
-from inlay.training.batches import Placement, describe_outlier, gather, is_main, settle_length
+from inlay.training.batches import Placement, describe_bound, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
 from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.modes import Modes
@@ -65,7 +65,8 @@ class FitResult:
 
     `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of several tasks could not be
     trained to the end, and why; `classes_predicted`, how many different classes a task's test examples were given,
-    where an example has one.
+    where an example has one; `evaluated_rows`, how many rows of a task's validation split an evaluation during
+    training scored, where that was not all.
     """
 
     model: nn.Module
@@ -80,6 +81,7 @@ class FitResult:
     notes: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     classes_predicted: dict[str, int] = field(default_factory=dict)
+    evaluated_rows: dict[str, int] = field(default_factory=dict)
 
 
 def fit(
@@ -120,7 +122,7 @@ def prepare(
         modes.checkpoint()
     objective.settle_lengths(model, backbone.processor, spec)
     encode = partial(encode_split, objective, model=model, processor=backbone.processor, spec=spec)
-    rows = objective.encode(encode)
+    rows = objective.encode(encode, spec)
     kind = anatomy(model).kind if method.rates else None
     plan = objective.check(spec, plans.make(spec, method, len(rows), kind, held_out=objective.held_out))
     lengths = getattr(rows, "lengths", None)
@@ -153,6 +155,11 @@ def prepare(
     if lengths is not None and (told := describe_outlier(lengths, trainer.first_order(), plan.micro_batch)):
         notes.append(told)
         display.say(told)
+    for name, count in objective.bounded.items():
+        told = describe_bound(name if len(objective.tasks) > 1 else "", count, len(objective.validation[name]))
+        display.say(told)
+        if not show:
+            notes.append(told)
     return Fit(setup, objective, trainer, display, notes)
 
 
@@ -273,6 +280,7 @@ class Fit:
             notes=self.notes,
             failed=objective.failed,
             classes_predicted=objective.classes_predicted,
+            evaluated_rows=objective.bounded,
         )
 
     def make_portrait(self, adapter: Path) -> dict[str, Any]:

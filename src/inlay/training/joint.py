@@ -71,7 +71,7 @@ class SeveralTasks(Objective):
 
     @property
     def held_out(self) -> int:
-        return sum(len(task.validation) for task in self.tasks.values())
+        return sum(self.bounded.get(name, len(task.validation)) for name, task in self.tasks.items())
 
     def join_rows(self, parts: Mapping[str, Any]) -> JointRows:
         return JointRows(parts)
@@ -245,7 +245,7 @@ class SeveralTasks(Objective):
         """Each task with its own adapter; one whose predictions are not finite ends."""
         begin, examples = time.perf_counter(), 0
         found: dict[str, dict[str, float]] = {}
-        for name, encoded in self.validation.items():
+        for name, encoded in self.watched.items():
             try:
                 found[name] = self._score(name, encoded, stop).metrics
                 examples += len(encoded)
@@ -320,18 +320,19 @@ class SeveralTasks(Objective):
         """A task's metrics on a split in the end; None where it fails there."""
         task, setup, trainer = self.tasks[name], self.setup, self.trainer
         model: Any = setup.model
-        if split == "validation":
+        if split == "validation" and name not in self.bounded:
             own = self._validated(name)
         else:
+            whole = self.validation[name] if split == "validation" else setup.encode(name, split)
             try:
-                scored = self._score(name, setup.encode(name, "test"), trainer.check_interrupt)
+                scored = self._score(name, whole, trainer.check_interrupt)
             except NotFinitePredictions as error:
                 trainer.progress.tasks[name] |= {"failed": str(error), "spoilt": True}
                 return None
             own = scored.metrics
             if scored.seconds:
                 trainer.progress.inference.append([scored.examples, scored.seconds])
-            if task.kind in kinds.ONE_LABEL:
+            if split == "test" and task.kind in kinds.ONE_LABEL:
                 self.classes_predicted[name] = len(np.unique(scored.predictions.argmax(-1)))
         if task.generates:
             model.set_adapter(name, inference_mode=True)

@@ -25,7 +25,7 @@ from inlay.portrait import count_parameters
 from inlay.records.atomic import write_folder
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
-from inlay.training.batches import Stop, group_by_length, settle_length
+from inlay.training.batches import Stop, draw_part, group_by_length, settle_length
 from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
@@ -42,6 +42,7 @@ Metrics = dict[str, dict[str, float]]  # by split and name
 class Objective(ABC):
     """Tasks, by the names of their adapters, and how a model is trained on them.
 
+    `validation` has the encoded validation splits, `watched` what of each is scored while the model is trained.
     `failed` says of several tasks which could not be trained to the end; `classes_predicted`, how many different
     classes a task's test examples were given, where an example has one.
     """
@@ -52,6 +53,7 @@ class Objective(ABC):
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self.tasks = dict(tasks)
         self.validation: dict[str, Any] = {}
+        self.watched: dict[str, Any] = {}
         self.classes_predicted: dict[str, int] = {}
 
     @property
@@ -87,17 +89,23 @@ class Objective(ABC):
             length = settle_length(model, task, processor, spec.max_length)
             self.tasks[name] = task.with_length(processor, length, model_config=model.config)
 
-    def encode(self, encode: Encode) -> Any:
+    def encode(self, encode: Encode, spec: Spec) -> Any:
         """Encode the validation splits and the training splits; the training rows."""
         train = {name: encode(name, "train") for name in self.tasks}
         held_out = [name for name, task in self.tasks.items() if len(task.validation)]
         self.validation = {name: encode(name, "validation") for name in held_out}
+        self.watched = {name: draw_part(whole, spec.max_eval, spec.seed) for name, whole in self.validation.items()}
         return self.join_rows(train)
 
     @property
     def held_out(self) -> int:
-        """How many examples are held out for validation."""
-        return sum(len(encoded) for encoded in self.validation.values())
+        """How many examples an evaluation during training scores."""
+        return sum(len(encoded) for encoded in self.watched.values())
+
+    @property
+    def bounded(self) -> dict[str, int]:
+        """How many rows an evaluation during training scores of each validation split that it does not score whole."""
+        return {name: len(part) for name, part in self.watched.items() if part is not self.validation[name]}
 
     @abstractmethod
     def join_rows(self, parts: Mapping[str, Any]) -> Any:
@@ -240,7 +248,7 @@ class SingleTask(Objective):
         self._shifted = shifts_labels(setup.model, self.first.kind)
         self._with_parts = [layer for layer in layers_of(setup.model) if layer.loss_parts is not None]
         self.scoring: Validation | None = None
-        for encoded in self.validation.values():
+        for encoded in self.watched.values():
             self.scoring = Validation(setup.model, self.first, encoded, setup.collate, setup.place)
 
     def use_trunk(self, trunk: TrunkCache) -> None:
@@ -337,7 +345,10 @@ class SingleTask(Objective):
         stop = self.trainer.check_interrupt
         found: Metrics = {}
         with undisturbed():
-            if self.validation:
+            if self.bounded:
+                whole = self.validation[task.name]
+                found["validation"] = score(setup.model, task, whole, setup.collate, setup.place, stop).metrics
+            elif self.validation:
                 found["validation"] = progress.best["metrics"] if progress.best else progress.validation
             if len(task.test):
                 test = setup.encode(task.name, "test")

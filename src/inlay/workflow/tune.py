@@ -95,6 +95,7 @@ def tune(
             "best_step": result.best_step,
             "stopped_early": result.stopped_early,
             "examples": {each: sum(len(task.split(each)) for task in result.tasks.values()) for each in SPLITS},
+            **({"evaluated_rows": result.evaluated_rows} if result.evaluated_rows else {}),
             "backbone": describe_backbone(backbone),
             "versions": versions(),
         }
