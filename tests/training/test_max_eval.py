@@ -16,7 +16,7 @@ from inlay.methods.registry import get
 from inlay.records import Spec
 from inlay.tasks.encode import Encoded
 from inlay.training import FitOptions, FitResult, evaluate, fit
-from inlay.training.batches import Part, draw_part
+from inlay.training.batches import SplitPart, draw_part
 
 SPEC = Spec(model="toy", method="lora", task="toy", epochs=2, batch_size=16, learning_rate=3e-2, seed=3)
 
@@ -60,7 +60,7 @@ def test_a_part_has_what_the_metrics_of_words_need() -> None:
     rows = [[1, 2, 3], [4], [5, 6]]
     whole = Encoded({"input_ids": rows}, labels=rows, words=[[0, -1, 1], [0], [0, 1]], sizes=[2, 1, 2], tags=rows)
     part = draw_part(whole, 2, seed=1)
-    assert isinstance(part, Part)
+    assert isinstance(part, SplitPart)
     chosen = [rows.index([int(i) for i in part[n]["input_ids"]]) for n in range(2)]
     assert chosen == sorted(chosen)
     assert part.lengths.tolist() == [len(rows[row]) for row in chosen]

@@ -148,7 +148,7 @@ def group_by_length(order: Sequence[int], lengths: np.ndarray, batch: int, gener
     return [row for number in shuffled for row in found[number]] + list(order[whole:])
 
 
-class Part(Dataset[dict[str, Any]]):
+class SplitPart(Dataset[dict[str, Any]]):
     """Some rows of an encoded split, with what their metrics need of it."""
 
     def __init__(self, whole: Any, rows: np.ndarray) -> None:
@@ -173,7 +173,7 @@ def draw_part(whole: Any, most: int | None, seed: int) -> Any:
     """At most so many rows of an encoded split, drawn by the seed, in their order; all of them are the split itself."""
     if most is None or len(whole) <= most:
         return whole
-    return Part(whole, np.sort(stream(seed, "evaluations").permutation(len(whole))[:most]))
+    return SplitPart(whole, np.sort(stream(seed, "evaluations").permutation(len(whole))[:most]))
 
 
 def describe_bound(task: str, count: int, whole: int) -> str:
