@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import embedded, locate, new_parts, pooled, processors, quantised
+from inlay.backbones import embedded, locate, losses, new_parts, pooled, processors, quantised
 from inlay.backbones import pooling as poolings
 from inlay.backbones.devices import pick_device, pick_dtype
 from inlay.backbones.locate import Location, heads
@@ -156,7 +156,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
     A spec that comes from a file of somebody's must not say whether the model's own code may run: set its
     `trust_remote_code` to what the user here allows.
     """
-    return load(
+    backbone = load(
         spec.model,
         kind=task.kind,
         num_labels=task.num_labels,
@@ -168,6 +168,8 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         quantize=spec.quantize,
         compute_dtype=pick_dtype(spec.precision, pick_device(), strict=False),
     )
+    losses.install(backbone.model, losses.of_schema(getattr(task, "schema", task)))
+    return backbone
 
 
 def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:

@@ -98,6 +98,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "warmup": "Share of the updates over which the learning rate rises.",
         "schedule": "Schedule of the learning rate: linear, cosine or constant.",
         "clip": "Largest norm of a gradient; longer ones are clipped.",
+        "class_weights": "How much each class counts in the loss: balanced (rare ones more, so that all count alike), "
+        "or weights by name, as in rare=3,common=1; classes not named count 1. For one class a row.",
         "early_stopping": "Stop after this many evaluations without improvement.",
         "evaluations": "Evaluations on the validation split during training. Default: one an epoch; without "
         "--early-stopping at most 10, and so few that no more examples are evaluated than trained on.",

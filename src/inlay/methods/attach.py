@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
+from inlay.backbones.losses import follow_prompt
 from inlay.backbones.quantised import keep_gradients, quantisation
 from inlay.errors import InlayError, unknown
 from inlay.methods import registry
@@ -77,6 +78,7 @@ def attach(
     else:
         check_settings(method, settings)
         adapted = _attach_head(model, method, new) if method.form == "head" else model.requires_grad_(True)
+    follow_prompt(adapted, base_of(adapted))
     setattr(adapted, NEW, new)
     return adapted
 

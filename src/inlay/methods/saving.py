@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from inlay.backbones.locate import remember_folder
+from inlay.backbones.losses import follow_prompt
 from inlay.backbones.new_parts import DIGESTS
 from inlay.backbones.new_parts import fingerprint as fingerprint_of
 from inlay.backbones.pooled import installed, undone_on_error
@@ -133,6 +134,7 @@ def restore(
                 restored = _restore_adapter(model, saved, tensors, adapter_name, vouched=bool(note), mixed=mixed)
             else:
                 restored = _restore_head(model, place, tensors, note["parameters"])
+    follow_prompt(restored, base_of(restored))
     setattr(restored, NEW, note.get("newly_initialised", []))
     return restored.eval()
 

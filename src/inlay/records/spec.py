@@ -36,6 +36,7 @@ class Spec:
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
     `max_eval` bounds evaluations during training: so many rows of each validation split, drawn once by the seed.
     `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
+    `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Spec:
     task_fields: Mapping[str, Any] = field(default_factory=dict)
     quantize: str | None = None
     max_eval: int | None = None
+    class_weights: str | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -96,6 +98,11 @@ class Spec:
             )
         if self.tasks and self.group_by_length:
             raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
+        if self.tasks and self.class_weights is not None:
+            raise InlayError(
+                f"class_weights={self.class_weights!r} is for a run of one task: leave it out, or train that task by "
+                "itself."
+            )
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices and not (name in ("augment", "quantize") and value is None):
@@ -220,4 +227,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "task_fields": ({},),
     "quantize": (None,),
     "max_eval": (None,),
+    "class_weights": (None,),
 }

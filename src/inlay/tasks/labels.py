@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, unknown
 from inlay.tasks.cells import as_text, is_missing
 
 IMBALANCE = 10
@@ -123,6 +123,49 @@ def check_classes(labels: Sequence[int], label_names: Sequence[str], where: str)
             f"always saying {label_names[largest]!r} would be right {most / len(labels):.1%} of the time"
         )
     return notes
+
+
+BALANCED = "balanced"
+
+
+def weigh(said: str, label_names: Sequence[str], classes: Sequence[int]) -> tuple[float, ...]:
+    """What each class counts in the loss, of mean 1 over rows of these classes: only the ratios matter.
+
+    balanced is `N / (K N_k)`: all classes together count alike, whatever their rows. A class without rows counts 1.
+    """
+    counts = [Counter(classes)[i] for i in range(len(label_names))]
+    if said.strip() == BALANCED:
+        present = sum(count > 0 for count in counts)
+        return tuple(len(classes) / (present * count) if count else 1.0 for count in counts)
+    given = _named_weights(said, label_names)
+    raw = [given.get(name, 1.0) for name in label_names]
+    mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(1, len(classes))
+    return tuple(weight / mean for weight in raw) if mean else tuple(raw)
+
+
+def _named_weights(said: str, label_names: Sequence[str]) -> dict[str, float]:
+    """Weights by name, as in `rare=3,common=1`; a class's name may hold commas and equal signs itself."""
+    found: dict[str, float] = {}
+    pending = ""
+    for part in said.split(","):
+        pending = f"{pending},{part}" if pending else part
+        name, sign, number = pending.rpartition("=")
+        weight = number_in(number) if sign else None
+        if weight is None:
+            continue
+        name, pending = as_name(name), ""
+        if name not in label_names:
+            raise unknown("class in --class-weights", name, label_names)
+        if weight <= 0:
+            raise InlayError(f"--class-weights {name}={number.strip()}: a weight must be greater than 0.")
+        if name in found:
+            raise InlayError(f"--class-weights names the class {name!r} twice.")
+        found[name] = weight
+    if pending or not found:
+        raise InlayError(
+            f"--class-weights takes {BALANCED}, or weights by name as in rare=3,common=1; got {(pending or said)!r}."
+        )
+    return found
 
 
 # -------------------------------------------------------------------------------- classes that may be something else

@@ -16,7 +16,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import catalogue, images, kinds, labels, sources, splits, templates, user_data
 from inlay.tasks.conversations import FIELD, read_source
 from inlay.tasks.rows import number_labels
-from inlay.tasks.schema import UndividedTask
+from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.task import EncodedFiles, Task, dataset
 
 PROTOCOLS = ("full", "vtab-1k")
@@ -56,7 +56,7 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         if not found.doubts:
             raise
         raise InlayError(f"{error} This may be why: {'. '.join(found.doubts)}.") from None
-    return _task(divided, replace(found, notes=(*found.notes, *notes)))
+    return _task(divided, replace(found, notes=(*found.notes, *notes)), spec)
 
 
 def _find(spec: Spec) -> UndividedTask:
@@ -238,7 +238,7 @@ def _resplit(parts: dict[str, _Part], shares: Sequence[float], spec: Spec) -> di
 # ------------------------------------------------------------------------------------------------------- finishing
 
 
-def _task(parts: Mapping[str, _Part | None], found: UndividedTask) -> Task:
+def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -> Task:
     schema, mean, deviation = found.schema, 0.0, 1.0
     train = parts["train"]
     if found.standardise and train is not None:
@@ -248,6 +248,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask) -> Task:
             raise InlayError(f"{schema.name!r}: every training row has the value {mean:g}; there is nothing to learn.")
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
     what = [schema.kind, schema.fields, schema.label_names, used]
+    weights, notes = _class_weights(spec, schema, train)
     if schema.chat_template is not None:
         what.append(schema.chat_template)  # its file's path is in the spec, and not what it says
     made = {
@@ -258,9 +259,26 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask) -> Task:
     }
     most = schema.max_new_tokens or (128 if schema.writes_text else None)
     return Task(
-        schema=replace(schema, max_new_tokens=most, mean=mean, deviation=deviation),
+        schema=replace(schema, max_new_tokens=most, mean=mean, deviation=deviation, class_weights=weights),
         **made,
         source=found.source,
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
-        notes=found.notes,
+        notes=(*found.notes, *notes),
     )
+
+
+def _class_weights(spec: Spec, schema: TaskSchema, train: _Part | None) -> tuple[tuple[float, ...] | None, list[str]]:
+    """What each class counts in the loss, of mean 1 over the training rows, and a note."""
+    if spec.class_weights is None:
+        return None, []
+    if schema.predicts != "class":
+        raise InlayError(
+            f"class_weights={spec.class_weights!r} is for tasks of one class a row, and {schema.name!r} is of kind "
+            f"{schema.kind!r}. Leave --class-weights out."
+        )
+    if train is None:
+        return None, []
+    names = schema.label_names or ()
+    weights = labels.weigh(spec.class_weights, names, train.classes)
+    shown = ", ".join(f"{name} {weight:.3g}" for name, weight in list(zip(names, weights, strict=True))[:10])
+    return weights, [f"class weights in the loss: {shown}" + (", ..." if len(names) > 10 else "")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from inlay.tasks.images import EncodedImages
 
 FORMAT = 1
-_TUPLES = ("fields", "label_names", "metrics", "words")
+_TUPLES = ("fields", "label_names", "metrics", "words", "class_weights")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class TaskSchema:
     regression's values; `answers` says that a language model completes a prompt. `prompt_template` is the template for
     methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `cue` is what
     such a text ends in for a model that reads from left to right. `words` is a word for each class. `chat` is the form
-    of conversations, where the rows are such, and `chat_template` the template that they are read with.
+    of conversations, where the rows are such, and `chat_template` the template that they are read with. `class_weights`
+    is what each class counts in the loss.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TaskSchema:
     deviation: float = 1.0
     chat: str | None = None
     chat_template: str | None = None
+    class_weights: tuple[float, ...] | None = None
 
     @property
     def num_labels(self) -> int | None:

@@ -39,7 +39,7 @@ Seed = Annotated[int, typer.Option(help="Decides which examples are drawn.")]
 # A command that only looks at a model does not offer what only training needs.
 TRAINING_ONLY = [
     *("shots", "epochs", "max_steps", "gradient_accumulation", "learning_rate", "weight_decay", "warmup", "schedule"),
-    *("clip", "early_stopping", "evaluations", "gradient_checkpointing", "layers", "set_"),
+    *("clip", "class_weights", "early_stopping", "evaluations", "gradient_checkpointing", "layers", "set_"),
 ]
 looks = partial(o.takes_spec, without=TRAINING_ONLY)
 

@@ -19,6 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
+from inlay.backbones.losses import installed
 from inlay.backbones.pooled import paused
 from inlay.errors import InlayError
 from inlay.methods.infoprompt import losses, traced
@@ -304,11 +305,11 @@ class InfoPromptLayer(ChildLayer):
             return None
         assert now.states is not None
         with exactly(now.states.device):
-            loss, logits = self._concluded(now, root.config)
+            loss, logits = self._concluded(now, root)
         made = type(output)(**(dict(output) | {"loss": loss, "logits": logits.to(now.states.dtype)}))
         return made.to_tuple() if now.as_tuple and isinstance(made, ModelOutput) else made
 
-    def _concluded(self, now: Pass, config: Any) -> tuple[Tensor | None, Tensor]:
+    def _concluded(self, now: Pass, root: nn.Module) -> tuple[Tensor | None, Tensor]:
         site, theta = now.pieces.site, now.pieces.theta()
         assert now.states is not None
         states = now.states.to(theta.dtype)
@@ -326,7 +327,8 @@ class InfoPromptLayer(ChildLayer):
         logits = (now.slots.without(states) if site.per_token else seen) @ theta.T
         if now.labels is None:
             return None, logits
-        loss = task_loss(logits, now.labels, config)
+        own = installed(root)
+        loss = task_loss(logits, now.labels, root.config) if own is None else own(logits, now.labels)
         if self.training:
             loss = self._informed(now, loss, theta, spread)
         if now.items is not None:
