@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -23,9 +24,10 @@ from checkpoints import write_tokenizer
 from inlay import InlayError, Spec, tune
 from inlay.backbones import loading
 from inlay.methods import registry
-from inlay.methods.attach import attach, save, trained_parameters
+from inlay.methods.attach import attach, restore, save, trained_parameters
 from inlay.methods.capabilities import capabilities
 from inlay.methods.merging import check_mergeable
+from inlay.methods.protocol import Method
 from probing import logits
 from zoo import FAMILIES, tiny
 
@@ -243,6 +245,92 @@ def test_an_adapter_that_peft_alone_wrote(labels: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(plain, batch), logits(model, batch), atol=1e-5, rtol=1e-5)
 
 
+PEFTS_OTHERS: dict[str, dict[str, Any]] = {
+    "LORA": {"r": 4, "use_dora": True},
+    "ADALORA": {"init_r": 4, "total_step": 10},
+    "LOHA": {"r": 4},
+    "LOKR": {"r": 4},
+    "OFT": {"oft_block_size": 4},
+    "HRA": {"r": 4},
+    "FOURIERFT": {"n_frequency": 16},
+    "RANDLORA": {"r": 4},
+    "VBLORA": {"r": 4, "vector_length": 4, "num_vectors": 16},
+    "MISS": {"r": 4},
+    "SHIRA": {"r": 4},
+    "C3A": {"block_size": 4},
+}
+
+
+@pytest.mark.parametrize("kind", PEFTS_OTHERS)
+def test_peft_s_other_methods_that_change_weights(kind: str, tmp_path: Path) -> None:
+    tiny("bert", "classification", num_labels=4)[0].save_pretrained(tmp_path / "base")
+    write_tokenizer(tmp_path / "base")
+    base = CLASSES["classification"].from_pretrained(tmp_path / "base")
+    config = PEFT_TYPE_TO_CONFIG_MAPPING[kind](target_modules=["query"], task_type="SEQ_CLS", **PEFTS_OTHERS[kind])
+    model = get_peft_model(base, config).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in filter(lambda each: each.requires_grad, model.parameters()):
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    batch = batch_of("bert", "classification")
+    wanted = logits(model, batch)
+    with model.disable_adapter():
+        assert (logits(model, batch) - wanted).abs().max() > 1e-4
+    model.save_pretrained(tmp_path / "adapter")
+    made = inlay.merge(tmp_path / "adapter", tmp_path / "merged", model=str(tmp_path / "base"))
+    plain = CLASSES["classification"].from_pretrained(made).eval()
+    torch.testing.assert_close(logits(plain, batch), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_language_model_keeps_its_generation_config_and_the_template_of_training(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny("llama", "causal-lm")[0].save_pretrained(folder)
+    write_tokenizer(folder)
+    transformers.GenerationConfig(max_new_tokens=7, temperature=0.3, do_sample=True, eos_token_id=2).save_pretrained(
+        folder
+    )
+    rows = [{"messages": [{"role": r, "content": f"w{i} w5"} for r in ("user", "assistant")]} for i in range(20)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }} </s>{% endfor %}"
+    spec = Spec(
+        model=str(folder),
+        data=str(tmp_path / "chats.jsonl"),
+        method="lora",
+        template=template,
+        max_steps=1,
+        batch_size=4,
+    )
+    made = inlay.merge(tune(spec, tmp_path / "runs", progress=False), tmp_path / "merged")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(made)
+    assert (plain.generation_config.max_new_tokens, plain.generation_config.temperature) == (7, 0.3)
+    assert transformers.AutoTokenizer.from_pretrained(made).chat_template == template
+
+
+def test_a_run_on_a_quantised_base_is_merged_into_the_full_weights(tmp_path: Path, text_model: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    backbone = loading.load(str(text_model), kind="classification", num_labels=2, pooling="own")
+    rows = "".join(json.dumps({"text": f"w{6 + i}", "label": i % 2}) + "\n" for i in range(20))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    spec = Spec(
+        model=str(text_model),
+        data=str(tmp_path / "rows.jsonl"),
+        method="lora",
+        quantize="8bit",
+        pooling="own",
+        max_steps=3,
+        batch_size=8,
+        learning_rate=0.05,
+    )
+    run = tune(spec, tmp_path / "runs", progress=False)
+    said: list[str] = []
+    made = inlay.merge(run, tmp_path / "merged", say=said.append)
+    assert any("trained on weights in 8bit" in line for line in said)
+    full = restore(backbone.model, "lora", run.adapter, fingerprint=backbone.fingerprint)
+    plain = CLASSES["classification"].from_pretrained(made)
+    batch = batch_of("bert", "classification")
+    torch.testing.assert_close(logits(plain, batch), logits(full, batch), atol=1e-5, rtol=1e-5)
+
+
 # ---- what is refused, with nothing written
 
 
@@ -253,6 +341,8 @@ def test_what_no_weight_can_hold_is_refused_by_name(method: Any) -> None:
     for each in MERGEABLE:
         assert each.name in str(refused.value)
     assert method.name in str(refused.value).partition(".")[0]
+    assert f": {method.unmergeable}." in str(refused.value)
+    assert method.unmergeable != Method.unmergeable, "it says its own reason"
     assert "linear-probe" in str(refused.value)
 
 

@@ -29,9 +29,8 @@ def check_mergeable(method: Method) -> None:
         return
     able = registry.names_where(lambda each: each.form != "peft" or each.mergeable)
     raise InlayError(
-        f"{method.name!r} cannot be merged: what it trains acts beside the base model's weights (as prompts, prefixes "
-        f"or layers of its own), and no weight can hold it. It stays an adapter: inlay.load and `inlay predict` use "
-        f"it as it is. Can be merged: {', '.join(able)}."
+        f"{method.name!r} cannot be merged: {method.unmergeable}. It stays an adapter: inlay.load and `inlay predict` "
+        f"use it as it is. Can be merged: {', '.join(able)}."
     )
 
 

@@ -52,7 +52,7 @@ class Method:
     What it can do:
 
     - `identity_at_start`: whether the untrained model computes what the base model does, to the bit.
-    - `mergeable`: whether it can be merged into the base model's weights.
+    - `mergeable`: whether it can be merged into the base model's weights; `unmergeable`: why not, as a clause.
     - `mixes_tasks`: whether several tasks train and answer in one batch, an adapter each. Its tuner then has the hooks
       of `TunerHooks` for it, and its config's `shared_settings` say what all tasks have in common.
     - `mixer`: import path of a function of the adapted model that gives it such a tuner, where its own is PEFT's;
@@ -87,6 +87,7 @@ class Method:
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     identity_at_start: bool = True
     mergeable: bool = False
+    unmergeable: str = "no weight of the base model can hold what it trains"
     mixes_tasks: bool = False
     mixer: str | None = None
     alone: str | None = None

@@ -99,7 +99,10 @@ def _choose(task: str | None, known: Any, what: str) -> str:
 
 
 def load_adapted(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
-    """The model of a source. `model` names its base where that has moved since; for the rest see `inlay.load`."""
+    """The model of a source, in full precision even where it was trained on fewer bits.
+
+    `model` names its base where that has moved since; for the rest see `inlay.load`.
+    """
     if source.run is not None:
         return _load_run(source, source.run, **how)
     if source.task is not None:
@@ -110,12 +113,21 @@ def load_adapted(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
 def _load_run(source: Origin, run: Run, **how: Unpack[LoadOptions]) -> Adapted:
     from inlay.methods.saving import about
     from inlay.workflow.loaded import open_run
+    from inlay.workflow.predict import check_trust, restore_adapters
 
     loaded = open_run(run, task=source.task, **how)
     name = loaded.task if run.spec.tasks else DEFAULT
+    if run.spec.quantize is None:
+        model, processor = loaded.model, loaded.processor
+    else:
+        trust = how.get("trust_remote_code", False)
+        check_trust(run.spec.trust_remote_code, trust, f"The run {run.id}")
+        spec = run.spec.with_(quantize=None, model=how.get("model") or run.spec.model, trust_remote_code=trust)
+        model, backbone = restore_adapters(spec, loaded.schema, run.adapter, [name])
+        processor = backbone.processor
     return Adapted(
-        model=loaded.model,
-        processor=loaded.processor,
+        model=model,
+        processor=processor,
         method=source.method,
         kind=loaded.schema.kind,
         about=about(source.method, run.adapter, name),

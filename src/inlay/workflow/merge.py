@@ -53,6 +53,11 @@ def merge(
     adapted = load_adapted(source, model=model, trust_remote_code=trust_remote_code, say=say)
     _check_portable(adapted)
     notes = [*_notes(adapted)]
+    if source.run is not None and source.run.spec.quantize is not None:
+        notes.append(
+            f"it was trained on weights in {source.run.spec.quantize} and merged into the full ones: outputs differ "
+            "from those in training by the error of that rounding"
+        )
     for line in notes:
         say(line)
     plain = _fold(adapted, dtype)
@@ -62,12 +67,19 @@ def merge(
 
         with quiet():
             plain.save_pretrained(place)
-            adapted.processor.save_pretrained(place)
+            _with_template(adapted).save_pretrained(place)
         if adapted.about is not None:
             write_merged_card(place, adapted.method, adapted.about, type(plain).__name__, notes)
 
     write_folder(target, fill)
     return target
+
+
+def _with_template(adapted: Adapted) -> Any:
+    """The tokenizer with the chat template of training, which is the one that the model knows."""
+    if adapted.schema is not None and adapted.schema.chat and adapted.schema.chat_template is not None:
+        adapted.processor.chat_template = adapted.schema.chat_template
+    return adapted.processor
 
 
 def _check_portable(adapted: Adapted) -> None:

@@ -181,7 +181,9 @@ def find_base(adapter: PromptAdapter) -> str:
 
 def method_of(place: Path, kind: Any, named: Any) -> Method:
     """The method that reads this type of adapter; PEFT has more types than the registry names."""
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft import PeftType
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+    from peft.tuners.tuners_utils import BaseTuner
 
     from inlay.methods.register import register
 
@@ -197,7 +199,16 @@ def method_of(place: Path, kind: Any, named: Any) -> Method:
     ]
     if not able:
         name = named if isinstance(named, str) else kind.lower()
-        return Method(name, "", "", config=f"{config.__module__}:{config.__name__}")
+        tuner = PEFT_TYPE_TO_TUNER_MAPPING.get(PeftType(kind))
+        weights = isinstance(tuner, type) and issubclass(tuner, BaseTuner)
+        return Method(
+            name,
+            f"PEFT's {kind}.",
+            "",
+            config=f"{config.__module__}:{config.__name__}",
+            mergeable=weights,
+            unmergeable="its tokens stand beside the text's, and no weight can hold them",
+        )
     return next((method for method in able if method.name == named), able[0])
 
 

@@ -17,4 +17,5 @@ METHOD = Method(
     rates=MappingProxyType({"convolutional": 1e-3}),
     grid=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
     first_layer=0,
+    unmergeable="what it adds differs from place to place of a feature map, and a bias is the same at every place",
 )

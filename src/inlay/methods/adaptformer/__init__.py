@@ -12,4 +12,5 @@ METHOD = Method(
     parameter_prefix="inlay_adaptformer_",
     learning_rate=3e-3,
     grid=(3e-4, 1e-3, 3e-3, 1e-2),
+    unmergeable="its bottleneck has an activation function, which no weight can hold",
 )

@@ -12,6 +12,7 @@ _SAME: dict[str, Any] = {
     "parameter_prefix": "inlay_adapter_",
     "learning_rate": 3e-3,
     "grid": (3e-4, 1e-3, 3e-3, 1e-2),
+    "unmergeable": "its bottleneck has an activation function, which no weight can hold",
 }
 METHODS = (
     Method(

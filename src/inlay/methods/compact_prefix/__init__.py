@@ -17,6 +17,7 @@ METHOD = Method(
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
     identity_at_start=False,
     compresses_prompts=True,
+    unmergeable="its keys and values stand beside the text's in attention, and no weight can hold them",
     prompt_forms=MappingProxyType(
         {"cartridge": ({"biases": False, "budgets": "equal"}, "inlay.methods.compact_prefix.exchange:to_cartridge")}
     ),

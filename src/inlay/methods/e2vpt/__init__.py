@@ -13,4 +13,5 @@ METHOD = Method(
     learning_rate=3e-3,
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
     identity_at_start=False,
+    unmergeable="its tokens, keys and values stand beside the image's, and no weight can hold them",
 )

@@ -22,6 +22,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], decod
         grid=(1e-2, 3e-2, 1e-1, 3e-1, 1.0),
         identity_at_start=False,
         prompts_in_text=True,
+        unmergeable="its prompt tokens stand in the text, and no weight can hold them",
     )
 
 

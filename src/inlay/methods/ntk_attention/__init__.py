@@ -13,4 +13,5 @@ METHOD = Method(
     learning_rate=1e-2,
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
     compresses_prompts=True,
+    unmergeable="it adds a term of each query to the softmax, which no weight can hold",
 )

@@ -65,6 +65,7 @@ METHODS = (
         learning_rate=1e-2,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),
         identity_at_start=False,
+        unmergeable="its keys and values stand beside the text's in attention, and no weight can hold them",
     ),
     Method(
         name="prompt",
@@ -76,6 +77,7 @@ METHODS = (
         learning_rate=3e-2,
         grid=(3e-3, 1e-2, 3e-2, 1e-1),
         identity_at_start=False,
+        unmergeable="its vectors stand before the text, and no weight can hold them",
     ),
     Method(
         name="p-tuning",
@@ -87,5 +89,6 @@ METHODS = (
         learning_rate=1e-3,
         grid=(3e-4, 1e-3, 3e-3, 1e-2),
         identity_at_start=False,
+        unmergeable="its vectors stand before the text, and no weight can hold them",
     ),
 )

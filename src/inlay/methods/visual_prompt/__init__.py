@@ -16,4 +16,5 @@ METHOD = Method(
     learning_rate=3e-3,
     rates=MappingProxyType({"convolutional": 1e-3}),
     grid=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    unmergeable="what it adds differs from pixel to pixel, and a bias is the same at every place",
 )

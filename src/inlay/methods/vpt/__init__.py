@@ -22,6 +22,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate:
         learning_rate=rate,
         grid=(1e-3, 3e-3, 1e-2, 3e-2),
         identity_at_start=False,
+        unmergeable="its tokens stand beside the image's patches, and no weight can hold them",
     )
 
 
