@@ -54,6 +54,15 @@ def typed(
 
 
 @pytest.fixture
+def trunks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trunk is kept however little that saves: of models and splits as small as those of the tests it is not."""
+    from inlay.training.trunk import data
+
+    monkeypatch.setattr(data, "FEWEST_READ", 0)
+    monkeypatch.setattr(data, "CHECK_SHARE", float("inf"))
+
+
+@pytest.fixture
 def text_model(tmp_path: Path) -> Path:
     """A tiny BERT as a user would have it on disk."""
     import zoo

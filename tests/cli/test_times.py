@@ -13,7 +13,7 @@ from inlay.records.store import Run, Store
 
 
 @pytest.fixture
-def run(typed: Any, image_model: Path, photos: Path, tmp_path: Path) -> tuple[Run, str]:
+def run(trunks_are_kept: None, typed: Any, image_model: Path, photos: Path, tmp_path: Path) -> tuple[Run, str]:
     """A run whose trunk is cached, and what it printed."""
     given = ("--model", image_model, "--data", photos, "--method", "linear-probe", "--epochs", "6", "--batch-size", "7")
     status, out, err = typed("tune", *given)

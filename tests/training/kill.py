@@ -36,8 +36,10 @@ from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec  # noqa: E402
 from inlay.training import FitOptions, fit  # noqa: E402
 from inlay.training.checkpoints import TRAINED, Checkpoints, load_tensors, step_of  # noqa: E402
+from inlay.training.trunk import data  # noqa: E402
 from inlay.training.trunk.rows import FILE, LIMIT  # noqa: E402
 
+data.FEWEST_READ, data.CHECK_SHARE = 0, float("inf")  # the trunk is kept however little that saves
 BASE = Spec(model="toy", method="lora", task="toy", epochs=3, batch_size=16, learning_rate=3e-2)
 SCENARIOS: dict[str, tuple[Spec, Callable[[], tuple[toys.ToyBackbone, toys.ToyTask]]]] = {
     # Dropout in the adapter and before the head, early stopping with a best state to return to, uneven accumulation.

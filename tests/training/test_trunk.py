@@ -25,6 +25,7 @@ from inlay.training import FitOptions, FitResult, fit
 from inlay.training.trunk.data import KeptSplit
 from inlay.training.trunk.rows import FILE, LIMIT, Rows, available_memory, memory_limit
 
+pytestmark = pytest.mark.usefixtures("trunks_are_kept")
 FAMILIES = ("vit", "resnet", "swin", "convnext", "dinov2", "clip")
 # Full batches and a smaller last one.
 SPEC = Spec(model="toy", method="linear-probe", task="toy", epochs=2, batch_size=16, learning_rate=1e-2)
@@ -117,9 +118,9 @@ def test_validation_from_kept_rows_is_the_same_to_the_bit(tmp_path: Path, family
     without, with_it = run("off"), run("auto")
     # Training: two epochs of three batches. Validation and test: two batches each time.
     assert passes["off"] == 2 * 3 + 6 * 2 + 2
-    # To find the cut: 4. The rows: 3, and 3 + 2 compared. The smaller last batches: 2. Validation: once without, once
-    # for the rows, and one batch compared. Test.
-    assert passes["auto"] == 4 + 3 + 5 + 2 + 2 + 2 + 2 + 2
+    # To find the cut: 4. The estimate: 4. The rows: 3, and 4 + 2 compared. The smaller last batches are of kept rows.
+    # Validation: once without, once for the rows, and one batch compared. Test.
+    assert passes["auto"] == 4 + 4 + 3 + 6 + 2 + 2 + 2 + 2
     assert result(with_it, tmp_path / "auto") == result(without, tmp_path / "off")
     assert without.portrait["inference_examples_per_second"]["repetitions"] == 7
     # What tells the speed of the model: the first evaluation and the test.

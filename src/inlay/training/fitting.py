@@ -358,7 +358,8 @@ def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str 
                     order=trainer.first_order(),
                     folder=setup.folder,
                     stop=trainer.check_interrupt,
-                    inexact=wanted,
+                    passes=(setup.plan.total_steps - done) / setup.plan.steps_per_epoch - 1,
+                    wanted=wanted,
                 )
             trainer.use(kept)
             return kept, None, time.perf_counter() - began - kept.seconds

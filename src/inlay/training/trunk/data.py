@@ -3,7 +3,8 @@
 The result is to be the same to the bit on a CPU as without. Two things were measured there (docs/trunk-cache.md):
 
 - What a row comes to depends on the size of its batch, since kernels are chosen by it. So rows are computed in batches
-  of the very size they are used in; the last, smaller batch of an epoch is computed anew.
+  of the very size they are used in; kept rows serve the last, smaller batch of an epoch only where that of the first
+  epoch came to the same bits, and otherwise it is computed anew.
 - In some models it depends on the row's place in the batch too. Then nothing can be kept exactly.
 
 And in some models, such as those with batch norms that have no running statistics, a row depends on the rest of its
@@ -11,6 +12,9 @@ batch: not in its rounding, but in what it is. Then nothing can be kept at all. 
 computed both ways (`KeptSplit.check`), always, and made to be unlike those in which the rows were computed. If a bit
 differs nothing is kept; on an accelerator, where no two runs agree to the bit and the kept rows serve every batch, and
 where the user asks for it, rounding is let pass, and nothing more.
+
+The checks take time as well. What the kept rows would save is estimated first, from one batch: where the checks would
+take more than a tenth of it, nothing is kept.
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ from torch.utils.data import DataLoader, Dataset
 from inlay.training.batches import Placement
 from inlay.training.plan import pick_workers
 from inlay.training.seeds import undisturbed
-from inlay.training.trunk.cut import BOUND, TrunkCache, outcome, same, unmoved
+from inlay.training.trunk.cut import BOUND, TrunkCache, same, unmoved
 from inlay.training.trunk.rows import NoRoom, Rows, size
 
 KEY = "trunk"
-CHECKED = 4  # batches that are computed both ways
+CHECKED, FEWEST_CHECKED = 4, 2  # batches that are computed both ways; where there is little to save, the fewest
+CHECK_SHARE = 0.1  # of what the kept rows save may go into the search for the trunk and the checks
+FEWEST_READ = 256  # rows read again: fewer save less than the search for the trunk takes
 ROUNDING = "in this model a row's rounding depends on its place in the batch, so nothing can be kept to the bit"
 COMPANY = "in this model a row depends on the rest of its batch, so that it is another one in every epoch"
 # What passes for rounding, as a part of the size of a row. Computed in bfloat16, the last features of ViT, ResNet and
@@ -72,6 +78,7 @@ class KeptSplit(Dataset[Any]):
         self.device = device
         self.exact = device.type == "cpu"
         self.shuffled = shuffled
+        self.serves_last = not (self.exact and shuffled)  # whether kept rows make the last, smaller batch
         self.seconds = 0.0
         self.rows: Rows | None = None
         self._collate = collate
@@ -111,22 +118,51 @@ class KeptSplit(Dataset[Any]):
         for batch in loader:
             yield {name: value.to(self.device) for name, value in batch.items()}
 
-    def check(self, order: Sequence[int], stop: Callable[[], None], *, to_the_bit: bool) -> None:
+    def estimate(self, passes: float) -> tuple[float, Callable[[int], float]]:
+        """The seconds that kept rows save in so many passes over the split, and those that a check of so many batches
+        takes: from one batch, and from what the trunk's share of a small one is."""
+        chosen = self._unusual_company()
+        loading, batch = self._timed(lambda: next(iter(self._loaded([chosen]))))
+        example = {name: value[:2] for name, value in batch.items()}
+        each = min(self._timed(lambda: self.trunk.compute(batch))[0] for _ in range(2))
+        with torch.no_grad():
+            whole = self._timed(lambda: self.trunk.model(**example))[0]
+        share = self._timed(lambda: self.trunk.compute(example))[0] / whole
+        saved = (each + loading) * (len(self) / self.batch) * passes
+        return saved, lambda batches: batches * (each + loading) + 2 * each / min(1.0, share)
+
+    def _timed(self, run: Callable[[], Any]) -> tuple[float, Any]:
+        def wait() -> None:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+
+        wait()
+        began = time.perf_counter()
+        result = run()
+        wait()
+        return time.perf_counter() - began, result
+
+    def check(
+        self, order: Sequence[int], stop: Callable[[], None], *, to_the_bit: bool, batches: int = CHECKED
+    ) -> None:
         """Raise `NotKept` where a row comes to something else in another batch than the one it was computed in.
 
-        Compared are a batch of unusual company, batches of this order, which is that of an epoch, and its last, smaller
-        batch where kept rows serve it. In the first of them the whole model is compared as well. What is not asked for
-        `to_the_bit` may differ by rounding.
+        Compared are a batch of unusual company, `batches` - 1 of this order, which is that of an epoch, and its last,
+        smaller batch, which kept rows serve only where they are the same. In the first of them the whole model is
+        compared as well. What is not asked for `to_the_bit` may differ by rounding.
         """
         tolerance = self._tolerance()
         last = len(order) - len(order) % self.batch
         numbers = [list(order[start : start + self.batch]) for start in range(0, last, self.batch)]
-        numbers = [self._unusual_company(), *numbers[: CHECKED - 1]]
-        if not self.exact and last < len(order):
+        numbers = [self._unusual_company(), *numbers[: batches - 1]]
+        if last < len(order):
             numbers.append(list(order[last:]))
         for position, (chosen, batch) in enumerate(zip(numbers, self._loaded(numbers), strict=True)):
             stop()
             kept, expected = self._picked(chosen), self.trunk.compute(batch)
+            if self.exact and len(chosen) < self.batch:
+                self.serves_last = kept.stride() == expected.stride() and torch.equal(kept, expected)
+                continue
             if not close(kept, expected, tolerance):
                 raise NotKept(COMPANY)
             if to_the_bit and not torch.equal(kept, expected):
@@ -160,10 +196,11 @@ class KeptSplit(Dataset[Any]):
         return ROUNDED if self.exact else ROUNDED_ON_ACCELERATORS
 
     def _replays(self, chosen: Sequence[int], batch: dict[str, Tensor], to_the_bit: bool) -> bool:
-        """Whether the model says the same of this batch from the kept rows; to the bit, with loss and gradients."""
-        model = self.trunk.model
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        run = partial(outcome, model, trained=trained) if to_the_bit else partial(_said, model)
+        """Whether the model says the same of this batch from the kept rows; to the bit, with the loss.
+
+        Gradients were compared when the cut was found: from the same values at the cut, they are the same.
+        """
+        run = partial(_said, self.trunk.model, of_rows=not to_the_bit)
         alike = same if to_the_bit else partial(close, tolerance=self._tolerance())
         expected = run(batch)
         # What a module remembers of its last pass must not be what the replay needs.
@@ -185,7 +222,7 @@ class KeptSplit(Dataset[Any]):
         return self.encoded[index]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        if self.exact and self.shuffled and len(indices) != self.batch:
+        if len(indices) != self.batch and not self.serves_last:
             return [self.encoded[index] for index in indices]
         return _Numbers(indices)
 
@@ -246,11 +283,12 @@ def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     return bool(((found - expected).norm(dim=1) <= tolerance * usual).all())
 
 
-def _said(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
-    """What the model says of each row, always with the same random numbers."""
+def _said(model: nn.Module, batch: dict[str, Tensor], of_rows: bool) -> list[Tensor]:
+    """What the model says, or only what it says `of_rows`, always with the same random numbers."""
     with undisturbed(), torch.no_grad():
         leaves = tree_leaves(model(**batch))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim > 0]
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [leaf for leaf in found if leaf.is_floating_point() and leaf.ndim > 0] if of_rows else found
 
 
 def keep(
@@ -262,13 +300,18 @@ def keep(
     order: Sequence[int],
     folder: Path,
     stop: Callable[[], None],
-    inexact: bool = False,
+    passes: float,
+    wanted: bool = False,
 ) -> KeptSplit:
     """Find the trunk and keep its output for a split, or raise `NotKept` with the reason.
 
-    The model is in the modes, and under the autocast, of its training. `order` is that of the first epoch. `inexact`
-    takes rows whose rounding depends on their place in the batch, too, but none that depend on the rest of it.
+    The model is in the modes, and under the autocast, of its training. `order` is that of the first epoch, `passes` how
+    often the split is read after its rows were computed. Where they are `wanted`, they are kept whatever they save, and
+    also where a row's rounding depends on its place in the batch, but not where it depends on the rest of it.
     """
+    if not wanted and len(encoded) * passes < FEWEST_READ:
+        raise NotKept(f"{len(encoded) * passes:.0f} examples would be read again: too few to pay for the checks")
+    began = time.perf_counter()
     example = collate([encoded[index] for index in range(min(2, len(encoded)))])
     trunk = TrunkCache.find(model, {name: value.to(place.device) for name, value in example.items()})
     if trunk.reason is not None:
@@ -276,9 +319,23 @@ def keep(
     kept = KeptSplit(encoded, collate, trunk, place.batch_size, place.device, shuffled=True)
     try:
         with unmoved(model), undisturbed():
+            batches = CHECKED if wanted else _affordable(kept, passes, began)
             kept.fill(folder, stop)
-            kept.check(order, stop, to_the_bit=kept.exact and not inexact)
+            kept.check(order, stop, to_the_bit=kept.exact and not wanted, batches=batches)
     except BaseException:
         kept.close()
         raise
     return kept
+
+
+def _affordable(kept: KeptSplit, passes: float, began: float) -> int:
+    """How many batches to check, by what the rows save; raises `NotKept` where even the fewest cost too much of it."""
+    saved, checking = kept.estimate(passes)
+    spent = time.perf_counter() - began
+    for batches in (CHECKED, FEWEST_CHECKED):
+        if spent + checking(batches) <= CHECK_SHARE * saved:
+            return batches
+    raise NotKept(
+        f"it would save about {saved:.2g} s, and the checks that it changes nothing would take "
+        f"{spent + checking(FEWEST_CHECKED):.2g} s"
+    )
