@@ -133,14 +133,17 @@ def test_what_systems_leave_behind_is_no_picture_at_any_depth(folder: Maker) -> 
         (photos / hidden).parent.mkdir(parents=True, exist_ok=True)
         (photos / hidden).write_bytes(b"x")
     assert names(photos) == ["cat/0.png", "dog/0.png"]
-    assert folders.read_folder(photos)["all"].notes == []
+    assert folders.read_folder(photos)["all"].notes == ["photos: each folder is a class: cat, dog"]
 
 
 def test_pictures_beside_the_class_folders_are_said_to_be_left_out(folder: Maker) -> None:
     photos = folder(count=1)
     noise().save(photos / "loose.png")
     assert names(photos) == ["cat/0.png", "dog/0.png"]
-    assert folders.read_folder(photos)["all"].notes == ["1 file that is no example was left out (loose.png)"]
+    assert folders.read_folder(photos)["all"].notes == [
+        "photos: each folder is a class: cat, dog",
+        "1 file that is no example was left out (loose.png)",
+    ]
 
 
 def test_links_are_followed_once_and_those_to_nowhere_are_refused(
@@ -268,7 +271,7 @@ def test_a_run_on_odd_pictures_and_its_predictions(run: Run, folder: Maker, tmp_
 
 def test_inputs_that_are_no_pictures(run: Run, tmp_path: Path) -> None:
     refused: dict[str, tuple[str, str]] = {
-        "a.heic": ("x", "is neither an image .* nor a table of images"),
+        "a.psd": ("x", "is neither an image .* nor a table of images"),
         "gaps.csv": ('image,label\n"",cat\n', "'gaps.csv', row 1: there is no image in the column 'image'"),
         "other.csv": ("photo\nx.png\n", "lacks the column 'image'"),
         "absent.csv": ("image\nx.png\n", "1 image of 1 cannot be read.*No such file"),

@@ -179,7 +179,8 @@ def test_other_tables_beside_the_splits_are_said_to_be_left_out(write: Write, tm
     for name in ("train.csv", "sample_submission.csv"):
         write(f"d/{name}", "text,label\na,x\n")
     assert folders.read_folder(tmp_path / "d")["train"].notes == [
-        "left out, since no split is called so: sample_submission.csv"
+        "taken as training: 'train.csv'",
+        "left out, since no split is called so: sample_submission.csv",
     ]
 
 

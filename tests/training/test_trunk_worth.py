@@ -1,4 +1,4 @@
-"""The trunk is kept where that saves ten times what its checks take; the last, smaller batch is kept where it may be."""
+"""The trunk is kept where that saves ten times what its checks take; so is the last batch, where it may be."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_the_fewest_checks_see_what_depends_on_the_batch(monkeypatch: pytest.Mon
     """However little is spent on them."""
     monkeypatch.setattr(data, "CHECKED", data.FEWEST_CHECKED)
     backbone = slowed(0.02)
-    backbone.model.vit.layernorm = nn.Sequential(backbone.model.vit.layernorm, nn.BatchNorm1d(17, track_running_stats=False))
+    vit = backbone.model.vit
+    vit.layernorm = nn.Sequential(vit.layernorm, nn.BatchNorm1d(17, track_running_stats=False))
     trunk = run(tmp_path, backbone, epochs=120, max_steps=330).portrait["trunk"]
     assert not trunk["cached"]
     assert "depends on the rest of its batch" in trunk["reason"]

@@ -34,6 +34,7 @@ SPLIT_NAMES: Mapping[str, str] = {
     "holdout": "test",
     "heldout": "test",
 }
+SHOWN = 10  # class folders, by name
 _NEAR = 0.78  # as alike as "tests" and "test"; "best" is not
 _SHARD = re.compile(r"[_-]\d+")
 
@@ -124,10 +125,10 @@ def read_folder(folder: Path) -> dict[str, Table]:
     """
     found = visible(folder)
     if folders := _split_folders(folder, found):
-        notes = _passed_over(folder, [p for p in found if p.is_dir()], folders.values())
+        notes = [_taken_as(folders), *_passed_over(folder, [p for p in found if p.is_dir()], folders.values())]
         return _noted({split: class_folders(folder / name) for split, name in folders.items()}, notes)
     if "train" in (tables := split_tables(folder)):
-        notes = _passed_over(folder, [p for p in found if _is_table(p)], tables.values())
+        notes = [_taken_as(tables), *_passed_over(folder, [p for p in found if _is_table(p)], tables.values())]
         return _noted({split: _whole_split(folder / name) for split, name in tables.items()}, notes)
     if any(p.is_dir() for p in found):
         _check_level(folder, found)
@@ -142,6 +143,12 @@ def read_folder(folder: Path) -> dict[str, Table]:
         f"{str(folder)!r} holds no data that is understood (there is {names}). It should hold class folders, the "
         "folders train, validation and test of class folders, or tables named train and test."
     )
+
+
+def _taken_as(named: Mapping[str, str]) -> str:
+    """A note of which folder or file was taken as which split."""
+    words = {"train": "training"}
+    return "taken as " + ", ".join(f"{words.get(split, split)}: {name!r}" for split, name in named.items())
 
 
 def _whole_split(path: Path) -> Table:
@@ -255,7 +262,9 @@ def class_folders(folder: Path, otherwise: str | None = None) -> Table:
             "one kind."
         )
     same = [folders for folders in spelled.values() if len(folders) > 1]
-    notes = [f"the folders {', '.join(map(repr, folders))} are one class" for folders in same]
+    shown = ", ".join(each.name for each in classes[:SHOWN]) + (", ..." if len(classes) > SHOWN else "")
+    notes = [f"{folder.name}: each folder is a class: {shown}"]
+    notes += [f"the folders {', '.join(map(repr, folders))} are one class" for folders in same]
     if strangers:
         shown = ", ".join(str(p.relative_to(folder)) for p in strangers[:3])
         more = ", ..." if len(strangers) > 3 else ""

@@ -12,6 +12,7 @@ import io
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from PIL import Image, ImageOps
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import AUGMENTS
+from inlay.tasks import heif
 from inlay.tasks.tables import check_regular
 
 AREAS = (0.08, 1.0)  # of the image
@@ -88,7 +90,7 @@ def crop_box(size: tuple[int, int], draws: np.random.Generator) -> tuple[int, in
 
 CACHE_LIMIT = 1 << 30
 # As Pillow names them.
-FORMATS = ("JPEG", "MPO", "JPEG2000", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "ICO", "TGA")
+FORMATS = ("JPEG", "MPO", "HEIF", "JPEG2000", "PNG", "WEBP", "AVIF", "BMP", "DIB", "GIF", "TIFF", "PPM", "ICO", "TGA")
 LONGEST = 16  # times as long as it is wide an image needs to be for its middle
 _THREADS = min(4, os.cpu_count() or 1)
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -168,6 +170,7 @@ def open_image(data: bytes) -> Image.Image:
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
+    heif.register()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
@@ -189,6 +192,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
+    data: bytes | None = None
     try:
         if isinstance(source, Image.Image):
             return use(source)
@@ -200,19 +204,20 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
     except InlayError:
         raise
     except Image.UnidentifiedImageError:
-        raise InlayError(f"{name_of(source)!r} is not an image.") from None
+        raise InlayError(f"{name_of(source)!r} is {heif.describe(data)}.") from None
     except Image.DecompressionBombError as error:
         raise InlayError(f"{name_of(source)!r} is too large to open safely: {error}.") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise InlayError(f"{name_of(source)!r} is a damaged or truncated image: {error}.") from None
 
 
-def _decode_cheaply(image: Image.Image) -> None:
-    """Read the whole image; JPEGs at an eighth of their size, which finds truncation all the same."""
+def _decode_cheaply(image: Image.Image) -> str:
+    """Read the whole image; JPEGs at an eighth of their size, which finds truncation all the same. Its format."""
     image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
     image.load()
     if image.mode == "F":
         to_rgb(image)  # it may hold values that are no numbers
+    return image.format or ""
 
 
 def from_array(values: np.ndarray, where: str) -> Image.Image:
@@ -230,24 +235,39 @@ def from_array(values: np.ndarray, where: str) -> Image.Image:
 
 def faults(sources: Sequence[Any]) -> list[str | None]:
     """Why each image cannot be read; None for those that can."""
+    return [fault for fault, _ in _tried(sources)]
 
-    def fault(source: Any) -> str | None:
+
+def _tried(sources: Sequence[Any]) -> list[tuple[str | None, str]]:
+    """Of each image why it cannot be read, None where it can, and its format."""
+
+    def tried(source: Any) -> tuple[str | None, str]:
         try:
-            _opened(source, _decode_cheaply)
+            return None, _opened(source, _decode_cheaply)
         except InlayError as error:
-            return str(error)
-        return None
+            return str(error), ""
 
     with _quietly(), ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(fault, sources))
+        return list(pool.map(tried, sources))
 
 
-def check_all(sources: Sequence[Any]) -> None:
-    """One error that counts and names the images that cannot be read, before any work is done on the others."""
-    if found := [fault for fault in faults(sources) if fault]:
-        shown = " ".join(found[:5]) + (f" And {len(found) - 5} more." if len(found) > 5 else "")
+def check_all(sources: Sequence[Any]) -> list[str]:
+    """One error that counts and names the images that cannot be read, before any work is done on the others. Notes of
+    formats that were read and that people may not expect to be."""
+    tried = _tried(sources)
+    if found := [fault for fault, _ in tried if fault]:
+        lacking = sum(heif.NEEDED in fault for fault in found)
+        others = [fault for fault in found if heif.NEEDED not in fault]
+        shown = " ".join(others[:5]) + (f" And {len(others) - 5} more." if len(others) > 5 else "")
+        told = [shown, "Mend or remove the files and try again."] if others else []
+        if lacking:
+            first = next(fault for fault in found if heif.NEEDED in fault)
+            verb = "is HEIC, which needs" if lacking == 1 else "are HEIC, which need"
+            told.insert(0, f"{lacking} {verb} pillow-heif ({first.partition(' is a')[0]}): {heif.REMEDY}.")
         count = "1 image" if len(found) == 1 else f"{len(found)} images"
-        raise InlayError(f"{count} of {len(sources)} cannot be read. {shown} Mend or remove the files and try again.")
+        raise InlayError(f"{count} of {len(sources)} cannot be read. {' '.join(told)}")
+    counts = Counter(heif.NAMES[form] for _, form in tried if form in heif.NAMES)
+    return [f"{count:,} of {len(sources):,} images are {name}" for name, count in counts.items()]
 
 
 # ---------------------------------------------------------------------------------------------- for the processor

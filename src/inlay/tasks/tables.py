@@ -23,7 +23,10 @@ from inlay.tasks.cells import as_text, reach
 Row = dict[str, Any]
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif")
+IMAGES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"),
+    *(".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif"),
+)
 TEXTS = (".txt",)
 
 

@@ -64,7 +64,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     if spec.test_data is not None:
         splits["test"] = _test_data(spec, choice, schema, notes)
     if choice.image:
-        images.check_all([row["image"] for rows in splits.values() for row in rows])
+        notes += images.check_all([row["image"] for rows in splits.values() for row in rows])
     training = splits.get("train") or splits.get("all") or next(iter(splits.values()))
     return UndividedTask(
         schema=_with_labels(schema, training, first.class_names),

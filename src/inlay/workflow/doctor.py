@@ -28,6 +28,7 @@ EXTRAS = {
     "serve": "inlay serve: tasks and prompts over HTTP",
     "ray": "--engine ray: a comparison on a cluster",
     "timm": "models of timm",
+    "heif": "images in HEIC, as telephones take them",
 }
 HOSTS = {"the Hugging Face hub": "huggingface.co"}
 PATIENCE = 5.0  # seconds until a host that does not answer is taken for unreachable

@@ -17,6 +17,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, model_slug, read_json
 from inlay.records.versions import versions
+from inlay.tasks.counting import count
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.settle import Settled, digest_of, reads_states, settle
@@ -122,9 +123,9 @@ def make_objective(settled: Settled) -> Objective | Task:
 
 
 def introduce(settled: Settled) -> Iterator[str]:
-    """Where the data came from, and what was dropped or assumed; of several tasks, each by its name."""
+    """Where the data came from, how much it is, and what was dropped or assumed; of several tasks, each by its name."""
     for name, task in settled.tasks.items():
-        yield from _of_task(settled.spec, name, (f"data: {task.source}", *task.notes))
+        yield from _of_task(settled.spec, name, (f"data: {task.source}", f"read: {count(task)}", *task.notes))
 
 
 def conclude(settled: Settled, result: FitResult, standings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,41 @@
+"""How much a task has, in one line for people: rows, classes, splits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from inlay.tasks.catalogue import SPLITS
+
+if TYPE_CHECKING:
+    from inlay.tasks.task import Task
+
+
+def count(task: Task) -> str:
+    """As in "210 images, 7 classes (30 each): 151 / 17 / 42 for training, validation, test"."""
+    sizes = [len(task.split(split)) for split in SPLITS]
+    parted = " / ".join(f"{size:,}" for size in sizes)
+    rows = sum(sizes)
+    noun = _noun(task).removesuffix("s" if rows == 1 else "")
+    return f"{rows:,} {noun}{_classes(task)}: {parted} for {', '.join(SPLITS).replace('train', 'training')}"
+
+
+def _noun(task: Task) -> str:
+    if task.modality == "image":
+        return "images"
+    if task.schema.chat:
+        return "conversations"
+    return task.schema.lm or "rows"  # of running text: lines, documents
+
+
+def _classes(task: Task) -> str:
+    """How many rows the classes have, over all splits."""
+    if task.schema.predicts != "class":
+        return ""
+    found: Counter[int] = Counter()
+    for split in SPLITS:
+        rows = task.split(split)
+        found.update(rows["label"] if len(rows) else ())
+    fewest, most = min(found.values()), max(found.values())
+    each = f"{fewest:,} each" if fewest == most else f"{fewest:,} to {most:,} each"
+    return f", {len(found)} class{'es' * (len(found) != 1)} ({each})"
