@@ -358,8 +358,7 @@ def keep_trunk(trainer: InlayTrainer, done: int) -> tuple[KeptSplit | None, str 
                     order=trainer.first_order(),
                     folder=setup.folder,
                     stop=trainer.check_interrupt,
-                    passes=(setup.plan.total_steps - done) / setup.plan.steps_per_epoch - 1,
-                    wanted=wanted,
+                    passes=None if wanted else (setup.plan.total_steps - done) / setup.plan.steps_per_epoch - 1,
                 )
             trainer.use(kept)
             return kept, None, time.perf_counter() - began - kept.seconds

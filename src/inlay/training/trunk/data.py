@@ -300,16 +300,15 @@ def keep(
     order: Sequence[int],
     folder: Path,
     stop: Callable[[], None],
-    passes: float,
-    wanted: bool = False,
+    passes: float | None,
 ) -> KeptSplit:
     """Find the trunk and keep its output for a split, or raise `NotKept` with the reason.
 
     The model is in the modes, and under the autocast, of its training. `order` is that of the first epoch, `passes` how
-    often the split is read after its rows were computed. Where they are `wanted`, they are kept whatever they save, and
-    also where a row's rounding depends on its place in the batch, but not where it depends on the rest of it.
+    often the split is read after its rows were computed. None: the rows are wanted, whatever they save, and also where
+    their rounding depends on the place in the batch, but not where they depend on the rest of it.
     """
-    if not wanted and len(encoded) * passes < FEWEST_READ:
+    if passes is not None and len(encoded) * passes < FEWEST_READ:
         raise NotKept(f"{len(encoded) * passes:.0f} examples would be read again: too few to pay for the checks")
     began = time.perf_counter()
     example = collate([encoded[index] for index in range(min(2, len(encoded)))])
@@ -319,9 +318,9 @@ def keep(
     kept = KeptSplit(encoded, collate, trunk, place.batch_size, place.device, shuffled=True)
     try:
         with unmoved(model), undisturbed():
-            batches = CHECKED if wanted else _affordable(kept, passes, began)
+            batches = CHECKED if passes is None else _affordable(kept, passes, began)
             kept.fill(folder, stop)
-            kept.check(order, stop, to_the_bit=kept.exact and not wanted, batches=batches)
+            kept.check(order, stop, to_the_bit=kept.exact and passes is not None, batches=batches)
     except BaseException:
         kept.close()
         raise
