@@ -85,8 +85,11 @@ def test_every_kind_is_here() -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models and data as a user has them."""
-    folder = tmp_path_factory.mktemp("cards")
+    return lay_out(tmp_path_factory.mktemp("cards"))
+
+
+def lay_out(folder: Path) -> Path:
+    """Models and data of every kind as a user has them."""
     zoo.tiny("bert", "base")[0].save_pretrained(folder / "encoder")
     zoo.tiny("llama", "causal-lm")[0].save_pretrained(folder / "decoder")
     # The checkpoint has a head of its own, of more classes than the task has.

@@ -2,8 +2,9 @@
 
 A parcel is names and contents of files, relative to the run's folder. On the way there go the spec, the log, the
 metrics so far and the newest checkpoint. On the way home, again and again, the log, the metrics and every new
-checkpoint; at the end the adapter and, last of all, the record. It is unpacked in the order that a run itself writes
-in, each file or folder whole or not at all: a sender that dies in the middle leaves at home a run that can be resumed.
+checkpoint; at the end the adapter, the predictions and, last of all, the record. It is unpacked in the order that a run
+itself writes in, each file or folder whole or not at all: a sender that dies in the middle leaves at home a run that
+can be resumed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from inlay.records.atomic import remove, write_bytes, write_folder, writing
+from inlay.records.predictions import FOLDER as PREDICTIONS
 from inlay.records.steps import BEST, BEST_OF_TASK, STEP, damage, oldest_first
 from inlay.records.store import Run
 
@@ -44,7 +46,7 @@ def unfinished(folder: Path, *, but: str | None = None) -> tuple[Parcel, str | N
 def finished(folder: Path) -> Parcel:
     """All of a finished run."""
     parcel = {name: (folder / name).read_bytes() for name in (*SMALL, RECORD) if (folder / name).exists()}
-    whole = [file for file in (folder / ADAPTER).rglob("*") if file.is_file()]
+    whole = [file for name in (ADAPTER, PREDICTIONS) for file in (folder / name).rglob("*") if file.is_file()]
     return parcel | {file.relative_to(folder).as_posix(): file.read_bytes() for file in whole}
 
 
@@ -65,8 +67,9 @@ def unpack(parcel: Parcel, folder: Path) -> None:
                 remove(older)
             elif older.is_file() and f"{CHECKPOINTS}/{older.name}" not in checkpoints:
                 older.unlink(missing_ok=True)
-    if any(name.startswith(f"{ADAPTER}/") for name in parcel):
-        _write_folder(folder / ADAPTER, f"{ADAPTER}/", parcel)
+    for whole in (ADAPTER, PREDICTIONS):
+        if any(name.startswith(f"{whole}/") for name in parcel):
+            _write_folder(folder / whole, f"{whole}/", parcel)
     if RECORD in parcel:
         _write(folder / RECORD, parcel[RECORD])
 

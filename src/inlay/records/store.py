@@ -7,12 +7,14 @@
                metrics.jsonl   metrics over time
                log.txt         what happened, for people
                adapter/        what was trained, as its method saves it
+               predictions/    the rows that were held out and what was said of them, a file a task (predictions.py)
                record.json     the result: written last, so that it never stands for less than a whole run
 
-`record.json` holds the digest of every file of the adapter, of `versions.json`, of `metrics.jsonl` and of itself, and
-the spec once more. `spec.json`, `versions.json` and `state.json` are sealed too (see sealed.py). Runs from before that
-are read as they are; `Run.unvouched` names the files of theirs that nothing vouches for. Every file carries the version
-of this format: a newer one is refused, an older one is read with today's defaults for what it does not say.
+`record.json` holds the digest of every file of the adapter and of the predictions, of `versions.json`, of
+`metrics.jsonl` and of itself, and the spec once more. `spec.json`, `versions.json` and `state.json` are sealed too (see
+sealed.py). Runs from before that are read as they are; `Run.unvouched` names the files of theirs that nothing vouches
+for. Every file carries the version of this format: a newer one is refused, an older one is read with today's defaults
+for what it does not say.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from inlay.errors import InlayError, unknown
+from inlay.records import predictions
 from inlay.records.atomic import (
     WINDOWS,
     Unwritable,
@@ -47,6 +50,9 @@ from inlay.records.shape import misfit
 from inlay.records.spec import BEFORE, Spec
 from inlay.records.spec_values import shown
 from inlay.records.versions import versions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["FORMAT", "FailedBefore", "Run", "Store", "load", "name", "now", "read_json"]
 
@@ -98,6 +104,16 @@ class Run:
     def adapter(self) -> Path:
         """Where what was trained is saved."""
         return self.folder / "adapter"
+
+    @property
+    def predictions(self) -> dict[str, Path]:
+        """The Parquet files of what was predicted of the held-out rows, by task; none of a run from before."""
+        return predictions.files(self.folder)
+
+    def keep(self, tables: Mapping[str, pa.Table]) -> None:
+        """Write what was predicted of the held-out rows, a table for each task."""
+        if tables and not self.follower:
+            predictions.write(self.folder, {slug(name) or "task": table for name, table in tables.items()})
 
     @property
     def status(self) -> Status:
@@ -324,6 +340,7 @@ class Run:
     def _digests(self) -> dict[str, dict[str, Any]]:
         small = [path for path in (self.folder / VERSIONS, self.folder / METRICS) if path.is_file()]
         files = small + sorted(path for path in self.adapter.rglob("*") if path.is_file())
+        files += predictions.files(self.folder).values()
         return {
             path.relative_to(self.folder).as_posix(): {"sha256": file_digest(path), "bytes": path.stat().st_size}
             for path in files

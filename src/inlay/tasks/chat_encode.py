@@ -74,6 +74,7 @@ def encode_conversations(
     answer that is too long by itself loses its end.
     """
     made, told, cut = _Rows(), Sorted(f"{name} split"), 0
+    taken = array("q")
     for batch in _batches(rows):
         talks = [unpack(row[FIELD]) for row in batch]
         whole = _examples(template, talks)
@@ -91,10 +92,12 @@ def encode_conversations(
                 told.leave_out(row[NUMBER], error)
                 continue
             cut += long
+            taken.append(told.total - 1)
             made.add(*example)
     if told.total:
         told.check()
     encoded = made.encoded(cut)
+    encoded.taken = taken if len(taken) < told.total else None
     encoded.notes = tuple(_notes(template, told, name, cut, len(made), max_length))
     return encoded
 

@@ -86,7 +86,8 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
 
     Token classification needs more to come back from tokens to words: `words` holds for each token the word it begins,
     -1 for the others; `sizes` how many words each row has, read or not; `tags` the true tag of each of them. `notes`
-    are the things that a user should know of the encoding.
+    are the things that a user should know of the encoding. `taken` are the positions of the rows that were encoded,
+    where some had to be left out.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         self.words = words
         self.cut = cut
         self.notes: tuple[str, ...] = ()
+        self.taken: Sequence[int] | None = None
         self.sizes = sizes
         self.tags = tags
 

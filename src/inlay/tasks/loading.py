@@ -15,6 +15,7 @@ from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
 from inlay.tasks import catalogue, images, kinds, labels, sources, splits, templates, user_data
 from inlay.tasks.conversations import FIELD, read_source
+from inlay.tasks.places import Places
 from inlay.tasks.rows import number_labels
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.task import EncodedFiles, Task, dataset
@@ -80,11 +81,13 @@ def _find(spec: Spec) -> UndividedTask:
 
 
 class _Part:
-    """Rows of one split, with what draws look at: hashes of the whole row and of its input, the class, the group."""
+    """Rows of one split, with where they stood and with what draws look at: hashes of the whole row and of its input,
+    the class, the group."""
 
-    def __init__(self, data: Any, rows: splits.RowKeys) -> None:
+    def __init__(self, data: Any, rows: splits.RowKeys, places: Places) -> None:
         self.data = data
         self.rows = rows
+        self.places = places
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -109,11 +112,12 @@ class _Part:
             encoded = zip(EncodedFiles(data), classes, strict=True)
             rows = [_named({"image": image, "label": label}) for image, label in encoded]
         inputs = [_hash({name: row[name] for name in schema.fields}) for row in rows]
-        return cls(data, splits.RowKeys([_hash(row) for row in rows], classes, groups, inputs))
+        places = task.places.get(split) or Places.of(split, range(1, len(rows) + 1))
+        return cls(data, splits.RowKeys([_hash(row) for row in rows], classes, groups, inputs), places)
 
     def take(self, indices: np.ndarray) -> _Part:
         data = [self.data[i] for i in indices] if isinstance(self.data, list) else self.data.select(indices)
-        return _Part(data, self.rows.take(indices))
+        return _Part(data, self.rows.take(indices), self.places.take(indices))
 
     def and_(self, other: _Part) -> _Part:
         """Both parts as one."""
@@ -132,6 +136,7 @@ class _Part:
                 None if mine.groups is None else [*mine.groups, *(theirs.groups or ())],
                 None if mine.inputs is None else [*mine.inputs, *(theirs.inputs or ())],
             ),
+            self.places.and_(other.places),
         )
 
 
@@ -264,7 +269,18 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
         source=found.source,
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
         notes=(*found.notes, *notes),
+        places={split: _places(part, schema.kind) for split in ("validation", "test") if (part := parts[split])},
     )
+
+
+def _places(part: _Part, kind: str) -> Places:
+    """Where the examples of a held-out split stood: of several references of one source, where the first did."""
+    if kind != kinds.DATA_TO_TEXT:
+        return part.places
+    first: dict[str, int] = {}
+    for i, row in enumerate(part.data):
+        first.setdefault(row["source"], i)
+    return part.places.take(list(first.values()))
 
 
 def _class_weights(spec: Spec, schema: TaskSchema, train: _Part | None) -> tuple[tuple[float, ...] | None, list[str]]:

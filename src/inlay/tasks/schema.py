@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from inlay.tasks.chat_template import ChatTemplate
     from inlay.tasks.encode import Encoded
     from inlay.tasks.images import EncodedImages
+    from inlay.tasks.places import Places
 
 FORMAT = 1
 _TUPLES = ("fields", "label_names", "metrics", "words", "class_weights")
@@ -351,7 +352,8 @@ class UndividedTask(Described):
     normalised columns of their kind; a class in "label" is its name, a value is a float, tags are a list of names. For
     images `splits` may hold a `datasets.Dataset` whose labels are numbers already. Rows that agree in the column
     `group` stay together; `resplit` are the shares of a division anew; `standardise` scales the values of a regression.
-    `doubts` are those of the notes that may be why the rows cannot be divided.
+    `doubts` are those of the notes that may be why the rows cannot be divided. `places` says where the rows of a split
+    stood; without it they are counted from 1.
     """
 
     schema: TaskSchema
@@ -362,3 +364,4 @@ class UndividedTask(Described):
     standardise: bool = False
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    places: Mapping[str, Places] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from inlay.tasks.chat_encode import encode_conversations
 from inlay.tasks.chat_template import own_template
 from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.images import Augmentation
+from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Task(Described):
     """A data set with its template, labels and metrics. The splits are `datasets.Dataset`s of normalised columns.
 
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
-    `notes` are the things that a user should know: rows dropped, kinds inferred. A task never changes: `with_schema`,
-    `with_length` and `with_notes` return another.
+    `notes` are the things that a user should know: rows dropped, kinds inferred. `places` says where the rows that are
+    held out stood. A task never changes: `with_schema`, `with_length` and `with_notes` return another.
     """
 
     schema: TaskSchema
@@ -41,6 +42,7 @@ class Task(Described):
     source: str
     digest: str
     notes: tuple[str, ...] = ()
+    places: Mapping[str, Places] = dataclasses.field(default_factory=dict)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:

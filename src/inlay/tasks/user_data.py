@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from inlay.tasks import folders, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
 from inlay.tasks.columns import Choice, choose
-from inlay.tasks.conversations import FIELD
+from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.folders import split_of
+from inlay.tasks.places import Places
 from inlay.tasks.rows import Row, read_conversations, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.tables import Table
@@ -60,9 +63,12 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     choice = choose(first, spec, notes)
     schema = _described(name, choice, first)
     read = _conversations if choice.chat else _normalise
-    splits = {split: read(table, choice, schema, split, notes) for split, table in parts.items()}
+    numbered = {split: read(table, choice, schema, split, notes) for split, table in parts.items()}
+    places = _places({split: (table.path, numbered[split]) for split, table in parts.items()})
     if spec.test_data is not None:
-        splits["test"] = _test_data(spec, choice, schema, notes)
+        path, numbered["test"] = _test_data(spec, choice, schema, notes)
+        places |= _places({"test": (path, numbered["test"])})
+    splits = {split: list(rows.values()) for split, rows in numbered.items()}
     if choice.image:
         notes += images.check_all([row["image"] for rows in splits.values() for row in rows])
     training = splits.get("train") or splits.get("all") or next(iter(splits.values()))
@@ -74,7 +80,21 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         standardise=schema.predicts == "value",
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
+        places=places,
     )
+
+
+def _places(found: Mapping[str, tuple[Path, Mapping[int, Row]]]) -> dict[str, Places]:
+    """Where the rows of each split stand: in which table, or in which files below the folder that holds them all."""
+    above = [path if path.is_dir() else path.parent for path, _ in found.values()]
+    made = {}
+    for split, (path, rows) in found.items():
+        paths = [row["image"] for row in rows.values() if isinstance(row.get("image"), str)]
+        if paths and len(paths) == len(rows):
+            made[split] = Places.of_files(paths, Path(os.path.commonpath(above)), rows)
+        else:
+            made[split] = Places.of(path.name, rows)
+    return made
 
 
 def read(path: Path, spec: Spec) -> dict[str, Table]:
@@ -93,7 +113,8 @@ def named_columns(spec: Spec) -> list[str]:
     return [*spec.text, *filter(None, (spec.label, spec.image))]
 
 
-def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> list[Row]:
+def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> tuple[Path, dict[int, Row]]:
+    """Where the test rows stand, and the rows by their numbers there."""
     assert spec.test_data is not None
     parts = read(Path(spec.test_data).expanduser(), spec)
     table = parts.get("test") or next(iter(parts.values()))
@@ -104,18 +125,18 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
                 f"{table.path.name!r} lacks the column {name!r} that the training data has (columns: "
                 f"{', '.join(table.columns)})."
             )
-    return (_conversations if choice.chat else _normalise)(table, choice, schema, "test", notes)
+    return table.path, (_conversations if choice.chat else _normalise)(table, choice, schema, "test", notes)
 
 
-def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> list[Row]:
-    """The conversations of a table; what is none is left out and counted."""
-    return read_conversations(
-        schema, table, table.path.name if split == "all" else f"{table.path.name} ({split})", notes
-    )
+def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> dict[int, Row]:
+    """The conversations of a table by their numbers there; what is none is left out and counted."""
+    name = table.path.name if split == "all" else f"{table.path.name} ({split})"
+    return {row[NUMBER]: row for row in read_conversations(schema, table, name, notes)}
 
 
-def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> list[Row]:
-    """The rows of a table with the columns of their kind; rows with something missing are dropped and counted."""
+def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> dict[int, Row]:
+    """The rows of a table by their numbers there, with the columns of their kind; rows with something missing are
+    dropped and counted."""
     needed = [name for name in (*choice.texts, choice.label, choice.image) if name is not None]
     needed += ["start", "end"] if choice.kind == kinds.SPANS else []
     running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
@@ -141,10 +162,10 @@ def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, not
     if dropped:
         which = " or ".join(map(repr, needed))
         notes.append(f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {which}")
-    return [
-        read_labelled_row(schema, {c: row[c] for c in needed}, table, choice.label, f"{where}, row {number}")
+    return {
+        number: read_labelled_row(schema, {c: row[c] for c in needed}, table, choice.label, f"{where}, row {number}")
         for number, row in whole.items()
-    ]
+    }
 
 
 def _taken_for_missing(table: Table, label: str) -> str | None:

@@ -36,6 +36,8 @@ from inlay.training.seeds import deterministic
 from inlay.training.trainer import InlayTrainer, NotFinite, Setup
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from inlay.backbones.loading import Backbone
     from inlay.training.trunk.data import KeptSplit
 
@@ -66,7 +68,8 @@ class FitResult:
     `resumed_from` is the step at which it was taken up again, if it was; `failed`, which of several tasks could not be
     trained to the end, and why; `classes_predicted`, how many different classes a task's test examples were given,
     where an example has one; `evaluated_rows`, how many rows of a task's validation split an evaluation during
-    training scored, where that was not all.
+    training scored, where that was not all; `predictions`, what was said of the rows that were held out, a table for
+    each task.
     """
 
     model: nn.Module
@@ -82,6 +85,7 @@ class FitResult:
     failed: dict[str, str] = field(default_factory=dict)
     classes_predicted: dict[str, int] = field(default_factory=dict)
     evaluated_rows: dict[str, int] = field(default_factory=dict)
+    predictions: dict[str, pa.Table] = field(default_factory=dict)
 
 
 def fit(
@@ -281,6 +285,7 @@ class Fit:
             failed=objective.failed,
             classes_predicted=objective.classes_predicted,
             evaluated_rows=objective.bounded,
+            predictions=objective.predictions,
         )
 
     def make_portrait(self, adapter: Path) -> dict[str, Any]:

@@ -311,6 +311,8 @@ class SeveralTasks(Objective):
         found: dict[str, dict[str, dict[str, float]]] = {}
         with undisturbed():
             for name, task in self.tasks.items():
+                if not len(task.test):
+                    self.keep_predictions(name, None, None, None)
                 for split in ("validation", "test"):
                     if len(task.split(split)) and (own := self._final(name, split)) is not None:
                         found.setdefault(split, {})[name] = own
@@ -320,16 +322,19 @@ class SeveralTasks(Objective):
         """A task's metrics on a split in the end; None where it fails there."""
         task, setup, trainer = self.tasks[name], self.setup, self.trainer
         model: Any = setup.model
+        encoded: Any = None
+        outputs: np.ndarray | None = None
+        texts: Sequence[str] | None = None
         if split == "validation" and name not in self.bounded:
             own = self._validated(name)
         else:
-            whole = self.validation[name] if split == "validation" else setup.encode(name, split)
+            encoded = self.validation[name] if split == "validation" else setup.encode(name, split)
             try:
-                scored = self._score(name, whole, trainer.check_interrupt)
+                scored = self._score(name, encoded, trainer.check_interrupt)
             except NotFinitePredictions as error:
                 trainer.progress.tasks[name] |= {"failed": str(error), "spoilt": True}
                 return None
-            own = scored.metrics
+            own, outputs = scored.metrics, scored.predictions
             if scored.seconds:
                 trainer.progress.inference.append([scored.examples, scored.seconds])
             if split == "test" and task.kind in kinds.ONE_LABEL:
@@ -337,8 +342,11 @@ class SeveralTasks(Objective):
         if task.generates:
             model.set_adapter(name, inference_mode=True)
             processor, stop = setup.backbone.processor, trainer.check_interrupt
-            own = own | write(model, task, split, processor, setup.spec, setup.place, stop).metrics
+            written = write(model, task, split, processor, setup.spec, setup.place, stop)
+            own, texts = own | written.metrics, written.predictions
             model.set_adapter(name)
+        if split == "test":
+            self.keep_predictions(name, encoded, outputs, texts)
         return own
 
     def _validated(self, name: str) -> dict[str, float]:

@@ -25,12 +25,15 @@ from inlay.portrait import count_parameters
 from inlay.records.atomic import write_folder
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
-from inlay.training.batches import Stop, draw_part, group_by_length, settle_length
+from inlay.tasks.kept import keep
+from inlay.training.batches import Stop, draw_part, group_by_length, is_main, settle_length
 from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from inlay.backbones.loading import Backbone
     from inlay.training.trainer import InlayTrainer, Setup
     from inlay.training.trunk.cut import TrunkCache
@@ -44,7 +47,8 @@ class Objective(ABC):
 
     `validation` has the encoded validation splits, `watched` what of each is scored while the model is trained.
     `failed` says of several tasks which could not be trained to the end; `classes_predicted`, how many different
-    classes a task's test examples were given, where an example has one.
+    classes a task's test examples were given, where an example has one; `predictions`, what was said of the rows that
+    a task held out (`inlay.tasks.kept`).
     """
 
     trainer: InlayTrainer
@@ -55,6 +59,7 @@ class Objective(ABC):
         self.validation: dict[str, Any] = {}
         self.watched: dict[str, Any] = {}
         self.classes_predicted: dict[str, int] = {}
+        self.predictions: dict[str, pa.Table] = {}
 
     @property
     def first(self) -> Task:
@@ -179,6 +184,13 @@ class Objective(ABC):
     @abstractmethod
     def final_metrics(self) -> Metrics:
         """The metrics of the state that is kept. On validation they are known, but for texts still to be written."""
+
+    def keep_predictions(
+        self, name: str, encoded: Any, outputs: np.ndarray | None, texts: Sequence[str] | None
+    ) -> None:
+        """Take note of what was said of a task's test split. The first process writes it, and the others need not."""
+        if is_main() and (table := keep(self.tasks[name], encoded, outputs, texts)) is not None:
+            self.predictions[name] = table
 
     @abstractmethod
     def save(self, target: Path, metrics: Metrics | None = None) -> None:
@@ -344,6 +356,9 @@ class SingleTask(Objective):
         task, setup, progress = self.first, self.setup, self.trainer.progress
         stop = self.trainer.check_interrupt
         found: Metrics = {}
+        test: Any = None
+        outputs: np.ndarray | None = None
+        texts: Sequence[str] | None = None
         with undisturbed():
             if self.bounded:
                 whole = self.validation[task.name]
@@ -357,7 +372,7 @@ class SingleTask(Objective):
                 )
                 if scored.seconds is not None:
                     progress.inference.append([scored.examples, scored.seconds])
-                found["test"] = scored.metrics
+                found["test"], outputs = scored.metrics, scored.predictions
                 if task.kind in kinds.ONE_LABEL:
                     self.classes_predicted[task.name] = len(np.unique(scored.predictions.argmax(-1)))
             if task.generates:
@@ -365,6 +380,8 @@ class SingleTask(Objective):
                 for split, known in found.items():
                     written = write(setup.model, task, split, processor, setup.spec, setup.place, stop)
                     found[split] = known | written.metrics
+                    texts = written.predictions if split == "test" else texts
+            self.keep_predictions(task.name, test, outputs, texts)
         return found
 
     def save(self, target: Path, metrics: Metrics | None = None) -> None:

@@ -100,6 +100,7 @@ def tune(
             "backbone": describe_backbone(backbone),
             "versions": versions(),
         }
+        run.keep(result.predictions)
         run.finish(record)
         return run
 

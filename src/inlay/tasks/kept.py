@@ -1,0 +1,244 @@
+"""What a run keeps of the rows that it held out: where each stands, what it is, and what the model says of it.
+
+    file, row       where the row stands: the file, or an image's path below the folder of data; its number, from 1
+    split           test or validation; rows for validation have no prediction
+    label           what is right
+    prediction      what the model says, in the words of the data
+    text, image     the input of the worst rows alone: the beginning of the text, or a small copy of the image
+
+A kind of task adds columns of its own (`OF`, by what it predicts):
+
+    class           score (the probability of the prediction), probabilities (of all classes, in the order of the names)
+    value           -
+    tags            label and prediction are lists, a tag for each word
+    text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
+
+A kind that is not in `OF` has its label and its prediction as JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from inlay.tasks.conversations import FIELD, unpack
+from inlay.tasks.places import Places
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from inlay.tasks.schema import TaskSchema
+    from inlay.tasks.task import Task
+
+FORMAT = 1
+METADATA = b"inlay"
+WORST = 24  # rows whose input is kept
+LONGEST = 300  # characters of a text that is kept
+SIDE = 112  # pixels of a small copy
+MOST_SHARES = 10_000_000  # probabilities; with more, only those of the predictions are kept
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The rows of a split as they were scored: `outputs` as `reduce_logits` leaves them, and the `texts` that the
+    model wrote, where it did."""
+
+    schema: TaskSchema
+    rows: Any
+    encoded: Any
+    outputs: np.ndarray
+    texts: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A kind's columns, and the positions of the rows that it got wrong, the worst first."""
+
+    values: Mapping[str, Any]
+    worst: Sequence[int]
+
+
+def keep(task: Task, encoded: Any, outputs: np.ndarray | None, texts: Sequence[str] | None = None) -> pa.Table | None:
+    """The table of a task's held-out rows; `outputs` are those of its test split, where it has one.
+
+    A task of one's own that has no schema keeps nothing.
+    """
+    import pyarrow as pa
+
+    schema = getattr(task, "schema", None)
+    if schema is None:
+        return None
+    parts = []
+    if outputs is not None:
+        found = OF.get(schema.predicts, _of_others)(Scored(schema, task.test, encoded, outputs, texts))
+        parts.append(
+            _table("test", _places_of(task, encoded), len(outputs), {**found.values, **_inputs(task, found.worst)})
+        )
+    if (held := task.places.get("validation")) is not None:
+        parts.append(_table("validation", held, len(held), {}))
+    if not parts:
+        return None
+    about = {"format": FORMAT, "task": task.name, "kind": task.kind, "predicts": schema.predicts}
+    about["labels"] = None if schema.label_names is None else list(schema.label_names)
+    whole = pa.concat_tables(parts, promote_options="default")
+    return whole.replace_schema_metadata({METADATA: json.dumps(about, ensure_ascii=True).encode()})
+
+
+def _places_of(task: Task, encoded: Any) -> Places | None:
+    """Where the rows of the test split stand; None for running text, of which a row is no example."""
+    places = task.places.get("test")
+    if places is None or task.examples is None:
+        return None
+    taken = getattr(encoded, "taken", None)
+    return places if taken is None else places.take(taken)
+
+
+def _table(split: str, places: Places | None, count: int, columns: Mapping[str, Any]) -> pa.Table:
+    import pyarrow as pa
+
+    known = places is not None and len(places) == count
+    where = {
+        "file": pa.array(places.files if places is not None and known else [None] * count, pa.string()),
+        "row": pa.array(places.numbers if places is not None and known else [None] * count, pa.int64()),
+        "split": pa.array([split] * count, pa.string()),
+    }
+    return pa.table({**where, **columns})
+
+
+# ------------------------------------------------------------------------------------------------ columns of a kind
+
+
+def _of_classes(scored: Scored) -> Columns:
+    import pyarrow as pa
+
+    names = np.asarray(scored.schema.label_names or (), dtype=object)
+    logits = scored.outputs[:, : len(names)].astype(np.float64)
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    true, best = np.asarray(scored.rows["label"], dtype=np.int64), shares.argmax(axis=-1)
+    score = shares[np.arange(len(best)), best]
+    wrong = np.flatnonzero(best != true)
+    columns: dict[str, Any] = {
+        "label": pa.array(names[true], pa.string()),
+        "prediction": pa.array(names[best], pa.string()),
+        "score": pa.array(score, pa.float32()),
+    }
+    if shares.size <= MOST_SHARES:
+        offsets = np.arange(0, shares.size + 1, len(names), dtype=np.int32)
+        columns["probabilities"] = pa.ListArray.from_arrays(offsets, pa.array(shares.ravel(), pa.float32()))
+    return Columns(columns, wrong[np.argsort(-score[wrong], kind="stable")].tolist())
+
+
+def _of_values(scored: Scored) -> Columns:
+    import pyarrow as pa
+
+    predicted = scored.schema.unscale(scored.outputs.reshape(len(scored.outputs)))
+    true = np.asarray(scored.rows["label"], dtype=np.float64)
+    order = np.argsort(-np.abs(predicted - true), kind="stable")
+    return Columns(
+        {"label": pa.array(true, pa.float64()), "prediction": pa.array(predicted, pa.float64())}, order.tolist()
+    )
+
+
+def _of_tags(scored: Scored) -> Columns:
+    import pyarrow as pa
+
+    names = scored.schema.label_names or ()
+    true = [[names[tag] for tag in row] for row in scored.rows["label"]]
+    predicted = [each["tags"] for each in scored.schema.decode(scored.outputs, scored.encoded)]
+    wrong = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(true, predicted, strict=True)]
+    order = sorted(range(len(wrong)), key=lambda i: -wrong[i])
+    tags = pa.list_(pa.string())
+    return Columns(
+        {"label": pa.array(true, tags), "prediction": pa.array(predicted, tags)}, [i for i in order if wrong[i]]
+    )
+
+
+def _of_texts(scored: Scored) -> Columns:
+    import pyarrow as pa
+
+    losses, tokens = scored.outputs[:, 0].astype(np.float64), scored.outputs[:, 1]
+    mean = np.divide(losses, tokens, out=np.zeros_like(losses), where=tokens > 0)
+    columns: dict[str, Any] = {"loss": pa.array(mean, pa.float32()), "tokens": pa.array(tokens, pa.int32())}
+    known = scored.rows.column_names
+    if scored.texts is not None:
+        name = "references" if "references" in known else "target"
+        columns["label"] = pa.array(scored.rows[name])
+        columns["prediction"] = pa.array([text.strip() for text in scored.texts], pa.string())
+    return Columns(columns, np.argsort(-mean, kind="stable").tolist())
+
+
+def _of_others(scored: Scored) -> Columns:
+    import pyarrow as pa
+
+    outputs = scored.outputs if scored.texts is None else scored.texts
+    said = [_as_json(each) for each in scored.schema.decode(outputs, scored.encoded)]
+    columns = {"prediction": pa.array(said, pa.string())}
+    if "label" in scored.rows.column_names:
+        columns["label"] = pa.array([_as_json(each) for each in scored.rows["label"]], pa.string())
+    return Columns(columns, [])
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+OF: Final[dict[str, Callable[[Scored], Columns]]] = {
+    "class": _of_classes,
+    "value": _of_values,
+    "tags": _of_tags,
+    "text": _of_texts,
+}
+
+
+# -------------------------------------------------------------------------------------------------- what was read
+
+
+def _inputs(task: Task, worst: Sequence[int]) -> dict[str, Any]:
+    """The input of the rows that were got wrong most plainly; nothing of the others, nor of running text."""
+    import pyarrow as pa
+
+    count = len(task.test)
+    if task.examples is None or not worst or max(worst) >= count:
+        return {}
+    shown: list[Any] = [None] * count
+    if task.modality == "image":
+        from inlay.tasks.task import EncodedFiles
+
+        files = EncodedFiles(task.test)
+        for i in worst[:WORST]:
+            shown[i] = shrink(files[i])
+        return {"image": pa.array(shown, pa.binary())}
+    for i in worst[:WORST]:
+        shown[i] = excerpt(task.schema, task.test[i])
+    return {"text": pa.array(shown, pa.string())}
+
+
+def shrink(source: Any) -> bytes:
+    """A small copy of an image as PNG or JPEG, whichever suits its size."""
+    from inlay.tasks.images import open_rgb
+
+    image, stream = open_rgb(source), io.BytesIO()
+    image.thumbnail((SIDE, SIDE))
+    if max(image.size) <= SIDE // 3:
+        image.save(stream, "PNG")
+    else:
+        image.save(stream, "JPEG", quality=80)
+    return stream.getvalue()
+
+
+def excerpt(schema: TaskSchema, row: Mapping[str, Any]) -> str:
+    """The beginning of what the model reads of a row: of a conversation, the last question."""
+    if schema.chat:
+        asked = [each["content"] for each in unpack(row[FIELD]) if each["role"] == "user"]
+        said = str(asked[-1]) if asked else ""
+    else:
+        values = (row[name] for name in schema.fields if row.get(name) is not None)
+        said = " | ".join(each if isinstance(each, str) else " ".join(map(str, each)) for each in values)
+    said = " ".join(said.split())
+    return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
