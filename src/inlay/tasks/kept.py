@@ -44,7 +44,7 @@ MOST_SHARES = 10_000_000  # probabilities; with more, only those of the predicti
 
 
 @dataclass(frozen=True)
-class Scored:
+class TestedRows:
     """The rows of a split as they were scored: `outputs` as `reduce_logits` leaves them, and the `texts` that the
     model wrote, where it did."""
 
@@ -75,7 +75,7 @@ def keep(task: Task, encoded: Any, outputs: np.ndarray | None, texts: Sequence[s
         return None
     parts = []
     if outputs is not None:
-        found = OF.get(schema.predicts, _of_others)(Scored(schema, task.test, encoded, outputs, texts))
+        found = OF.get(schema.predicts, _of_others)(TestedRows(schema, task.test, encoded, outputs, texts))
         parts.append(
             _table("test", _places_of(task, encoded), len(outputs), {**found.values, **_inputs(task, found.worst)})
         )
@@ -113,14 +113,14 @@ def _table(split: str, places: Places | None, count: int, columns: Mapping[str, 
 # ------------------------------------------------------------------------------------------------ columns of a kind
 
 
-def _of_classes(scored: Scored) -> Columns:
+def _of_classes(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    names = np.asarray(scored.schema.label_names or (), dtype=object)
-    logits = scored.outputs[:, : len(names)].astype(np.float64)
+    names = np.asarray(tested.schema.label_names or (), dtype=object)
+    logits = tested.outputs[:, : len(names)].astype(np.float64)
     shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
-    true, best = np.asarray(scored.rows["label"], dtype=np.int64), shares.argmax(axis=-1)
+    true, best = np.asarray(tested.rows["label"], dtype=np.int64), shares.argmax(axis=-1)
     score = shares[np.arange(len(best)), best]
     wrong = np.flatnonzero(best != true)
     columns: dict[str, Any] = {
@@ -134,23 +134,23 @@ def _of_classes(scored: Scored) -> Columns:
     return Columns(columns, wrong[np.argsort(-score[wrong], kind="stable")].tolist())
 
 
-def _of_values(scored: Scored) -> Columns:
+def _of_values(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    predicted = scored.schema.unscale(scored.outputs.reshape(len(scored.outputs)))
-    true = np.asarray(scored.rows["label"], dtype=np.float64)
+    predicted = tested.schema.unscale(tested.outputs.reshape(len(tested.outputs)))
+    true = np.asarray(tested.rows["label"], dtype=np.float64)
     order = np.argsort(-np.abs(predicted - true), kind="stable")
     return Columns(
         {"label": pa.array(true, pa.float64()), "prediction": pa.array(predicted, pa.float64())}, order.tolist()
     )
 
 
-def _of_tags(scored: Scored) -> Columns:
+def _of_tags(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    names = scored.schema.label_names or ()
-    true = [[names[tag] for tag in row] for row in scored.rows["label"]]
-    predicted = [each["tags"] for each in scored.schema.decode(scored.outputs, scored.encoded)]
+    names = tested.schema.label_names or ()
+    true = [[names[tag] for tag in row] for row in tested.rows["label"]]
+    predicted = [each["tags"] for each in tested.schema.decode(tested.outputs, tested.encoded)]
     wrong = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in zip(true, predicted, strict=True)]
     order = sorted(range(len(wrong)), key=lambda i: -wrong[i])
     tags = pa.list_(pa.string())
@@ -159,28 +159,28 @@ def _of_tags(scored: Scored) -> Columns:
     )
 
 
-def _of_texts(scored: Scored) -> Columns:
+def _of_texts(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    losses, tokens = scored.outputs[:, 0].astype(np.float64), scored.outputs[:, 1]
+    losses, tokens = tested.outputs[:, 0].astype(np.float64), tested.outputs[:, 1]
     mean = np.divide(losses, tokens, out=np.zeros_like(losses), where=tokens > 0)
     columns: dict[str, Any] = {"loss": pa.array(mean, pa.float32()), "tokens": pa.array(tokens, pa.int32())}
-    known = scored.rows.column_names
-    if scored.texts is not None:
+    known = tested.rows.column_names
+    if tested.texts is not None:
         name = "references" if "references" in known else "target"
-        columns["label"] = pa.array(scored.rows[name])
-        columns["prediction"] = pa.array([text.strip() for text in scored.texts], pa.string())
+        columns["label"] = pa.array(tested.rows[name])
+        columns["prediction"] = pa.array([text.strip() for text in tested.texts], pa.string())
     return Columns(columns, np.argsort(-mean, kind="stable").tolist())
 
 
-def _of_others(scored: Scored) -> Columns:
+def _of_others(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    outputs = scored.outputs if scored.texts is None else scored.texts
-    said = [_as_json(each) for each in scored.schema.decode(outputs, scored.encoded)]
+    outputs = tested.outputs if tested.texts is None else tested.texts
+    said = [_as_json(each) for each in tested.schema.decode(outputs, tested.encoded)]
     columns = {"prediction": pa.array(said, pa.string())}
-    if "label" in scored.rows.column_names:
-        columns["label"] = pa.array([_as_json(each) for each in scored.rows["label"]], pa.string())
+    if "label" in tested.rows.column_names:
+        columns["label"] = pa.array([_as_json(each) for each in tested.rows["label"]], pa.string())
     return Columns(columns, [])
 
 
@@ -188,7 +188,7 @@ def _as_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-OF: Final[dict[str, Callable[[Scored], Columns]]] = {
+OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "class": _of_classes,
     "value": _of_values,
     "tags": _of_tags,
