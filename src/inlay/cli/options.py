@@ -108,6 +108,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "max_length": "Longest text, in tokens.",
         "pooling": "What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own "
         "(what its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
+        "pack": "Let short texts of a training batch share rows, for tasks in which a model writes: less padding, and "
+        "the same is learnt.",
         "group_by_length": "Train on batches of texts of about equal length: less padding, another order.",
         "precision": "auto, float32, bfloat16 or float16.",
         "quantize": "Hold the frozen linear layers in fewer bits: 4bit (NF4) or 8bit (LLM.int8) by bitsandbytes, int8 "

@@ -195,6 +195,12 @@ class ConfigHooks:
         return True
 
     @property
+    def packable(self) -> bool:
+        """Whether several texts may share a row: the method acts on a token wherever it stands, and nothing of it
+        belongs to a row."""
+        return not (self.num_virtual_tokens or self.prepends_tokens or self.appends_tokens)
+
+    @property
     def appends_tokens(self) -> bool:
         """Whether the method's tokens follow the model's own, where they cannot be told from them."""
         return False

@@ -30,7 +30,8 @@ class Spec:
     of several tasks has of its own, such as its data, is in `task_fields` (`inlay.records.task_fields`). Of several
     tasks, `sampling` says how often each has a row in a batch: as often as it has rows in its data (proportional),
     equally (uniform), or by its rows to the power of 1 / `temperature`. `group_by_length` makes the training batches of
-    texts that are about equally long: less is padded, and the order is less random.
+    texts that are about equally long: less is padded, and the order is less random. `pack` puts the texts of a
+    training batch into as few rows as hold them: less is padded, and what is learnt is the same.
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
@@ -81,6 +82,7 @@ class Spec:
     quantize: str | None = None
     max_eval: int | None = None
     class_weights: str | None = None
+    pack: bool = False
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -103,6 +105,8 @@ class Spec:
                 f"class_weights={self.class_weights!r} is for a run of one task: leave it out, or train that task by "
                 "itself."
             )
+        if self.tasks and self.pack:
+            raise InlayError("pack is for a run of one task: the rows of several belong to their adapters.")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices and not (name in ("augment", "quantize") and value is None):
@@ -228,4 +232,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "quantize": (None,),
     "max_eval": (None,),
     "class_weights": (None,),
+    "pack": (False,),
 }

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import TrainerCallback, set_seed
@@ -24,7 +25,7 @@ from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
 from inlay.tasks.images import Augmentation
-from inlay.training import boards
+from inlay.training import boards, packing
 from inlay.training import plan as plans
 from inlay.training.batches import Placement, describe_bound, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
@@ -125,6 +126,8 @@ def prepare(
     if spec.gradient_checkpointing:
         modes.checkpoint()
     objective.settle_lengths(model, backbone.processor, spec)
+    if spec.pack:
+        packing.check(objective.first, method, model)
     encode = partial(encode_split, objective, model=model, processor=backbone.processor, spec=spec)
     rows = objective.encode(encode, spec)
     kind = anatomy(model).kind if method.rates else None
@@ -147,6 +150,7 @@ def prepare(
         place=Placement(plan.device, plan.dtype, plan.micro_batch),
         interrupts=Interrupts(options.stop),
         checkpoint_seconds=options.checkpoint_seconds,
+        pack=packing.collator(objective.first, backbone.processor) if spec.pack else None,
     )
     show = options.progress and is_main()
     display = Display(f"{objective.title} {method.name}", show=show, log=folder / "log.txt" if is_main() else None)
@@ -156,7 +160,7 @@ def prepare(
             "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
             "the method with `inlay.methods.attach` and use your own Trainer."
         )
-    if lengths is not None and (told := describe_outlier(lengths, trainer.first_order(), plan.micro_batch)):
+    if lengths is not None and (told := describe_batches(trainer, lengths)):
         notes.append(told)
         display.say(told)
     for name, count in objective.bounded.items():
@@ -165,6 +169,14 @@ def prepare(
         if not show:
             notes.append(told)
     return Fit(setup, objective, trainer, display, notes)
+
+
+def describe_batches(trainer: InlayTrainer, lengths: np.ndarray) -> str | None:
+    """What to say of the sizes of the batches: what packing saves, or that a single text makes its batch large."""
+    pack, batch, order = trainer.setup.pack, trainer.plan.micro_batch, trainer.first_order()
+    if pack is None:
+        return describe_outlier(lengths, order, batch)
+    return str(packing.measure(lengths, order, batch, pack.limit))
 
 
 def encode_split(objective: Objective, name: str, split: str, *, model: Any, processor: Any, spec: Spec) -> Any:

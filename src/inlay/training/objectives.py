@@ -28,6 +28,7 @@ from inlay.tasks import Task, kinds
 from inlay.tasks.kept import keep
 from inlay.training.batches import Stop, draw_part, group_by_length, is_main, settle_length
 from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
+from inlay.training.packing import count_examples
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
 
@@ -270,7 +271,7 @@ class SingleTask(Objective):
     def begin_update(self, batches: Sequence[dict[str, Any]], device: torch.device) -> tuple[int, Tensor | None]:
         world = self.setup.plan.world
         self._update_loss = None
-        examples = sum(_rows(batch) for batch in batches) * world
+        examples = sum(count_examples(batch) for batch in batches) * world
         if len(batches) <= 1 and world == 1:
             return examples, None
         total = torch.stack([self._items(batch) for batch in batches]).sum().to(device)
@@ -300,7 +301,7 @@ class SingleTask(Objective):
     def _items(self, batch: dict[str, Any]) -> Tensor:
         labels = batch.get("labels")
         if labels is None:
-            return torch.tensor(_rows(batch), device=next(iter(batch.values())).device)
+            return torch.tensor(count_examples(batch), device=next(iter(batch.values())).device)
         return count_items(labels, shifted=self._shifted)
 
     def is_finite(self, norm: Tensor) -> bool:
@@ -407,7 +408,3 @@ def adapt_task(
     given = {**method.settings, **settings}
     settings, settled, notes = method.hooks.for_task(given, schema, backbone.processor, backbone.model)
     return settings, task if settled is None or settled == schema else task.with_schema(settled), notes
-
-
-def _rows(batch: dict[str, Any]) -> int:
-    return next(len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim)

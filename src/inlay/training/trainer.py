@@ -44,6 +44,7 @@ from inlay.training.checkpoints import Checkpoints
 from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.modes import Modes
 from inlay.training.objectives import Objective
+from inlay.training.packing import PackedCollator
 from inlay.training.plan import Plan, make_arguments, pick_workers
 from inlay.training.progress import Interrupted, Interrupts, Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
@@ -66,8 +67,9 @@ class NotFinite(InlayError):
 class Setup:
     """A run that is ready to be trained: the adapted model, its data as it reads them, and how it is trained.
 
-    `encode` encodes a split of a task, by its name, for this model. `lengths` are those of the training texts, where
-    batches are to be of one length. `checkpoint_seconds` is about how much work may be lost.
+    `encode` encodes a split of a task, by its name, for this model. `collate` makes batches of rows, `pack` training
+    batches in which rows are shared, where they are to be. `lengths` are those of the training texts, where batches are
+    to be of one length. `checkpoint_seconds` is about how much work may be lost.
     """
 
     backbone: Backbone
@@ -84,6 +86,7 @@ class Setup:
     place: Placement
     interrupts: Interrupts
     checkpoint_seconds: float
+    pack: PackedCollator | None = None
 
 
 class InlayTrainer(Trainer):
@@ -95,7 +98,7 @@ class InlayTrainer(Trainer):
             super().__init__(
                 model=setup.model,
                 args=make_arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
-                data_collator=setup.collate,
+                data_collator=setup.pack or setup.collate,
                 train_dataset=setup.rows,
                 callbacks=[Pace(self), *callbacks],
             )

@@ -169,6 +169,11 @@ class InfoPromptConfig(InlayConfig):
         return self.encoder != "static" or self.beta > 0
 
     @property
+    def packable(self) -> bool:
+        """Never: prompts, and what they are made of, belong to a row."""
+        return False
+
+    @property
     def num_virtual_tokens(self) -> int:
         """How many positions the model adds to what it is given: none where the ids hold places already."""
         return 0 if self.placeholders else self.num_prompt_tokens
