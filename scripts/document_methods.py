@@ -17,7 +17,7 @@ from pathlib import Path
 from generated import ROOT, replaced
 
 from inlay.methods.capabilities import FILE, capabilities, quantised_share, share, trained_count
-from inlay.methods.registry import Method, all_methods
+from inlay.methods.registry import Method, Writing, all_methods
 
 TABLE = ("<!-- methods:begin -->", "<!-- methods:end -->")
 HEADER = ("<!-- generated:begin -->", "<!-- generated:end -->")
@@ -103,6 +103,7 @@ def header(method: Method) -> str:
         "paper": method.paper,
         "config": f"`{_public(method)}`" if method.config else "none: it has no settings",
         "learning rate": rate,
+        **({} if method.writing is None else {"where a language model writes": _writing(method.writing)}),
         "equals the base model before training": "yes, exactly" if method.identity_at_start else "no",
         "mergeable": "yes" if method.mergeable else "no",
         "on quantised bases": quantised_share(method).replace("-", "no"),
@@ -119,6 +120,17 @@ def header(method: Method) -> str:
         *(f"| {key} | {value} |" for key, value in facts.items()),
     ]
     return "\n".join([*lines, "", "Supported architectures (tested automatically):", "", *_families(method)])
+
+
+def _writing(writing: Writing) -> str:
+    """The defaults of tasks in which a language model writes, by its size, with where they are from."""
+    said = ", ".join(f"`{name}={value}`" for name, value in writing.settings.items())
+    sizes = []
+    for size in writing.sizes:
+        of = "larger ones" if size.below is None else f"below {size.below / 1e9:g}B parameters"
+        what = f"{size.learning_rate:g}, {size.epochs:g} epochs ({size.few_epochs:g} for at most 512 examples)"
+        sizes.append(f"{of}: {what} ({size.source})")
+    return f"{said} ({writing.source}). Learning rate and epochs: {'; '.join(sizes)}"
 
 
 def _rates(method: Method) -> str:

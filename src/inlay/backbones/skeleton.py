@@ -9,6 +9,15 @@ from inlay.console import quiet
 from inlay.errors import InlayError, first_line
 
 
+def count_parameters(name: str, revision: str | None = None) -> int:
+    """The parameters of the model called `name` without a head, tied ones once; 0 where that cannot be found out
+    without its own code."""
+    try:
+        return sum(parameter.numel() for parameter in load_skeleton(name, revision).parameters())
+    except InlayError:
+        return 0
+
+
 def load_skeleton(
     name: str, revision: str | None = None, auto_class: str = "AutoModel", num_labels: int | None = None
 ) -> Any:

@@ -89,11 +89,13 @@ HELPS: dict[str | None, dict[str, str]] = {
     },
     TRAINING: {
         "epochs": "Passes over the training data. Default: 3; with at most 512 training examples, and neither "
-        "--batch-size nor --max-steps given, 30.",
+        "--batch-size nor --max-steps given, 30. Where a language model learns to write, lora has others by the "
+        "model's size (docs/methods/lora.md).",
         "max_steps": "Stop after this many updates.",
         "batch_size": "Examples per update. Default: 32; 8 where 30 epochs are the default.",
         "gradient_accumulation": "Parts a batch is computed in, to save memory.",
-        "learning_rate": "Default: the method's own.",
+        "learning_rate": "Default: the method's own; of lora, where a language model learns to write, 1e-3 below 1B "
+        "parameters, 2e-4 below 20B, 1e-4 above (docs/methods/lora.md has the sources).",
         "weight_decay": "Weight decay.",
         "warmup": "Share of the updates over which the learning rate rises.",
         "schedule": "Schedule of the learning rate: linear, cosine or constant.",

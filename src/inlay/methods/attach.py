@@ -31,7 +31,7 @@ from inlay.methods.register import register
 from inlay.methods.registry import Method
 from inlay.methods.saving import NEW, mend_prompt, restore, save, use_head
 from inlay.methods.settings import check_settings, make_config
-from inlay.methods.targets import narrow_targets
+from inlay.methods.targets import ALL_LINEAR, all_linear, chooses, narrow_targets
 from inlay.methods.tuner import InlayTuner, check_free
 from inlay.tasks import kinds
 
@@ -193,8 +193,13 @@ def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: lis
     config_class = method.config_class()
     check_settings(method, settings)
     given = dict(method.settings)
+    if settings.get("target_modules", "") is None:
+        del settings["target_modules"]  # the default, spelled out
     if method.defaults is not None and "target_modules" not in settings:
         given |= narrow_targets(model, method, registry.load(method.defaults)(model), settings)
+    elif settings.get("target_modules") == ALL_LINEAR and chooses(settings):
+        given |= narrow_targets(model, method, {"target_modules": all_linear(model)}, settings)
+        del settings["target_modules"]
     given |= settings
     takes_layers = "layers" in {field.name for field in dataclasses.fields(config_class)}
     if not takes_layers and given.pop("layers", None) is not None and "target_modules" in settings:

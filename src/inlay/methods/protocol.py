@@ -30,6 +30,32 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
+class Size:
+    """Training defaults for language models of fewer than `below` parameters (None: of any number), and where they are
+    from. `few_epochs` are those for few examples."""
+
+    below: float | None
+    learning_rate: float
+    epochs: float
+    few_epochs: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a method does on tasks in which the model writes text: settings, where none of them is given, and training
+    by the model's size, the smallest first. `source` is where the settings are from."""
+
+    settings: Mapping[str, Any]
+    source: str
+    sizes: tuple[Size, ...]
+
+    def of_size(self, parameters: int) -> Size:
+        """The training defaults for a model of so many parameters."""
+        return next(size for size in self.sizes if size.below is None or parameters < size.below)
+
+
+@dataclass(frozen=True)
 class Method:
     """One way to adapt a frozen model. Plain data: `inlay methods` prints it without importing torch.
 
@@ -48,6 +74,7 @@ class Method:
 
     - `learning_rate`: the default; `rates` has others for the kinds of model (`inlay.anatomy.Kind`) that want them, and
       `grid` those that `--learning-rates auto` tries.
+    - `writing`: what is different where a language model learns to write (`inlay.workflow.writing`).
 
     What it can do:
 
@@ -85,6 +112,7 @@ class Method:
     learning_rate: float = 1e-3
     rates: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    writing: Writing | None = None
     identity_at_start: bool = True
     mergeable: bool = False
     unmergeable: str = "no weight of the base model can hold what it trains"

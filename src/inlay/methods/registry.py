@@ -16,9 +16,12 @@ from importlib.metadata import entry_points
 from types import MappingProxyType, ModuleType
 
 from inlay.errors import InlayError, unknown
-from inlay.methods.protocol import Form, Method, load
+from inlay.methods.protocol import Form, Method, Size, Writing, load
 
-__all__ = ["ENTRY_POINT_GROUP", "Form", "Method", "all_methods", "declared", "get", "load", "names_where", "of_form"]
+__all__ = [
+    *("ENTRY_POINT_GROUP", "Form", "Method", "Size", "Writing"),
+    *("all_methods", "declared", "get", "load", "names_where", "of_form"),
+]
 ENTRY_POINT_GROUP = "inlay.methods"
 
 

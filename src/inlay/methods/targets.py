@@ -7,11 +7,26 @@ from typing import Any
 
 from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.methods.plain import base_of, plain_name
 from inlay.methods.protocol import Method
+
+ALL_LINEAR = "all-linear"  # as PEFT calls them
+
+
+def all_linear(model: nn.Module) -> list[str]:
+    """The names of all linear layers of the blocks: what PEFT's `all-linear` means, as far as layers can be chosen."""
+    inside = [inner for block in anatomy(model).blocks for inner in block.module.modules()]
+    linear = {inner for inner in inside if isinstance(inner, (nn.Linear, Conv1D))}
+    return [plain_name(name) for name, module in base_of(model).named_modules() if module in linear]
+
+
+def chooses(settings: Mapping[str, Any]) -> bool:
+    """Whether settings choose layers."""
+    return settings.get("layers") is not None or settings.get("layers_to_transform") not in (None, [])
 
 
 def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:

@@ -186,6 +186,8 @@ class Spec:
         fields = {
             name: value for name, value in self.to_json().items() if name not in LATER or value not in LATER[name]
         } | dict(contents or {})
+        if fields["settings"].get("target_modules", "") is None:  # the method's default, spelled out
+            fields["settings"] = {name: value for name, value in fields["settings"].items() if name != "target_modules"}
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -18,6 +18,7 @@ from inlay.methods.folder import DEFAULT
 from inlay.records import task_fields
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
 from inlay.tasks import kinds
+from inlay.workflow.writing import BEFORE, with_writing_defaults
 
 if TYPE_CHECKING:
     from inlay.tasks import Task, TaskSchema
@@ -30,13 +31,15 @@ JOIN = "`inlay export --adapter <run> --adapter <run> --to tasks --output <folde
 class Settled:
     """A spec as it will be run, with its tasks: one, or several by the names of their adapters.
 
-    `data` is the digest of the data, `digest` that of the run; `notes` are lines for people.
+    `data` is the digest of the data, `digest` that of the run; `notes` are lines for people. `earlier` is what the same
+    spec was in an earlier inlay, where that was something else.
     """
 
     spec: Spec
     tasks: Mapping[str, Task]
     data: str
     notes: Sequence[str] = field(default_factory=tuple)
+    earlier: Spec | None = None
 
     @property
     def digest(self) -> str:
@@ -51,17 +54,26 @@ class Settled:
 
 def settle(spec: Spec) -> Settled:
     """Check a spec, load its tasks and write in every default that depends on them."""
-    spec = check(spec)
+    asked, spec = spec, check(spec)
     tasks = load_tasks(spec)
     loaded = list(tasks.values())
     spec = with_pooling(spec, loaded[0].kind)
     sizes = [task.examples for task in loaded]
-    spec, notes = with_training_defaults(spec, None if None in sizes else sum(filter(None, sizes)))
+    examples = None if None in sizes else sum(filter(None, sizes))
+    spec, told = with_writing_defaults(asked, spec, loaded[0].kind, examples)
+    spec, notes = with_training_defaults(spec, examples)
     data = loaded[0].digest
     if spec.tasks:
         contents = "\n".join(f"{name} {task.digest}" for name, task in tasks.items())
         data = hashlib.sha256(contents.encode()).hexdigest()
-    return Settled(spec, tasks, data, notes)
+    earlier = None if not told else settle_earlier(asked, loaded[0].kind, examples)
+    return Settled(spec, tasks, data, [*told, *notes], earlier)
+
+
+def settle_earlier(asked: Spec, kind: str, examples: int | None) -> Spec:
+    """What the same spec came to before language models had defaults of their own."""
+    spec = with_pooling(with_method_defaults(asked.with_(settings={**asked.settings, **BEFORE})), kind)
+    return with_training_defaults(spec, examples)[0]
 
 
 def check(spec: Spec) -> Spec:

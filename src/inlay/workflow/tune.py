@@ -74,7 +74,8 @@ def tune(
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
-        for line in (*find_earlier_pooling(settled, wanted, out), *introduce(settled)):
+        earlier = (*find_earlier_pooling(settled, wanted, out), *find_earlier_defaults(settled, out))
+        for line in (*earlier, *introduce(settled)):
             say(line)
         backbone = backbones.load_for(spec, settled.first)
         new = select_new(backbone.notes, spec.model, out)
@@ -179,6 +180,19 @@ def find_earlier_pooling(settled: Settled, wanted: str, out: Path | str) -> list
         return []
     does = "finds" if earlier.status == "finished" else "resumes"
     return [f"an earlier run read the architecture's own feature: --pooling own {does} it ({earlier.id})"]
+
+
+def find_earlier_defaults(settled: Settled, out: Path | str) -> list[str]:
+    """A line for people who gave the command of a run from before language models had defaults of their own."""
+    if settled.earlier is None:
+        return []
+    found = None
+    with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
+        found = Store(out).find(digest_of(settled.earlier, settled.data))
+    if found is None:
+        return []
+    does = "finds" if found.status == "finished" else "resumes"
+    return [f"an earlier run had the earlier defaults: --set target_modules=null {does} it ({found.id})"]
 
 
 def explain_pooling(spec: Spec, backbone: Backbone) -> list[str]:

@@ -2,21 +2,53 @@
 
 from types import MappingProxyType
 
-from inlay.methods.registry import Method
+from inlay.methods.registry import Method, Size, Writing
 
 _DEFAULTS = "inlay.methods.peft_native.defaults"
 _EXCHANGE = "inlay.methods.peft_native.exchange"
 
+_QLORA = "Dettmers et al., QLoRA, 2023, https://arxiv.org/abs/2305.14314, and the scripts of its Guanaco models"
+_WRITING = Writing(
+    settings=MappingProxyType({"target_modules": "all-linear"}),
+    source=f"{_QLORA}; Schulman et al., LoRA Without Regret, 2025, https://thinkingmachines.ai/blog/lora/",
+    sizes=(
+        Size(
+            below=1e9,
+            learning_rate=1e-3,
+            epochs=5.0,
+            few_epochs=30.0,
+            source="epochs: GPT-2 medium in Hu et al., LoRA, 2021, https://arxiv.org/abs/2106.09685; learning rate: "
+            "measured on SmolLM2-135M (docs/methods/lora.md)",
+        ),
+        Size(
+            below=20e9,
+            learning_rate=2e-4,
+            epochs=3.0,
+            few_epochs=15.0,
+            source=f"7B and 13B in {_QLORA}; few examples: Zhou et al., LIMA, 2023, https://arxiv.org/abs/2305.11206",
+        ),
+        Size(
+            below=None,
+            learning_rate=1e-4,
+            epochs=3.0,
+            few_epochs=15.0,
+            source=f"33B and 65B in {_QLORA}; few examples: Zhou et al., LIMA, 2023, https://arxiv.org/abs/2305.11206",
+        ),
+    ),
+)
+
 METHODS = (
     Method(
         name="lora",
-        summary="Adds a trained low-rank product to the query and value projections.",
+        summary="Adds a trained low-rank product to the query and value projections; to all linear layers where a "
+        "language model writes.",
         paper="Hu et al., LoRA, ICLR 2022, https://arxiv.org/abs/2106.09685",
         config="peft:LoraConfig",
         settings=MappingProxyType({"r": 8, "lora_alpha": 16}),
         defaults=f"{_DEFAULTS}:lora",
         learning_rate=1e-3,
         grid=(1e-4, 3e-4, 1e-3, 3e-3),
+        writing=_WRITING,
         mergeable=True,
         mixes_tasks=True,
         mixer="inlay.methods.mixture.lora:mix",

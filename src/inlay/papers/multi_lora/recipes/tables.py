@@ -121,7 +121,8 @@ def measure(bench: Bench, settings: Mapping[str, Any]) -> Results:
     """
     model, tasks, seeds, each = settings["model"], settings["tasks"], settings["seeds"], settings["each"]
     names, training = tuple(tasks.values()), settings["training"]
-    ways = {"LoRA": ("lora", settings["lora"]), "Fine-Tuning": ("full", {})}
+    # Queries and values, as in the paper and the kept runs, where the model writes too.
+    ways = {"LoRA": ("lora", {**settings["lora"], "target_modules": None}), "Fine-Tuning": ("full", {})}
     ways = {row: way for row, way in ways.items() if row in settings["rows"]}
     whole = Results()
     if settings.get("alone"):
