@@ -103,7 +103,6 @@ def header(method: Method) -> str:
         "paper": method.paper,
         "config": f"`{_public(method)}`" if method.config else "none: it has no settings",
         "learning rate": rate,
-        **({} if method.writing is None else {"where a language model writes": _writing(method.writing)}),
         "equals the base model before training": "yes, exactly" if method.identity_at_start else "no",
         "mergeable": "yes" if method.mergeable else "no",
         "on quantised bases": quantised_share(method).replace("-", "no"),
@@ -119,18 +118,25 @@ def header(method: Method) -> str:
         "| --- | --- |",
         *(f"| {key} | {value} |" for key, value in facts.items()),
     ]
+    lines += [] if method.writing is None else _writing(method.writing)
     return "\n".join([*lines, "", "Supported architectures (tested automatically):", "", *_families(method)])
 
 
-def _writing(writing: Writing) -> str:
+def _writing(writing: Writing) -> list[str]:
     """The defaults of tasks in which a language model writes, by its size, with where they are from."""
     said = ", ".join(f"`{name}={value}`" for name, value in writing.settings.items())
-    sizes = []
+    lines = [
+        f"Where a language model learns to write: {said} ({writing.source}), and by the size of the model",
+        "",
+        "| parameters | learning rate | epochs | epochs for few examples | source |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    least = ""
     for size in writing.sizes:
-        of = "larger ones" if size.below is None else f"below {size.below / 1e9:g}B parameters"
-        what = f"{size.learning_rate:g}, {size.epochs:g} epochs ({size.few_epochs:g} for at most 512 examples)"
-        sizes.append(f"{of}: {what} ({size.source})")
-    return f"{said} ({writing.source}). Learning rate and epochs: {'; '.join(sizes)}"
+        of = least if size.below is None else f"{least and least + ', '}below {size.below / 1e9:g}B"
+        least = "" if size.below is None else f"from {size.below / 1e9:g}B"
+        lines.append(f"| {of} | {size.learning_rate:g} | {size.epochs:g} | {size.few_epochs:g} | {size.source} |")
+    return ["", *lines, ""]
 
 
 def _rates(method: Method) -> str:

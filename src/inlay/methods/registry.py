@@ -19,8 +19,17 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.protocol import Form, Method, Size, Writing, load
 
 __all__ = [
-    *("ENTRY_POINT_GROUP", "Form", "Method", "Size", "Writing"),
-    *("all_methods", "declared", "get", "load", "names_where", "of_form"),
+    "ENTRY_POINT_GROUP",
+    "Form",
+    "Method",
+    "Size",
+    "Writing",
+    "all_methods",
+    "declared",
+    "get",
+    "load",
+    "names_where",
+    "of_form",
 ]
 ENTRY_POINT_GROUP = "inlay.methods"
 

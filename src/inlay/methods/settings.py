@@ -18,6 +18,7 @@ from inlay.errors import InlayError, first_line, unknown
 from inlay.methods.config import in_words, is_a
 from inlay.methods.patterns import check_patterns
 from inlay.methods.registry import Method
+from inlay.methods.targets import ALL_LINEAR
 
 # Set by inlay, or by PEFT; never a setting of the user's.
 RESERVED = {entry.name for entry in fields(PeftConfig)} | {"newly_initialised", "pooling", "resolved"}
@@ -53,6 +54,8 @@ def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
             _check_range(method, name, value)
     _check_patterns(method, settings)
     given = {**method.hooks.stand_ins, **method.settings, **settings}
+    if given.get("target_modules") == ALL_LINEAR:
+        del given["target_modules"]  # names, by the time PEFT sees it with a choice of layers, which it refuses here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is made again, with the model, and says then what it has to say
         make_config(method, {name: value for name, value in given.items() if name in names})

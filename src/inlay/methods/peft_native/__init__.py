@@ -18,7 +18,7 @@ _WRITING = Writing(
             epochs=5.0,
             few_epochs=30.0,
             source="epochs: GPT-2 medium in Hu et al., LoRA, 2021, https://arxiv.org/abs/2106.09685; learning rate: "
-            "measured on SmolLM2-135M (docs/methods/lora.md)",
+            "that of all other tasks here",
         ),
         Size(
             below=20e9,
