@@ -382,14 +382,14 @@ def test_words_with_tags(write: Write, spec: MakeSpec) -> None:
         tasks.load(spec(data=write("c.tsv", pos.replace("DET NOUN NUM", "DET NOUN")), kind="token-classification"))
 
 
-def test_lists_of_labels_are_for_one_text(write: Write, spec: MakeSpec) -> None:
+def test_lists_of_tags_are_for_one_text(write: Write, spec: MakeSpec) -> None:
     rows = [{"one": f"a {i}", "two": f"b {i}", "tags": ["O", "O"]} for i in range(20)]
     data = write("a.jsonl", "\n".join(map(json.dumps, rows)))
-    with pytest.raises(InlayError, match="'tags' holds lists of labels, which needs one text, not one, two"):
-        tasks.load(spec(data=data, text=("one", "two"), label="tags"))
+    with pytest.raises(InlayError, match="needs one text, and there are several"):
+        tasks.load(spec(data=data, text=("one", "two"), label="tags", kind="token-classification"))
     several = [{"text": f"three words {i}", "label": ["sad", "long"]} for i in range(20)]
-    with pytest.raises(InlayError, match="Several labels for one text are not offered: give one label a row"):
-        tasks.load(spec(data=write("b.jsonl", "\n".join(map(json.dumps, several)))))
+    with pytest.raises(InlayError, match="Several labels for one text are --kind multi-label"):
+        tasks.load(spec(data=write("b.jsonl", "\n".join(map(json.dumps, several))), kind="token-classification"))
 
 
 def test_spans_of_words_and_of_characters(write: Write, spec: MakeSpec) -> None:

@@ -75,9 +75,10 @@ HELPS: dict[str | None, dict[str, str]] = {
         "task_fields": 'What single tasks have of their own, as JSON: {"reviews": {"data": ..., "label": ...}}.',
         "data": "Your own data: a CSV, TSV, JSONL or Parquet file, of conversations too, or a folder of images.",
         "text": "Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
-        "label": "Column (or path) with the label; with --kind causal-lm the answer, which follows the prompt in "
-        "--text after one blank.",
+        "label": "Column (or path) with the label, or several as in a,b,c; with --kind causal-lm the answer, which "
+        "follows the prompt in --text after one blank.",
         "image": "Column with the paths of images.",
+        "label_separator": "What stands between the labels of a row that has several (kind multi-label), as in '|'.",
         "kind": "Kind of task, where the data do not show it.",
         "template": "How the fields become one text, e.g. '{premise} {hypothesis}'; for conversations a chat template "
         "in Jinja, or its file.",

@@ -104,7 +104,8 @@ def write_card(folder: Path, method: Method, abouts: Mapping[str, About]) -> Non
 def write_merged_card(folder: Path, method: Method, about: About, model_class: str, notes: Sequence[str]) -> None:
     """Write the card of a checkpoint that an adapter was merged into; `notes` are what its reader must do besides."""
     merged = f"# {about.base} with {method.name} merged in" + (f" for {about.task}" if about.task else "")
-    processor = "AutoImageProcessor" if about.kind == kinds.IMAGES else "AutoTokenizer"
+    sees = about.kind is not None and kinds.modality(about.kind) == "image"
+    processor = "AutoImageProcessor" if sees else "AutoTokenizer"
     code = _code(
         [f"from transformers import {processor}, {model_class}"],
         [

@@ -19,6 +19,7 @@ Code = tuple[list[str], list[str]]
 MOST_TOKENS = 40  # of a text that is written
 MARKED = ("the first and the last", 4, 9)  # a text and a span of it
 OFFSETS = 'return_offsets_mapping=True, return_tensors="pt"'
+BLANK = 'Image.new("RGB", (64, 64))'
 NO_GRADIENT = "with torch.no_grad():"
 
 
@@ -29,9 +30,10 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     auto = "AutoImageProcessor" if task.modality == "image" else "AutoTokenizer"
     imports = ["import torch"] + ([f"from transformers import {auto}"] if processor is None else [])
     lines = [f"processor = {processor or f'{auto}.from_pretrained({json.dumps(place)})'}"]
-    if task.modality == "image":
+    plain = task.predicts in ("class", "value", "tags", "text")  # what Transformers' outputs say by themselves
+    if task.modality == "image" and plain:
         own_imports, own = _of_image()
-    elif task.kind == kinds.SPANS or task.prompt_tokens:
+    elif task.kind == kinds.SPANS or task.prompt_tokens or not plain:
         own_imports, own = _by_schema(task)
     elif task.predicts == "tags":
         own_imports, own = _of_words(task)
@@ -44,7 +46,7 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
 
 def _of_image() -> Code:
     return ["from PIL import Image"], [
-        'image = Image.new("RGB", (64, 64))  # yours: Image.open("photo.jpg").convert("RGB")',
+        f'image = {BLANK}  # yours: Image.open("photo.jpg").convert("RGB")',
         'inputs = processor(images=image, return_tensors="pt")',
         NO_GRADIENT,
         "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
@@ -112,12 +114,16 @@ def _of_prompt(task: TaskSchema) -> Code:
 
 
 def _by_schema(task: TaskSchema) -> Code:
-    """What inlay alone prepares."""
+    """What inlay alone prepares, or can read."""
     row: dict[str, Any] = {**_row(task.fields), **(mark_characters(*MARKED) if task.kind == kinds.SPANS else {})}
     told = json.dumps(task.to_json(), ensure_ascii=False)
-    return ["import json", "from inlay.tasks import TaskSchema"], [
+    imports, given = ["import json", "from inlay.tasks import TaskSchema"], f"row = {row!r}"
+    if task.modality == "image":
+        imports.append("from PIL import Image")
+        given = f'row = {{"image": {BLANK}}}  # yours: Image.open("photo.jpg").convert("RGB")'
+    return imports, [
         f"task = TaskSchema.from_json(json.loads({told!r}))",
-        f"row = {row!r}",
+        given,
         "encoded = task.encode_inputs([row], processor)",
         NO_GRADIENT,
         "    outputs = model(**task.collator(processor)([encoded[0]])).logits.float().numpy()",

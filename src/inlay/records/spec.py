@@ -38,6 +38,7 @@ class Spec:
     `max_eval` bounds evaluations during training: so many rows of each validation split, drawn once by the seed.
     `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
+    `label_separator` stands between the labels in a cell where a row has several.
     """
 
     model: str
@@ -83,6 +84,7 @@ class Spec:
     max_eval: int | None = None
     class_weights: str | None = None
     pack: bool = False
+    label_separator: str | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -235,4 +237,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "max_eval": (None,),
     "class_weights": (None,),
     "pack": (False,),
+    "label_separator": (None,),
 }

@@ -108,7 +108,7 @@ class LoraRows:
         size = sum(len(str(value)) if not isinstance(value, list) else sum(map(len, value)) for value in row.values())
         load = self._check_size(size, most, served.name)
         encoded = schema.encode_inputs([row], self._own.tokenizer, schema.max_length or self.max_length)
-        scores = bool(given.get(SCORES)) and schema.kind in kinds.ONE_LABEL
+        scores = bool(given.get(SCORES)) and kinds.get(schema.kind).has_probabilities
         return TokenRow(served.name, served.kind, dict(given), schema, encoded, encoded[0], scores), load
 
     def vector(self, served: ServedAdapter, text: Any, most: int | None) -> tuple[TokenRow, float]:

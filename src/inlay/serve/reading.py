@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from inlay.errors import InlayError
 from inlay.serve.fairness import NamedRow
 from inlay.serve.refusals import Refusal, unknown_task
-from inlay.tasks import kinds
 from inlay.workflow.answer import TASK, Request, find_unsayable
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def read(given: Any, schemas: Mapping[str, TaskSchema], limits: Limits) -> Read:
     schema = schemas.get(task)  # looked up once: it may be removed at any moment
     if schema is None:
         raise unknown_task(task, schemas)
-    if schema.kind == kinds.IMAGES:
+    if schema.modality == "image":
         return _of_image(task, schema, given, limits)
     _check_echo(given)
     try:

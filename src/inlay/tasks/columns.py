@@ -47,6 +47,28 @@ class Choice:
     parts: Mapping[str, str] = field(default_factory=dict)
 
 
+def add_columns(table: Table, names: Iterable[str]) -> None:
+    """Add the columns that names stand for: dotted paths, and several columns in one, as in a,b,c.
+
+    The last have an object of the columns' values; nothing where one of them is missing.
+    """
+    names = list(names)
+    table.add_paths([part for name in names for part in (name, *_parts_of(name))])
+    for name in names:
+        parts = _parts_of(name)
+        if name in table.columns or len(parts) < 2 or not set(parts) <= set(table.columns):
+            continue
+        table.columns.append(name)
+        for row in table.rows:
+            found = {part: row.get(part) for part in parts}
+            lacks = any(labels.is_absent(value, table.untyped) for value in found.values())
+            row[name] = None if lacks else found
+
+
+def _parts_of(name: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in name.split(",")) if "," in name else ()
+
+
 def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
     """The columns that the spec names, completed where only one choice is sensible."""
     if spec.kind is not None:
@@ -58,7 +80,7 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
     image = spec.image or _image_column(table, spec)
     if image:
         return _with_images(table, spec, image, notes)
-    if spec.kind == kinds.IMAGES:
+    if spec.kind is not None and kinds.modality(spec.kind) == "image":
         raise InlayError(
             f"No column of {table.path.name!r} holds images or paths of images ({_listed(table)}). Name it with "
             "--image."
@@ -81,6 +103,8 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
 
 
 def _require(name: str, table: Table) -> str:
+    for part in _parts_of(name) if name not in table.columns else ():
+        _require(part, table)
     if name not in table.columns:
         inner = [path for column in table.columns for path in _paths(table, column)]
         raise unknown(f"column of {table.path.name!r}", name, [*table.columns, *inner])
@@ -138,7 +162,7 @@ def _looks_like_image(value: Any) -> bool:
 
 def _image_column(table: Table, spec: Spec) -> str | None:
     """The one column of images, unless texts were asked for."""
-    if spec.text or (spec.kind is not None and spec.kind != kinds.IMAGES):
+    if spec.text or (spec.kind is not None and kinds.of_images(spec.kind) is None):
         return None
     found = [
         name
@@ -154,9 +178,15 @@ def _image_column(table: Table, spec: Spec) -> str | None:
 
 
 def _with_images(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:
-    if spec.kind not in (None, kinds.IMAGES):
-        raise InlayError(f"kind={spec.kind!r} does not go with images; only {kinds.IMAGES!r} does.")
+    kind = None if spec.kind is None else kinds.of_images(spec.kind)
+    if spec.kind is not None and kind is None:
+        raise InlayError(f"kind={spec.kind!r} does not go with images; {', '.join(kinds.ALL_OF_IMAGES)} do.")
     label = spec.label or _label_column(table, spec, image)
+    if kind is None and (why := _several_labels(table, spec, label)):
+        kind = kinds.IMAGE_MULTI_LABEL
+        notes.append(f"kind: {kind}, because {why} (--kind says otherwise)")
+    if kind not in (None, kinds.IMAGES):
+        return Choice(kind, label=label, image=image)
     values = looks = None
     if table.class_names is None:
         values = _values(table, label, len(table.rows))
@@ -220,6 +250,7 @@ def _is_text(values: Sequence[Any]) -> bool:
 
 def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: list[str]) -> str:
     """The kind that the columns make, said in a note; what the spec says goes before."""
+    several = _several_labels(table, spec, label, texts)
     lists = isinstance(next(iter(_values(table, label, 1)), None), list)
     spans = {"start", "end"} <= set(table.columns) and len(texts) == 1
     one_text = kinds.PAIR if len(texts) > 1 else kinds.CLASSIFICATION
@@ -231,11 +262,9 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
         if spec.kind in (kinds.TOKENS, kinds.SPANS) and len(texts) > 1:
             raise kinds.refuse(spec.kind, f"it needs one text, and there are several ({', '.join(texts)}).")
         return one_text if spec.kind == kinds.CLASSIFICATION else spec.kind
-    if lists and len(texts) > 1:
-        raise kinds.refuse(
-            kinds.TOKENS, f"{label!r} holds lists of labels, which needs one text, not {', '.join(texts)}."
-        )
-    if lists:
+    if several:
+        guess, why = kinds.MULTI_LABEL, several
+    elif lists:
         guess, why = kinds.TOKENS, f"{label!r} holds a list of labels a row"
     elif spans:
         guess, why = kinds.SPANS, "there are columns 'start' and 'end'"
@@ -247,6 +276,24 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
         guess = one_text
     notes.append(f"kind: {guess}, because {why} (--kind says otherwise)")
     return guess
+
+
+def _several_labels(table: Table, spec: Spec, label: str, texts: tuple[str, ...] = ()) -> str | None:
+    """Why a row seems to have a set of labels, in words; None where it does not, or has one for each word of a text."""
+    if spec.label_separator is not None:
+        return f"--label-separator says what stands between the labels in {label!r}"
+    rows = [row for row in table.rows if isinstance(row.get(label), list)]
+    if not rows or not isinstance(next(iter(_values(table, label, 1)), None), list):
+        return None
+    # Of tags, a few rows may be wrong; sets are as long as a text has words by chance.
+    if len(texts) == 1 and 2 * sum(_counts_words(row[texts[0]], row[label]) for row in rows) >= len(rows):
+        return None
+    return f"{label!r} holds a list of labels a row" + (", not one for each word" if len(texts) == 1 else "")
+
+
+def _counts_words(text: Any, found: Sequence[Any]) -> bool:
+    """Whether there is a label for each word; words in a list are tagged even where some are not."""
+    return isinstance(text, list) or not isinstance(text, str) or len(text.split()) == len(found)
 
 
 def _named(table: Table, label: str) -> list[tuple[int, str]]:

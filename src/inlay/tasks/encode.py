@@ -480,7 +480,9 @@ class TextCollator:
         width = max(len(item["input_ids"]) for item in items)
         for name in items[0]:
             values = [item[name] for item in items]
-            if isinstance(values[0], list):
+            if name == "labels" and isinstance(values[0], list) and isinstance(values[0][0], float):
+                batch[name] = torch.tensor(values, dtype=torch.float32)  # a target for each output, and not for tokens
+            elif isinstance(values[0], list):
                 fill = self.fill.get(name, 0)
                 rows = [self._pad(value, [fill] * (width - len(value))) for value in values]
                 batch[name] = torch.tensor(rows, dtype=torch.long)

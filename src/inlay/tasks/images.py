@@ -325,7 +325,7 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(
         self,
         sources: Sequence[Any],
-        labels: Sequence[int] | None,
+        labels: Sequence[Any] | None,
         processor: Any,
         limit: int = CACHE_LIMIT,
         augmentation: Augmentation | None = None,
@@ -414,7 +414,8 @@ class EncodedImages(torch.utils.data.Dataset[dict[str, Any]]):
     def _item(self, index: int, values: torch.Tensor) -> dict[str, Any]:
         item: dict[str, Any] = {"pixel_values": values}
         if self.labels is not None:
-            item["labels"] = int(self.labels[index])
+            label = self.labels[index]
+            item["labels"] = label if isinstance(label, list) else int(label)
         return item
 
 

@@ -37,14 +37,15 @@ IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", N
 class TaskKind:
     """The facts of a kind of task.
 
-    `predicts` is what an example is given: one class, one value, a tag for each word, or a text. `loss` is
-    Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the
-    model reads; none: they keep the names of the user's columns. `around` are further names that a template may use.
+    `predicts` is what an example is given: one class, a set of labels, one value, a tag for each word, or a text.
+    `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row
+    that the model reads; none: they keep the names of the user's columns. `around` are further names that a template
+    may use.
     """
 
     name: str
     head: Head
-    predicts: Literal["class", "value", "tags", "text"]
+    predicts: Literal["class", "labels", "value", "tags", "text"]
     metrics: tuple[str, ...]
     loss: str | None = None
     fields: tuple[str, ...] = ()
@@ -53,7 +54,12 @@ class TaskKind:
     @property
     def has_classes(self) -> bool:
         """Whether the outputs of the head have names."""
-        return self.predicts in ("class", "tags")
+        return self.predicts == "tags" or self.has_probabilities
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether an answer has a probability for each class or label."""
+        return self.predicts in ("class", "labels")
 
 
 CLASSIFICATION: Final = "classification"
@@ -64,10 +70,14 @@ SPANS: Final = "span-classification"
 CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
 IMAGES: Final = "image-classification"
+MULTI_LABEL: Final = "multi-label"
+IMAGE_MULTI_LABEL: Final = "image-multi-label"
 
 _CLASS_METRICS = ("accuracy", "macro-f1")
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
 _ONE_OF = "single_label_classification"
+_SET_METRICS = ("average-precision", "micro-f1", "macro-f1", "subset-accuracy")
+_ANY_OF = "multi_label_classification"
 TABLE: Final[dict[str, TaskKind]] = {
     kind.name: kind
     for kind in (
@@ -79,13 +89,20 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
         TaskKind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
+        TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
+        TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),
     )
 }
 KINDS: Final = tuple(TABLE)
+ALL_OF_IMAGES: Final = tuple(name for name, kind in TABLE.items() if kind.head is IMAGE)
 # One class an example: the metrics, the strata of splits and the decoding are the same for all of these.
 ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "class")
 # The model predicts the next token, so that what is learnt is text.
 LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "text")
+
+
+# What a kind of texts is called where images are read.
+_OF_IMAGES: Final = {MULTI_LABEL: IMAGE_MULTI_LABEL}
 
 
 def get(name: str) -> TaskKind:
@@ -103,6 +120,16 @@ def check_kind(name: str) -> str:
 def modality(name: str) -> Literal["text", "image"]:
     """What a model for this kind of task reads."""
     return get(name).head.modality
+
+
+def of_images(name: str) -> str | None:
+    """The kind that predicts the same from images; None where there is none."""
+    return name if modality(name) == "image" else _OF_IMAGES.get(name)
+
+
+def may_be_mixed(name: str) -> bool:
+    """Whether tasks of this kind can be trained in batches with others of the same head."""
+    return get(name).predicts in ("class", "value", "tags", "text")
 
 
 def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:

@@ -96,6 +96,23 @@ def number(names: Sequence[str], label_names: Sequence[str], where: str) -> list
     return [index[name] for name in names]
 
 
+def check_sets(sets: Sequence[Sequence[int]], label_names: Sequence[str], where: str) -> list[str]:
+    """Refuse training rows without any label; say how many labels they have, and which no row or every row has."""
+    counts = Counter(label for found in sets for label in found)
+    if not counts:
+        raise InlayError(f"{where}: no training row has a label; there is nothing to learn.")
+    mean, bare = sum(counts.values()) / len(sets), sum(not found for found in sets)
+    notes = [f"{len(label_names)} labels, {mean:.2f} a training row; {bare:,} of {len(sets):,} training rows have none"]
+    for what, odd in (
+        ("no training row", [name for i, name in enumerate(label_names) if not counts[i]]),
+        ("every training row", [name for i, name in enumerate(label_names) if counts[i] == len(sets)]),
+    ):
+        if odd:
+            shown = ", ".join(odd[:5]) + (", ..." if len(odd) > 5 else "")
+            notes.append(f"labels that {what} has cannot be learnt: {shown}")
+    return notes + _twins([label_names[i] for i in counts])
+
+
 def _twins(names: Sequence[str]) -> list[str]:
     """What to say of classes that may be one: "cat" and "Cat"."""
     alike: dict[str, list[str]] = {}
@@ -195,7 +212,7 @@ def doubts(column: str, named: Sequence[tuple[int, str]]) -> list[str]:
     if (example := _combined(classes)) is not None:
         found.append(
             f"{column!r} looks like several labels a row ({example!r}), and each combination is learnt as one class. "
-            "Several labels a row are not offered: give one label a row, or train one run for each"
+            f"For several labels a row: --kind multi-label --label-separator {separator_in(example)!r}"
         )
     return found
 
@@ -221,6 +238,11 @@ def _of_amounts(column: str, named: Sequence[tuple[int, str]], classes: Counter[
             f"write {name[:40]!r} (row {number}) and the like with a point and nothing else, as in 1120 or 10.42"
         )
     return f"{what}. If they are amounts: {'; '.join([*advice, 'give --kind regression'])}"
+
+
+def separator_in(name: str) -> str:
+    """What stands between the labels in this one."""
+    return next(sign for sign in _PLAIN_SEPARATORS + _OTHER_SEPARATORS if sign in name)
 
 
 def _combined(classes: Counter[str]) -> str | None:

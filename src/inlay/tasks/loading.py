@@ -13,7 +13,7 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import catalogue, images, kinds, labels, sources, splits, templates, user_data
+from inlay.tasks import catalogue, images, kinds, labels, sources, splits, targets, templates, user_data
 from inlay.tasks.conversations import FIELD, read_source
 from inlay.tasks.places import Places
 from inlay.tasks.rows import number_labels
@@ -45,7 +45,7 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         schema = replace(schema, template=spec.template, prompt_template=spec.template)
     if schema.chat:
         pass  # its template is a program, which says for itself what it reads
-    elif schema.kind not in (kinds.IMAGES, kinds.TOKENS):
+    elif schema.modality == "text" and schema.kind != kinds.TOKENS:
         templates.check(schema.full_template, kinds.fields_of(schema.kind, schema.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {schema.kind!r}; leave --template out.")
@@ -105,7 +105,7 @@ class _Part:
             data = number_labels(schema, data, f"{schema.name} ({split})")
             # Where a conversation stood in its file is no part of it.
             rows = [{FIELD: row[FIELD]} if schema.chat else _named(row) for row in data]
-            classes = [row["label"] for row in data] if schema.predicts == "class" else None
+            classes = targets.strata(schema, data)
             groups = [str(row[task.group]) for row in data] if task.group else None
         else:
             classes, groups = list(data["label"]), None
@@ -254,6 +254,8 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
     what = [schema.kind, schema.fields, schema.label_names, used]
     weights, notes = _class_weights(spec, schema, train)
+    if schema.predicts == "labels" and train is not None:
+        notes += labels.check_sets([row["label"] for row in train.data], schema.label_names or (), schema.name)
     if schema.chat_template is not None:
         what.append(schema.chat_template)  # its file's path is in the spec, and not what it says
     made = {

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from inlay.errors import unknown
+from inlay.tasks import label_metrics
 from inlay.tasks.prepare import entities
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOWER_IS_BETTER = frozenset({"mse", "perplexity"})
+LOWER_IS_BETTER = frozenset({"mse", "perplexity"}) | label_metrics.LOWER_IS_BETTER
 
 # Metrics of texts that the model has to write first.
 OF_TEXTS = frozenset({"bleu", "answer-accuracy", "exact-match"})
@@ -249,6 +250,7 @@ ALL = (
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy"),
     *("bleu", "answer-accuracy", "exact-match"),
+    *(name for name in label_metrics.ALL if name not in _OF_CLASSES),
 )
 
 

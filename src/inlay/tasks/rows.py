@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import conversations, folders, images, kinds, labels, prepare, tables
+from inlay.tasks import conversations, folders, given_labels, images, kinds, labels, prepare, tables
 from inlay.tasks.cells import as_text, as_words, is_chat, is_missing, is_null, reach
-from inlay.tasks.columns import usual_labels
+from inlay.tasks.columns import add_columns, usual_labels
 from inlay.tasks.schema import TaskSchema
 from inlay.tasks.tables import Table
 
@@ -118,13 +118,18 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
         several = isinstance(row[schema.columns.get("tokens", "tokens")], str) and isinstance(row[label], list)
         raise InlayError(
             f"{where}: {len(made['tokens'])} words and {len(made['label'])} labels; each word needs one."
-            + (" Several labels for one text are not offered: give one label a row." if several else "")
+            + (" Several labels for one text are --kind multi-label." if several else "")
         )
     return made
 
 
 def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where: str) -> Row:
     """What a label says, under the name that its kind has it by; classes and tags are named, not numbered."""
+    if schema.predicts == "labels":
+        found = given_labels.read_set(value, schema.label_separator, column, where)
+        if schema.label_names is not None:
+            given_labels.check_known(found, schema.label_names, where)
+        return {"label": found}
     if schema.predicts == "value":
         numbers = labels.as_numbers([value])
         if numbers is None:
@@ -154,7 +159,7 @@ def number_labels(schema: TaskSchema, rows: list[Row], where: str) -> list[Row]:
     if schema.predicts == "class":
         numbers = labels.number([row["label"] for row in rows], known, where)
         return [{**row, "label": number} for row, number in zip(rows, numbers, strict=True)]
-    if schema.predicts == "tags":
+    if schema.predicts in ("tags", "labels"):
         return [{**row, "label": labels.number(row["label"], known, where)} for row in rows]
     return rows
 
@@ -332,7 +337,7 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     """
     notes: list[str] = []
     table = _table(schema, source, notes, label)
-    table.add_paths([*columns_read(schema), *filter(None, [label])])
+    add_columns(table, [*columns_read(schema), *filter(None, [label])])
     if schema.chat:
         rows = read_conversations(schema, table, table.path.name, notes)
         return _to_evaluate(schema, rows, table, notes)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inlay.tasks.places import Places
 
 FORMAT = 1
-_TUPLES = ("fields", "label_names", "metrics", "words", "class_weights")
+_TUPLES = ("fields", "label_names", "metrics", "words", "class_weights", "thresholds")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class TaskSchema:
     methods that put prompt tokens into the text, and `prompt_tokens` how many; with none it is not used. `cue` is what
     such a text ends in for a model that reads from left to right. `words` is a word for each class. `chat` is the form
     of conversations, where the rows are such, and `chat_template` the template that they are read with. `class_weights`
-    is what each class counts in the loss.
+    is what each class counts in the loss. `label_separator` stands between the labels in a cell, and `thresholds` are
+    the probabilities from which on each of them is given; None: a half.
     """
 
     name: str
@@ -60,6 +61,8 @@ class TaskSchema:
     chat: str | None = None
     chat_template: str | None = None
     class_weights: tuple[float, ...] | None = None
+    label_separator: str | None = None
+    thresholds: tuple[float, ...] | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -206,8 +209,8 @@ class TaskSchema:
         """Predictions in words, one dict a row.
 
         Classes: label and score (its probability), with `probabilities` those of all classes by name. A value: value.
-        Token classification: a tag for each word, for which the encoded `inputs` are needed. Language models: the
-        generated texts as they are.
+        Sets of labels and the like: see `inlay.tasks.answers`. Token classification: a tag for each word, for which the
+        encoded `inputs` are needed. Language models: the generated texts as they are.
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
@@ -216,6 +219,10 @@ class TaskSchema:
         predictions = np.asarray(predictions)
         if self.predicts == "value":
             return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
+        if self.predicts not in ("class", "tags"):
+            from inlay.tasks import answers
+
+            return answers.decode(self, predictions, probabilities=probabilities)
         names = self.label_names or ()
         if self.predicts == "tags":
             if inputs is None or inputs.words is None or inputs.sizes is None:
@@ -224,17 +231,17 @@ class TaskSchema:
                 )
             # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.
             ahead = max(0, predictions.shape[1] - max(map(len, inputs.words), default=0))
-            found = zip(predictions[:, ahead:].argmax(axis=-1), inputs.words, inputs.sizes, strict=True)
-            return [{"tags": self._tags(row, words, size)} for row, words, size in found]
+            each = zip(predictions[:, ahead:].argmax(axis=-1), inputs.words, inputs.sizes, strict=True)
+            return [{"tags": self._tags(row, words, size)} for row, words, size in each]
         logits = predictions.astype(np.float64)
         shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
         best = shares.argmax(axis=-1)
-        answers = [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
+        found = [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
         if not probabilities:
-            return answers
+            return found
         every = [dict(zip(names, map(float, row), strict=True)) for row in shares]
-        return [answer | {"probabilities": each} for answer, each in zip(answers, every, strict=True)]
+        return [answer | {"probabilities": each} for answer, each in zip(found, every, strict=True)]
 
     def _tags(self, best: np.ndarray, words: Sequence[int], size: int) -> list[str]:
         """A tag for each word; one that the model did not read (cut off, or control characters alone) gets O."""
@@ -267,6 +274,10 @@ class TaskSchema:
             return metrics.of_values(
                 self.metrics, self.unscale(predictions.reshape(-1)), self.unscale(labels.reshape(-1))
             )
+        if self.predicts not in ("class", "tags"):
+            from inlay.tasks import answers
+
+            return answers.score(self, predictions, labels)
         names = self.label_names or ()
         if self.predicts == "tags":
             # Prompt-tuned models give logits for their virtual tokens too, ahead of the text's.

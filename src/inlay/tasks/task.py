@@ -19,6 +19,7 @@ from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.images import Augmentation
 from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
+from inlay.tasks.targets import to_targets
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -98,6 +99,16 @@ class Task(Described):
         new = [note for note in dict.fromkeys(notes) if note not in self.notes]
         return dataclasses.replace(self, notes=(*self.notes, *new))
 
+    def with_thresholds(self, outputs: Any, targets: Any) -> Self:
+        """The task of label sets with the thresholds that are best on these outputs for rows held out, and a note."""
+        from inlay.tasks import answers
+
+        found = answers.choose_thresholds(outputs, targets)
+        shown = ", ".join(f"{name} {at:.2f}" for name, at in list(zip(self.label_names or (), found, strict=True))[:10])
+        more = ", ..." if len(found) > 10 else ""
+        note = f"thresholds, chosen on {len(targets):,} validation rows: {shown}{more}"
+        return self.with_schema(dataclasses.replace(self.schema, thresholds=found)).with_notes([note])
+
     # ------------------------------------------------------------------------------------------------- encoding
 
     def with_length(self, processor: Any, max_length: int | None = None, *, model_config: Any = None) -> Self:
@@ -130,7 +141,7 @@ class Task(Described):
         """A split as a data set for the Trainer; its `notes` say what was cut. Of the length see `with_length`."""
         data = self.split(split)
         if self.modality == "image":
-            labels = list(data["label"])
+            labels = to_targets(self.schema, data["label"])
             return images.EncodedImages(EncodedFiles(data), labels, processor, augmentation=augmentation)
         if augmentation is not None:
             raise InlayError(f"Only images can be augmented; {self.name!r} is of kind {self.kind!r}.")
@@ -153,8 +164,8 @@ class Task(Described):
         if made.words is not None:
             made.tags = labels
             labels = [encoding.align_labels(each, row) for each, row in zip(made.words, labels, strict=True)]
-        elif self.schema.predicts == "value":
-            labels = [(value - self.schema.mean) / self.schema.deviation for value in labels]
+        else:
+            labels = to_targets(self.schema, labels)
         made.labels = labels
         return made
 
@@ -233,8 +244,11 @@ def dataset(rows: list[dict[str, Any]], kind: str, fields: Sequence[str], *, exp
         return datasets.Dataset.from_dict({name: [] for name in fields})
     if kind == kinds.DATA_TO_TEXT:
         rows = _one_reference_each(rows) if expand else _one_source_each(rows)
-    if kind == kinds.IMAGES:
-        features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    if kinds.modality(kind) == "image":
+        label: Any = datasets.Value("int64")
+        if kinds.get(kind).predicts == "labels":
+            label = datasets.List(label)
+        features = datasets.Features({"image": datasets.Image(), "label": label})
         columns = {name: [row[name] for row in rows] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)
     if NUMBER in rows[0] and tuple(fields) == (FIELD,):

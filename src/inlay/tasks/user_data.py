@@ -14,7 +14,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import folders, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
-from inlay.tasks.columns import Choice, choose
+from inlay.tasks.columns import Choice, add_columns, choose
 from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.folders import split_of
 from inlay.tasks.places import Places
@@ -57,13 +57,26 @@ def load_hub_id(spec: Spec) -> UndividedTask:
 def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> UndividedTask:
     """The task that tables by split make."""
     for table in parts.values():
-        table.add_paths(named_columns(spec))
+        add_columns(table, named_columns(spec))
     notes = [note for table in parts.values() for note in table.notes]
     first = parts.get("train") or next(iter(parts.values()))
     choice = choose(first, spec, notes)
-    schema = _described(name, choice, first)
+    if spec.label_separator is not None and kinds.get(choice.kind).predicts != "labels":
+        raise InlayError(
+            f"label_separator={spec.label_separator!r} is for several labels a row, and kind {choice.kind!r} has none. "
+            f"Leave it out, or give --kind {kinds.MULTI_LABEL}."
+        )
+    separator, label = spec.label_separator, choice.label or ""
+    if separator is not None and not any(separator in str(row.get(label)) for row in first.rows):
+        notes.append(f"no row of {first.path.name} has the separator {separator!r} in {label!r}")
+    schema = replace(_described(name, choice, first), label_separator=separator)
     read = _conversations if choice.chat else _normalise
-    numbered = {split: read(table, choice, schema, split, notes) for split, table in parts.items()}
+    # What is trained on comes first: its labels are those that the others may have.
+    learnt = next((split for split in ("train", "all") if split in parts), next(iter(parts)))
+    numbered = {learnt: read(parts[learnt], choice, schema, learnt, notes)}
+    schema = _with_labels(schema, list(numbered[learnt].values()), first.class_names)
+    numbered |= {split: read(table, choice, schema, split, notes) for split, table in parts.items() if split != learnt}
+    numbered = {split: numbered[split] for split in parts}
     places = _places({split: (table.path, numbered[split]) for split, table in parts.items()})
     if spec.test_data is not None:
         path, numbered["test"] = _test_data(spec, choice, schema, notes)
@@ -71,9 +84,8 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     splits = {split: list(rows.values()) for split, rows in numbered.items()}
     if choice.image:
         notes += images.check_all([row["image"] for rows in splits.values() for row in rows])
-    training = splits.get("train") or splits.get("all") or next(iter(splits.values()))
     return UndividedTask(
-        schema=_with_labels(schema, training, first.class_names),
+        schema=schema,
         splits=splits,
         source=source,
         group="source" if choice.kind == kinds.DATA_TO_TEXT else None,
@@ -118,7 +130,7 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
     assert spec.test_data is not None
     parts = read(Path(spec.test_data).expanduser(), spec)
     table = parts.get("test") or next(iter(parts.values()))
-    table.add_paths(named_columns(spec))
+    add_columns(table, named_columns(spec))
     for name in (*choice.texts, choice.label, choice.image):
         if name is not None and name not in table.columns:
             raise InlayError(
@@ -221,6 +233,8 @@ def _with_labels(schema: TaskSchema, training: list[Row], class_names: list[str]
         found = {row["label"] for row in training}
         ordered = class_names if class_names and found <= set(class_names) else labels.in_order(found)
         return replace(schema, label_names=tuple(ordered))
+    if schema.predicts == "labels":
+        return replace(schema, label_names=tuple(labels.in_order(name for row in training for name in row["label"])))
     if schema.predicts == "tags":
         names = tuple(labels.in_order(tag for row in training for tag in row["label"]))
         entity = all(_BIO.fullmatch(name) for name in names)

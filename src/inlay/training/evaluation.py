@@ -42,13 +42,15 @@ class NotFinitePredictions(InlayError):
 class Scored:
     """A split's predictions and metrics, and what it took to get them.
 
-    `seconds` is None where they do not tell how fast the model is: see `Validation` and `score_timed`.
+    `seconds` is None where they do not tell how fast the model is: see `Validation` and `score_timed`. `targets` is
+    what the loss compared the predictions with.
     """
 
     metrics: dict[str, float]
     predictions: Any
     examples: int
     seconds: float | None
+    targets: Any = None
 
 
 def evaluate(
@@ -115,7 +117,7 @@ def score(
     weighted = [(mean * items, items) for _, _, part in gathered for mean, items in part if items]
     total = sum(items for _, items in weighted)
     loss = math.fsum(value for value, _ in weighted) / total if total else math.nan
-    return Scored({**metrics, "loss": loss}, predictions, len(encoded), seconds)
+    return Scored({**metrics, "loss": loss}, predictions, len(encoded), seconds, known)
 
 
 def write(

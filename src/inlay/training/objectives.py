@@ -361,9 +361,14 @@ class SingleTask(Objective):
         outputs: np.ndarray | None = None
         texts: Sequence[str] | None = None
         with undisturbed():
-            if self.bounded:
+            needs_thresholds = kinds.get(task.kind).predicts == "labels"
+            if self.validation and (self.bounded or needs_thresholds):
                 whole = self.validation[task.name]
-                found["validation"] = score(setup.model, task, whole, setup.collate, setup.place, stop).metrics
+                scored = score(setup.model, task, whole, setup.collate, setup.place, stop)
+                found["validation"] = scored.metrics
+                if needs_thresholds:
+                    task = self.tasks[task.name] = task.with_thresholds(scored.predictions, scored.targets)
+                    found["validation"] |= task.compute_metrics(scored.predictions, scored.targets)
             elif self.validation:
                 found["validation"] = progress.best["metrics"] if progress.best else progress.validation
             if len(task.test):

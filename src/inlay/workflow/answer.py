@@ -261,7 +261,7 @@ def _way_of_reading(schema: TaskSchema, task: str) -> Any:
     """The same for tasks whose rows become the same tokens. Tagged words must be found again: such a task is alone."""
     if schema.kind == kinds.TOKENS:
         return task
-    marked = schema.kind if schema.kind in (kinds.SPANS, kinds.IMAGES) else None
+    marked = schema.kind if schema.kind == kinds.SPANS or schema.modality == "image" else None
     return marked, schema.fields, schema.full_template, schema.prompt_template, schema.prompt_tokens, schema.max_length
 
 

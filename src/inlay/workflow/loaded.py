@@ -123,7 +123,7 @@ class LoadedRun:
             (probabilities, "probabilities are", "--probabilities (probabilities=True)"),
             (top_k is not None, "the likeliest classes are", "--top-k (top_k=...)"),
         ):
-            if wanted and self.schema.kind not in kinds.ONE_LABEL:
+            if wanted and not kinds.get(self.schema.kind).has_probabilities:
                 raise InlayError(
                     f"{what} those of a row's classes, and {self.run.id} is of kind {self.schema.kind!r}. Leave {how} "
                     "out."

@@ -134,6 +134,12 @@ def load_tasks(spec: Spec) -> dict[str, Task]:
     if wrong:
         raise InlayError("\n".join(wrong))
     check_together(found)
+    alone = [f"{name} ({task.kind})" for name, task in found.items() if not kinds.may_be_mixed(task.kind)]
+    if alone:
+        raise InlayError(
+            f"Tasks of these kinds are trained each in a run of its own: {', '.join(alone)}. Leave them out; runs of "
+            f"one method can be joined afterwards: {JOIN}."
+        )
     return found
 
 
