@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 from scipy.stats import pearsonr
-from test_card_code import DATA, lay_out, run_of
+from test_card_code import DATA, OURS, lay_out, run_of
 
 import inlay
 from inlay import InlayError, Spec, tune
@@ -42,7 +42,7 @@ def kept_of(run: Run) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return json.loads(table.schema.metadata[kept.METADATA]), table.to_pylist()
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", [kind for kind in DATA if kind not in OURS])
 def test_every_kind_keeps_what_it_says_of_the_rows_it_held_out(place: Path, kind: str) -> None:
     run = run_of(place, kind, "norm")
     about, rows = kept_of(run)

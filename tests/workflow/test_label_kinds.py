@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
@@ -79,6 +80,23 @@ def test_a_run_is_trained_found_asked_and_scored(place: Path, kind: str, of: str
     answers = loaded.predict(asked)
     assert [set(answer) - set(asked[0]) for answer in answers] == [KINDS[kind][2]] * 2
     assert json.loads(json.dumps(answers)) == answers
+
+
+@pytest.mark.parametrize("of", ["text", "image"])
+def test_what_is_kept_of_tested_rows_is_what_the_run_says_of_them(place: Path, of: str) -> None:
+    run = run_of(place, "multi-label", of)
+    (path,) = run.predictions.values()
+    tested = [row for row in parquet.read_table(path).to_pylist() if row["split"] == "test"]
+    assert len(tested) == 12
+    lines = [json.loads(line) for line in (place / f"multi-label-{of}.jsonl").read_text().splitlines()]
+    asked = [lines[row["row"] - 1] for row in tested]
+    assert [row["label"] for row in tested] == [row["label"] for row in asked]
+    given = [{"image": str(place / row["image"])} for row in asked] if of == "image" else [row["body"] for row in asked]
+    said = inlay.load(run).predict(given, probabilities=True)
+    for row, answer in zip(tested, said, strict=True):
+        assert row["prediction"] == answer["labels"]
+        assert row["probabilities"] == pytest.approx(list(answer["probabilities"].values()), abs=1e-5)
+        assert (row.get(of) is not None) == (set(row["label"]) != set(row["prediction"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -45,9 +45,9 @@ def command(
     """Predict with a finished run, or with several tasks.
 
     The result is JSON lines, one for each row, in the order of the input. A line has all columns of its row (an `id`
-    comes back), then what is predicted: `label` and `score` of a class, `labels` and `scores` of a set, `value` of
-    a regression, `tags` of words, `text` that was written. Where the input has a column of such a name, it keeps it, and what is predicted is called
-    `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
+    comes back), then what is predicted: `label` and `score` of a class, `labels` and `scores` of a set, `value` of a
+    regression, `tags` of words, `text` that was written. Where the input has a column of such a name, it keeps it, and
+    what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
 
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl

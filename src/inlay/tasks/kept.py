@@ -9,6 +9,7 @@
 A kind of task adds columns of its own (`OF`, by what it predicts):
 
     class           score (the probability of the prediction), probabilities (of all classes, in the order of the names)
+    labels          label and prediction are lists, probabilities those of all labels
     value           -
     tags            label and prediction are lists, a tag for each word
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
@@ -134,6 +135,20 @@ def _of_classes(tested: TestedRows) -> Columns:
     return Columns(columns, wrong[np.argsort(-score[wrong], kind="stable")].tolist())
 
 
+def _of_sets(tested: TestedRows) -> Columns:
+    import pyarrow as pa
+
+    names = tested.schema.label_names or ()
+    true = [[names[label] for label in row] for row in tested.rows["label"]]
+    said = tested.schema.decode(tested.outputs[:, : len(names)], probabilities=True)
+    predicted, some = [each["labels"] for each in said], pa.list_(pa.string())
+    wrong = [len(set(a) ^ set(b)) for a, b in zip(true, predicted, strict=True)]
+    shares = pa.array([list(each["probabilities"].values()) for each in said], pa.list_(pa.float32()))
+    order = sorted((i for i in range(len(wrong)) if wrong[i]), key=lambda i: -wrong[i])
+    columns = {"label": pa.array(true, some), "prediction": pa.array(predicted, some), "probabilities": shares}
+    return Columns(columns, order)
+
+
 def _of_values(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
@@ -190,6 +205,7 @@ def _as_json(value: Any) -> str:
 
 OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "class": _of_classes,
+    "labels": _of_sets,
     "value": _of_values,
     "tags": _of_tags,
     "text": _of_texts,
