@@ -464,15 +464,16 @@ def main() -> None:
         scratch.replace(target)
 
     def keep(part: str, key: str, found: dict[str, Any]) -> None:
-        kept[part][key] = found | (about if part == "results" else {})
+        kept[part][key] = found | ({"run": told_once(kept["runs"], about)} if part == "results" else {})
         print(f"  {key}: { {name: value for name, value in found.items() if name != 'nll'} }", flush=True)
         write()
 
     def merge(folder: Path) -> None:
         new = read_kept(folder / target.name)
         if new["results"].keys() - kept["results"].keys():
-            for part in kept:
-                kept[part] |= new[part]
+            kept["yardsticks"] |= new["yardsticks"]
+            for key, found in new["results"].items():
+                kept["results"][key] = found | {"run": told_once(kept["runs"], new["runs"][found["run"]])}
             write()
 
     before = kept if args.after is None else read_kept(args.after / target.name)
@@ -498,9 +499,29 @@ def main() -> None:
         print(*table(kept["results"]), sep="\n")
 
 
+ABOUT = ("command", "versions", "model", "precision", "at_once")
+"""What results of one run have in common."""
+
+
 def read_kept(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"results": {}, "yardsticks": {}}
+    """The results of a file; in older ones each result says by itself which run it is of."""
+    found: dict[str, Any] = {"results": {}, "yardsticks": {}, "runs": {}}
+    found |= json.loads(path.read_text()) if path.is_file() else {}
+    for result in found["results"].values():
+        about = {name: result.pop(name) for name in ABOUT if name in result}
+        if about:
+            result["run"] = told_once(found["runs"], about)
     return found
+
+
+def told_once(runs: dict[str, Any], about: dict[str, Any]) -> str:
+    """The name of the run that this is about."""
+    for name, known in runs.items():
+        if known == about:
+            return name
+    name = str(len(runs))
+    runs[name] = about
+    return name
 
 
 def arguments() -> Any:

@@ -380,7 +380,7 @@ def test_time_is_sortable() -> None:
 
 
 def test_a_copy_without_history_is_told_its_commit(tmp_path: Path) -> None:
-    """Where the checkout has no .git, INLAY_COMMIT names the commit; a checkout knows its own."""
+    """INLAY_COMMIT names the commit, also before a .git whose history may be older than the files."""
     copy = tmp_path / "src" / "inlay" / "records" / "versions.py"
     copy.parent.mkdir(parents=True)
     copy.write_text((Path(__file__).parents[2] / "src" / "inlay" / "records" / "versions.py").read_text())

@@ -28,12 +28,16 @@ class SoftmaxTuner(InlayTuner):
     """Its name in the registry, for messages."""
     prompt: Prompt | None = None
     """While an adapter that starts from one is put in."""
+    known: dict[str, Block] | None = None
+    """The places, while an adapter is put in: they are asked for at each of them."""
 
     def hosts(self, config: Any) -> list[str]:
         return list(self.places())
 
     def places(self) -> dict[str, Block]:
         """The blocks whose attention can be adapted, by the plain name of the attention module."""
+        if self.known is not None:
+            return self.known
         attentions = [(block, block.attention) for block in anatomy(self.model).blocks]
         return {plain_name(at.name): block for block, at in attentions if at is not None and why_not(at) is None}
 
@@ -65,10 +69,11 @@ class SoftmaxTuner(InlayTuner):
         return found
 
     def inject_adapter(self, *args: Any, **kwargs: Any) -> None:
+        self.known = self.places()
         try:
             super().inject_adapter(*args, **kwargs)
         finally:
-            self.prompt = None
+            self.prompt = self.known = None
 
     @classmethod
     def refusal(cls, model: nn.Module) -> str:

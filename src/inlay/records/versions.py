@@ -43,14 +43,15 @@ def _cpu() -> str:
 
 @functools.cache
 def _commit() -> str | None:
-    """The commit of inlay's own checkout, with `+` when it was edited. A copy of a checkout without its history, as on
-    a rented machine, is told by the variable INLAY_COMMIT; None when inlay is an installed package.
+    """The commit of inlay's own checkout, with `+` when it was edited. A copy of a checkout without its history, or
+    with an older one, as on a rented machine, is told by the variable INLAY_COMMIT; None when inlay is an installed
+    package.
 
     Asked once: what a process runs is what it has loaded, and a folder of many runs need not wait for git each time.
     """
-    root = Path(__file__).resolve().parents[3]
-    if not (root / ".git").exists():
-        return os.environ.get("INLAY_COMMIT") or None
+    told, root = os.environ.get("INLAY_COMMIT"), Path(__file__).resolve().parents[3]
+    if told or not (root / ".git").exists():
+        return told or None
     try:
         commit, changes = (
             subprocess.run(["git", "-C", root, *command], capture_output=True, text=True, check=True, timeout=10).stdout
