@@ -30,7 +30,14 @@ Model = Annotated[str, typer.Option(help="Hub id, local folder, or embedded:NAME
 OwnModel = Annotated[
     str | None, typer.Option(help="Hub id, local folder, or embedded:NAME (see `inlay models`).", show_default=False)
 ]
-OwnMethod = Annotated[str | None, typer.Option(help="How to adapt it (see `inlay methods`).", show_default=False)]
+OwnMethod = Annotated[
+    str | None,
+    typer.Option(
+        help="How to adapt it (see `inlay methods`). auto: a short comparison of a few on held-out rows picks one, and "
+        "says why; ties go to the one that trains fewer parameters.",
+        show_default=False,
+    ),
+]
 MovedModel = Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")]
 Method = Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")]
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]

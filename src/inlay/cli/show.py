@@ -139,6 +139,34 @@ def run_result(run: Run) -> None:
     table(("", run.spec.method), rows)
 
 
+def choice(run: Run) -> None:
+    """What `--method auto` tried before this run, and why it picked its method; nothing where nobody asked it to."""
+    from inlay.workflow.auto import CHOICE, read
+
+    found = read(run.folder / CHOICE)
+    if found is None:
+        return
+    rows = [
+        (
+            trial.method,
+            f"{abs(trial.mean):.4f}",
+            "the best"
+            if trial.behind == 0
+            else f"{trial.behind:.4f}" + ("" if trial.low is None else f" ({trial.low:.4f} to {trial.high:.4f})"),
+            count(trial.trained),
+            f"{figure(trial.seconds)} s",
+            "picked" if trial.method == found.method else "as good, trains more" if trial.ties else "worse",
+        )
+        for trial in found.trials
+    ]
+    rows += [(name, "-", "-", "-", "-", why) for name, why in {**found.unfinished, **found.left_out}.items()]
+    columns = ("method", found.measure, "behind the best (95 % CI)", "trained", "time", "verdict")
+    table(columns, rows, title=f"{found.rows:,} held-out rows", right=range(1, 5))
+    say(f"{found.method}: {found.why}. One start each: the intervals are over rows, not over starts.")
+    if found.unfinished:
+        say("Not all were tried: the same command goes on with them.")
+
+
 def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Whether the frozen part before the first trained piece was computed once or in every epoch."""
     entry = portrait.get("trunk")
@@ -174,6 +202,7 @@ def whole_run(run: Run) -> None:
     if run.status != "finished":
         say(f"This run is {run.status}" + (f": {run.error}" if run.error else "."))
         return
+    choice(run)
     run_result(run)
     record = run.record
     tasks = record.get("tasks") or {"": record["task"]}  # of a run of several, by name

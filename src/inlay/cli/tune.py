@@ -10,6 +10,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.errors import InlayError
 
 
 @partial(o.takes_spec, joint=True)
@@ -29,6 +30,10 @@ def command(
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print the run as YAML, with its defaults, and stop.")
     ] = False,
+    auto_budget: Annotated[
+        float | None,
+        typer.Option(help="With --method auto: minutes that the comparison may take. Default: 10.", show_default=False),
+    ] = None,
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
@@ -52,10 +57,13 @@ def command(
     inlay tune --model google/vit-base-patch16-224 --data photos/ --method linear-probe
 
     \b
+    inlay tune --model embedded:minilm --data reviews.csv --method auto --auto-budget 20
+
+    \b
     inlay tune run.yaml --epochs 5
     """
     from inlay.workflow import run_file
-    from inlay.workflow.tune import identify, tune
+    from inlay.workflow.tune import AUTO, identify, tune
 
     asked = {"model": model, "method": method, "seed": seed, **fields}
     if file is None:
@@ -64,11 +72,23 @@ def command(
         written = run_file.read(file, {name: asked[name] for name in o.given(context) & asked.keys()})
         spec = written.spec
         out = out if written.out is None or "out" in o.given(context) else Path(written.out)
+    if auto_budget is not None and spec.method != AUTO:
+        raise InlayError(f"--auto-budget is for --method auto, and the method is {spec.method!r}: leave it out.")
     if print_config:
+        if spec.method == AUTO:
+            raise InlayError("--print-config prints a run, and --method auto has yet to pick its method: give one.")
         show.answer(run_file.write(identify(spec)[0], str(out)).rstrip("\n"))
         return
     boards = [*o.names_in(log_to), *(["tensorboard"] if tensorboard else [])]
-    run = tune(spec, out, progress=not quiet, log_to=boards, say=show.nothing if quiet else show.say)
+    say = show.nothing if quiet else show.say
+    if spec.method == AUTO:
+        from inlay.workflow.auto import MINUTES, tune_auto
+
+        minutes = MINUTES if auto_budget is None else auto_budget
+        run = tune_auto(spec, out, minutes=minutes, progress=not quiet, log_to=boards, say=say)
+        show.choice(run)
+    else:
+        run = tune(spec, out, progress=not quiet, log_to=boards, say=say)
     show.run_result(run)
     if not quiet:
         how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"

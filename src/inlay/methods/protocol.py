@@ -74,6 +74,8 @@ class Method:
 
     - `learning_rate`: the default; `rates` has others for the kinds of model (`inlay.anatomy.Kind`) that want them, and
       `grid` those that `--learning-rates auto` tries.
+    - `auto`: what it is a candidate for where a user leaves the method to a short comparison (`--method auto`): to
+      classify or score texts or images, or to write.
     - `writing`: what is different where a language model learns to write (`inlay.workflow.writing`).
 
     What it can do:
@@ -113,6 +115,7 @@ class Method:
     rates: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
     grid: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
     writing: Writing | None = None
+    auto: tuple[Literal["text", "image", "writing"], ...] = ()
     identity_at_start: bool = True
     mergeable: bool = False
     unmergeable: str = "no weight of the base model can hold what it trains"

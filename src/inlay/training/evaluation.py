@@ -62,20 +62,32 @@ def evaluate(
     say: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, float], Any]:
     """Metrics and predictions of a model on one split of a task; `say` receives what was cut."""
-    place = Placement.of(spec)
-    model.to(place.device)
     with undisturbed():
-        length = settle_length(model, task, processor, spec.max_length)
-        task = task.with_length(processor, length, model_config=model.config)
-        encoded = task.encode(split, processor, length, model_config=model.config)
+        task, encoded, scored = _scored(model, task, split, processor, spec)
         if say is not None:
             for note in getattr(encoded, "notes", ()):
                 say(note)
-        scored = score(model, task, encoded, task.collator(processor, model), place)
         if not task.generates:
             return scored.metrics, scored.predictions
-        written = write(model, task, split, processor, spec, place)
+        written = write(model, task, split, processor, spec, Placement.of(spec))
     return scored.metrics | written.metrics, written.predictions
+
+
+def outputs_of(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec) -> tuple[np.ndarray, Any]:
+    """A model's outputs on one split of a task, as `reduce_logits` leaves them, and the split as it was encoded; no
+    texts are written."""
+    with undisturbed():
+        _, encoded, scored = _scored(model, task, split, processor, spec)
+    return scored.predictions, encoded
+
+
+def _scored(model: nn.Module, task: Any, split: str, processor: Any, spec: Spec) -> tuple[Any, Any, Scored]:
+    place = Placement.of(spec)
+    model.to(place.device)
+    length = settle_length(model, task, processor, spec.max_length)
+    task = task.with_length(processor, length, model_config=model.config)
+    encoded = task.encode(split, processor, length, model_config=model.config)
+    return task, encoded, score(model, task, encoded, task.collator(processor, model), place)
 
 
 def score(

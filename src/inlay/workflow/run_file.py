@@ -30,6 +30,7 @@ from inlay.records.spec_values import Unfit
 from inlay.tasks import catalogue
 from inlay.workflow.keys import OF_SPEC, Check, checked, read_keys, refuse, text, whole
 from inlay.workflow.settle import check_settings
+from inlay.workflow.tune import AUTO
 
 SUBJECTS = ("task", "tasks", "data")  # a run has one of them
 NEEDS = "model, method and task (or data)"
@@ -148,7 +149,7 @@ def _mistakes(fields: Mapping[str, Any], written: Any) -> list[InlayError]:
             found += _refused(catalogue.describe, name)
     if str(fields.get("model")).startswith(embedded.PREFIX):
         found += _refused(embedded.card, fields["model"])
-    if "method" in fields:
+    if "method" in fields and fields["method"] != AUTO:
         found += _refused(_check_method, fields["method"], fields["settings"])
     return found
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from inlay.training.objectives import Objective
 
 DEFAULT_OUT = "runs"
+AUTO = "auto"  # in place of a method: a short comparison picks it
 SPLITS = ("train", "validation", "test")
 
 
@@ -53,6 +54,8 @@ def tune(
     dropped, cut or assumed; without it, the logger `inlay.notes` does (see notes.py). A run that is on record as
     failed is tried again unless `retry_failed` is False.
 
+    The method `auto` picks one by a short comparison first (`inlay.workflow.auto`).
+
     `log_to` names where metrics are shown too: tensorboard, wandb, mlflow, trackio (`tensorboard=True` is the first).
 
     The rest is for callers that manage several runs: `opened` is called with the run's name as soon as it has one; of
@@ -60,6 +63,11 @@ def tune(
     """
     from inlay import backbones
 
+    if spec.method == AUTO:
+        from inlay.workflow.auto import tune_auto
+
+        more: dict[str, Any] = {"retry_failed": retry_failed, "opened": opened, "watchers": watchers, "stop": stop}
+        return tune_auto(spec, out, progress=progress, say=say, tensorboard=tensorboard, log_to=log_to, **more)
     say, wanted = or_log(say), spec.pooling
     if log_to := (*log_to, *(["tensorboard"] if tensorboard else [])):
         from inlay.training import boards

@@ -12,5 +12,6 @@ METHOD = Method(
     parameter_prefix="inlay_norm_",
     learning_rate=3e-3,
     grid=(3e-4, 1e-3, 3e-3, 1e-2),
+    auto=("writing",),
     mergeable=True,
 )

@@ -1,0 +1,41 @@
+"""How good what a model says of each row is: greater is better, and the mean is what the metric in words is of."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from inlay.tasks import kept
+from inlay.tasks.schema import TaskSchema
+
+WORDS = {
+    "class": "share of rows that are right",
+    "value": "squared error, less is better",
+    "tags": "share of a row's tags that are right",
+    "text": "loss per token, less is better",
+}
+
+
+def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray) -> list[float]:
+    """A number for each row of a split, from the outputs as `reduce_logits` leaves them; greater is better.
+
+    Of a text it is its loss, divided by the mean number of tokens of a text, so that the mean over rows is the loss per
+    token.
+    """
+    found = kept.OF[schema.predicts](kept.TestedRows(schema, rows, encoded, outputs)).values
+    if schema.predicts == "text":
+        losses, tokens = (np.asarray(found[name].to_pylist(), dtype=np.float64) for name in ("loss", "tokens"))
+        return (-losses * tokens / max(tokens.mean(), 1.0)).tolist()
+    pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
+    if schema.predicts == "value":
+        return [-((true - said) ** 2) for true, said in pairs]
+    if schema.predicts == "tags":
+        return [fmean(a == b for a, b in zip(*pair, strict=True)) if pair[0] else 1.0 for pair in pairs]
+    return [float(true == said) for true, said in pairs]
+
+
+def shown(schema: TaskSchema, mean: float) -> float:
+    """A mean of these numbers as people know it: errors and losses are positive."""
+    return abs(mean) if schema.predicts in ("value", "text") else mean

@@ -1,0 +1,221 @@
+"""`--method auto`: a short, budgeted comparison on held-out rows among a few methods, and the run by the one it picks.
+
+Each candidate (`Method.auto` says for what it is one) is a run of its own, under the same folder, on at most `MOST`
+training examples. So the comparison resumes like any run, and where there are no more examples than that, the run of
+the method that is picked is done already. The test split plays no part.
+
+What the candidates say of the validation split is compared row by row. Those whose mean is behind the best one's by an
+interval that includes 0 are as good as it; of these the one with the fewest trained parameters is picked. Each was
+trained from one start: the intervals are over rows, not over starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.methods import registry
+from inlay.records.atomic import writing
+from inlay.records.sealed import is_intact, read_object, write_sealed
+from inlay.records.spec import Spec
+from inlay.records.store import Run, load
+from inlay.tasks import kinds
+from inlay.tasks.row_scores import WORDS, score_rows
+from inlay.workflow.compare import make_runs
+from inlay.workflow.notes import Say, or_log
+from inlay.workflow.planning import kind_of, plan
+from inlay.workflow.settle import Settled, digest_of, settle
+from inlay.workflow.statistics import half_width
+from inlay.workflow.tune import AUTO, tune
+
+MINUTES = 10.0
+MOST = 1000  # examples that a candidate is trained on
+STEPS = 100  # updates, of running text, whose examples the model's length makes
+CHOICE = "chosen.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate: its mean over the held-out rows, and how far it is behind the best (`low` to `high`: 95 % CI)."""
+
+    method: str
+    run: str
+    mean: float
+    behind: float
+    low: float | None
+    high: float | None
+    trained: int
+    seconds: float
+
+    @property
+    def ties(self) -> bool:
+        """Whether it is as good as the best, as far as these rows tell."""
+        return self.behind == 0 or self.low is None or self.low <= 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which method was picked and why. `measure` says what the means are of, `rows` over how many they are, and
+    `examples` on how many each candidate was trained (None: all). `unfinished` were not done in time."""
+
+    method: str
+    why: str
+    measure: str
+    rows: int
+    examples: int | None
+    minutes: float
+    trials: tuple[Trial, ...]
+    unfinished: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "format": 1}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """What `to_json` made."""
+        known = {key: data[key] for key in cls.__dataclass_fields__}
+        return cls(**{**known, "trials": tuple(Trial(**each) for each in data["trials"])})
+
+
+def tune_auto(
+    spec: Spec, out: Path | str, *, minutes: float = MINUTES, progress: bool = True, say: Say | None = None, **how: Any
+) -> Run:
+    """Pick a method for `spec` and make its run, as `inlay.tune` does; the choice lies in the run's folder."""
+    say = or_log(say)
+    choice = choose(spec, out, minutes=minutes, progress=progress, say=say)
+    say(f"method: {choice.method}: {choice.why}")
+    run = tune(spec.with_(method=choice.method), out, progress=progress, say=say, **how)
+    if not run.follower:
+        with writing(run.folder):
+            write_sealed(run.folder / CHOICE, choice.to_json())
+    return run
+
+
+def choose(
+    spec: Spec, out: Path | str, *, minutes: float = MINUTES, progress: bool = True, say: Say | None = None
+) -> Choice:
+    """Try the candidates for at most `minutes`, and pick one. The same again goes on, or finds what was picked."""
+    say = or_log(say)
+    if not minutes > 0:
+        raise InlayError(f"minutes={minutes!r} must be greater than 0.")
+    check(spec)
+    planned = plan(spec, candidates(spec), [spec.seed], say=say)
+    first = settle(planned.specs[0])
+    noted = Path(out) / f"{AUTO}-{digest_of(spec, first.data)[:10]}.json"
+    if (earlier := read(noted)) is not None and not earlier.unfinished:
+        say(f"chosen before: {noted}")
+        return earlier
+    specs = [shortened(each, first) for each in planned.specs]
+    names = ", ".join(each.method for each in specs)
+    on = f" on {specs[0].shots} of the training examples" if specs[0].shots != spec.shots else ""
+    say(f"tries {names}{on}, for at most {minutes:g} minutes")
+    outcomes = make_runs([(each.method, each) for each in specs], out, minutes=minutes, progress=progress, say=say)
+    unfinished = {
+        each.method: outcome.error or outcome.status
+        for each, outcome in zip(specs, outcomes, strict=True)
+        if outcome.status != "finished"
+    }
+    runs = [load(Path(out) / outcome.run) for outcome in outcomes if outcome.status == "finished" and outcome.run]
+    if not runs:
+        told = "; ".join(f"{name}: {why}" for name, why in unfinished.items())
+        raise InlayError(
+            f"No candidate finished within {minutes:g} minutes ({told}). Give the same command again, which goes on "
+            "where it stopped, more time (--auto-budget), or a method."
+        )
+    found = judge(runs, spec, first, minutes=minutes)
+    choice = replace(found, unfinished=unfinished, left_out=dict(planned.left_out), examples=specs[0].shots)
+    with writing(noted):
+        write_sealed(noted, choice.to_json())
+    return choice
+
+
+def check(spec: Spec) -> None:
+    """An error where there is nothing to choose from."""
+    if spec.tasks:
+        raise InlayError(
+            "--method auto picks a method for one task: --task or --data. Several tasks are for the methods that mix "
+            f"them: {', '.join(registry.names_where(lambda method: method.mixes_tasks))}."
+        )
+
+
+def candidates(spec: Spec) -> Sequence[str]:
+    """The methods to try, by what the model reads and what it is to learn."""
+    from inlay import backbones
+
+    writes = kind_of(spec) in kinds.LANGUAGE_MODELS
+    what = "writing" if writes else backbones.modality(spec.model, spec.revision)
+    return registry.names_where(lambda method: what in method.auto)
+
+
+def shortened(spec: Spec, first: Settled) -> Spec:
+    """A candidate's run: the run that would be made of it, on fewer examples where there are many."""
+    examples = first.first.examples
+    if examples is None:
+        return spec if spec.max_steps else spec.with_(max_steps=STEPS)
+    return spec.with_(shots=MOST) if examples > MOST else spec
+
+
+def judge(runs: Sequence[Run], spec: Spec, first: Settled, *, minutes: float) -> Choice:
+    """Score what each run says of the validation split, and pick."""
+    scores = [score(run, first) for run in runs]
+    means = [fmean(each) for each in scores]
+    best = max(range(len(runs)), key=lambda i: (means[i], -trained(runs[i])))
+    trials = []
+    for run, mine, mean in zip(runs, scores, means, strict=True):
+        gaps = [theirs - own for theirs, own in zip(scores[best], mine, strict=True)]
+        behind = fmean(gaps)
+        half = half_width(gaps)
+        low, high = (None, None) if half is None else (behind - half, behind + half)
+        trials.append(
+            Trial(run.spec.method, run.id, mean, behind, low, high, trained(run), float(run.record["seconds"]))
+        )
+    picked = min((trial for trial in trials if trial.ties), key=lambda trial: (trial.trained, trial.behind))
+    measure = WORDS[first.first.schema.predicts]
+    why = reason(trials, trials[best], picked, len(scores[0]))
+    return Choice(picked.method, why, measure, len(scores[0]), None, minutes, tuple(trials), {}, {})
+
+
+def reason(trials: Sequence[Trial], best: Trial, picked: Trial, rows: int) -> str:
+    """Why this one, in a sentence."""
+    if len(trials) == 1:
+        return "the only one that was tried to the end"
+    if picked is best:
+        tied = [trial.method for trial in trials if trial.ties and trial is not best]
+        if not tied:
+            return f"better than the others on {rows:,} held-out rows"
+        return f"the best on {rows:,} held-out rows, and with fewer trained parameters than {', '.join(tied)}"
+    return (
+        f"not distinguishable from {best.method}, the best on {rows:,} held-out rows, and the fewest trained "
+        f"parameters ({picked.trained:,}; {best.method}: {best.trained:,})"
+    )
+
+
+def trained(run: Run) -> int:
+    """How many parameters a run trained."""
+    return int(run.portrait["parameters"]["trained"])
+
+
+def score(run: Run, first: Settled) -> list[float]:
+    """How good what a run says of each row of the validation split is."""
+    from inlay.training.evaluation import outputs_of
+    from inlay.workflow.loaded import LoadedRun
+
+    loaded = LoadedRun(run, trust_remote_code=run.spec.trust_remote_code)
+    task = first.first.with_schema(loaded.schema)
+    outputs, encoded = outputs_of(loaded.model, task, "validation", loaded.processor, run.spec)
+    return score_rows(loaded.schema, task.validation, encoded, outputs)
+
+
+def read(path: Path) -> Choice | None:
+    """A choice that was written down; None where there is none, or one that was changed since."""
+    try:
+        data = read_object(path)
+        return Choice.from_json(data) if is_intact(data) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
