@@ -17,7 +17,8 @@ from __future__ import annotations
 import ctypes
 import statistics
 import threading
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from inlay.backbones.quantised import count, parts
 
 SHADOWED = "original_module"  # PEFT keeps the untrained original beside the copy that it trains and uses
 BLOCKS = 10
+IN_USE, BY_OTHERS = 0.9, 0.1  # shares of all processors from which on others count as in the way
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PERIOD = 0.02  # seconds between samples where the kernel keeps no resettable maximum
 PAGE = 4096  # bytes
@@ -145,6 +147,48 @@ def _maximum() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+class Machine:
+    """How busy the machine was since this was made, and with whom: measured times depend on it."""
+
+    def __init__(self) -> None:
+        self._clock, self._own, self._all = time.perf_counter(), _processor_seconds(), _busy_seconds()
+
+    def portrait(self) -> dict[str, Any]:
+        """For the record: processors, the load average, the seconds that passed, and how many processor-seconds this
+        process (with those it started) and all others took in them."""
+        seconds = time.perf_counter() - self._clock
+        own, whole = _processor_seconds() - self._own, _busy_seconds() - self._all
+        return {
+            "cores": psutil.cpu_count() or 1,
+            "load": psutil.getloadavg()[0],
+            "seconds": seconds,
+            "processor_seconds": own,
+            "others_processor_seconds": max(0.0, whole - own),
+        }
+
+
+def _processor_seconds() -> float:
+    times = psutil.Process().cpu_times()
+    return sum(getattr(times, name, 0.0) for name in ("user", "system", "children_user", "children_system"))
+
+
+def _busy_seconds() -> float:
+    """Processor-seconds of all processes of the machine since it was started."""
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+    return sum(times) - idle
+
+
+def was_contended(machine: Mapping[str, Any] | None) -> bool:
+    """Whether others took processors that a run may have wanted: nearly all were in use, and not by it alone. False
+    where it is not on record."""
+    if not machine or not machine["seconds"]:
+        return False
+    whole = machine["cores"] * machine["seconds"]
+    others = machine["others_processor_seconds"]
+    return (machine["processor_seconds"] + others) / whole >= IN_USE and others / whole >= BY_OTHERS
 
 
 class Speed:

@@ -147,6 +147,25 @@ def test_where_nothing_differs_only_the_cheapest_are_on_the_front(costs: list[in
     assert front(costs, [set() for _ in costs]) == expected
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=6),
+)
+def test_what_the_spread_of_costs_decides_is_on_no_front(points: list[tuple[int, int, int]]) -> None:
+    """On the front is only what is on it wherever in its spread each cost lies, ties left aside; none is added."""
+    better = [{other for other, (_, _, s) in enumerate(points) if s < score} for _, _, score in points]
+    costs, spreads = [float(cost) for cost, _, _ in points], [float(spread) for _, spread, _ in points]
+    found = front(costs, better, spreads)
+    plain = front(costs, better)
+    assert not any(on and not before for on, before in zip(found, plain, strict=True))
+    assert front(costs, better, [0.0] * len(points)) == plain == front(costs, better, [None] * len(points))
+    for one, on in enumerate(found):
+        rivals = [other for other in range(len(points)) if costs[other] != costs[one]]
+        reached = [other for other in rivals if costs[other] - spreads[other] < costs[one] + spreads[one]]
+        alike = [other for other in range(len(points)) if costs[other] == costs[one]]
+        beaten = any(other not in better[one] for other in reached) or any(one in better[other] for other in alike)
+        assert on == (not beaten)
+
+
 def test_better_than_is_over_common_seeds_and_corrected_for_all_pairs() -> None:
     noise = (0.0, 0.011, -0.02, 0.015, -0.005)
     good, bad = ({seed: mean + more for seed, more in enumerate(noise)} for mean in (0.9, 0.5))

@@ -132,6 +132,7 @@ def run_result(run: Run) -> None:
             for metric, value in metrics.items()
         ),
         *((column.titles["run"], column.described(run.record)) for column in columns_in("run")),
+        *machine(run.portrait),
         *trunk(run.portrait),
         *whole_time(run.record),
         ("run", str(run.folder)),
@@ -165,6 +166,19 @@ def choice(run: Run) -> None:
     say(f"{found.method}: {found.why}. One start each: the intervals are over rows, not over starts.")
     if found.unfinished:
         say("Not all were tried: the same command goes on with them.")
+
+
+def machine(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """How busy the machine was: times depend on it. Nothing of a run from before that was on record."""
+    from inlay.portrait import was_contended
+
+    found = portrait.get("machine")
+    if not found or not found["seconds"]:
+        return []
+    own, others = (found[name] / found["seconds"] for name in ("processor_seconds", "others_processor_seconds"))
+    told = f"{found['cores']} processors, {figure(own)} busy with this run, {figure(others)} with others"
+    warning = ": times vary, and would be shorter on an idle machine" if was_contended(found) else ""
+    return [("machine", f"{told}, load {figure(found['load'])}{warning}")]
 
 
 def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -249,6 +263,15 @@ def comparison(found: Comparison) -> None:
         rest = [(row[0], *row[half:]) for row in rows]
         table((columns[0], *columns[half:]), rest, right=range(1, len(columns) - half + 1))
     say("n: how often training and inference were timed; ± is the standard deviation over them.")
+    from inlay.portrait import was_contended
+
+    if slowed := [row.method for row in found.rows if any(map(was_contended, machines(records[row.method])))]:
+        say(f"Times vary: other processes, or other runs, used the machine during {', '.join(slowed)}.")
+
+
+def machines(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | None]:
+    """What is on record of the machine during some runs."""
+    return [record["portrait"].get("machine") for record in records]
 
 
 def plan(plans: Sequence[Planned]) -> None:

@@ -47,6 +47,10 @@ class Column:
         found = self.read(records)
         return getattr(found, "mean", found)
 
+    def spread(self, records: Sequence[Record]) -> float | None:
+        """The standard deviation of a measurement's repetitions; None of what has none."""
+        return getattr(self.read(records), "spread", None)
+
     def text(self, records: Sequence[Record]) -> str:
         """The value for a table at a terminal."""
         return self.cell(records) if self.cell else self._short(self.read(records))

@@ -156,6 +156,7 @@ def _row(row: ResultRow, numbers: dict[int, int]) -> dict[str, Any]:
         "best": row.badge,
         "verdict": row.verdict,
         **{column.key: column.value(row.records) for column in columns_in("page")},
+        "spreads": {column.key: column.spread(row.records) for column in columns_in("page")},
         "settings": {key: value for key, value in settings_of(row.spec).items() if value not in (None, [], {}, False)},
         "runs": [numbers[id(result)] for result in row.results],
     }

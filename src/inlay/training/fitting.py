@@ -20,7 +20,7 @@ from inlay.errors import InlayError
 from inlay.frozen import unchanging
 from inlay.methods.folder import preprocessing_in
 from inlay.methods.protocol import Method
-from inlay.portrait import count_bytes, summarise
+from inlay.portrait import Machine, count_bytes, summarise
 from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
@@ -203,6 +203,7 @@ class Fit:
         self.why_not: str | None = None
         self.check_seconds: float | None = None
         self.peak: dict[str, Any] = {}
+        self.machine = Machine()
         for line in trainer.store.news(self.checkpoint):
             display.say(line)
         if self.resumed_from is not None:
@@ -315,6 +316,7 @@ class Fit:
             "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
             "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
             "processes": plan.world,
+            "machine": self.machine.portrait(),
             "trunk": ({"cached": False, "reason": self.why_not} if self.kept is None else self.kept.portrait(mean))
             | ({} if self.check_seconds is None else {"check_seconds": self.check_seconds}),
         }

@@ -70,6 +70,10 @@ class Row:
             return None if self.seconds_per_epoch is None else self.seconds_per_epoch.mean
         return self.peak_memory if name == "memory" else float(self.trained)
 
+    def cost_spread(self, name: str) -> float | None:
+        """The standard deviation of a cost that was measured again and again; None for the others."""
+        return self.seconds_per_epoch.spread if name == "time" and self.seconds_per_epoch is not None else None
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -272,7 +276,10 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     better = statistics.better_than(
         [dict(zip(row.seeds, row.values, strict=True)) for row in rows], greater_is_better=up
     )
-    fronts = {cost: statistics.front([row.cost(cost) for row in rows], better) for cost in COSTS}
+    fronts = {
+        cost: statistics.front([row.cost(cost) for row in rows], better, [row.cost_spread(cost) for row in rows])
+        for cost in COSTS
+    }
     return [replace(row, front=tuple(cost for cost in COSTS if fronts[cost][index])) for index, row in enumerate(rows)]
 
 

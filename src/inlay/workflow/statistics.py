@@ -149,13 +149,23 @@ def better_than(values: Sequence[Mapping[int, float]], *, greater_is_better: boo
     return found
 
 
-def front(costs: Sequence[float | None], better: Sequence[set[int]]) -> list[bool]:
+def front(
+    costs: Sequence[float | None], better: Sequence[set[int]], spreads: Sequence[float | None] | None = None
+) -> list[bool]:
     """Which methods are worth their cost: significantly better than all that cost less, and no method of the same cost
-    is significantly better. A method whose cost is not known is on no front."""
+    is significantly better. A method whose cost is not known is on no front.
+
+    Of costs that were measured, with `spreads`, one that may be less, as the two overlap, counts as less: whatever the
+    spread alone decides is on no front.
+    """
+    widths = [width or 0.0 for width in spreads] if spreads is not None else [0.0] * len(costs)
 
     def beaten(one: int, cost: float) -> bool:
+        def may_be_less(other: int, price: float) -> bool:
+            return price != cost and price - widths[other] < cost + widths[one]
+
         return any(
-            (price < cost and other not in better[one]) or (price == cost and one in better[other])
+            (may_be_less(other, price) and other not in better[one]) or (price == cost and one in better[other])
             for other, price in enumerate(costs)
             if price is not None
         )

@@ -44,7 +44,10 @@ const told = (row) => [`${row.of.split} ${row.of.metric} ${score(row.mean)}${mis
 function front(rows, cost) {
   const price = (row) => COSTS[cost].more ? -row[cost] : row[cost];
   const beats = (row, other) => row.beats.includes(DATA.rows.indexOf(other));
-  return rows.filter((row) => !rows.some((other) => (price(other) < price(row) && !beats(row, other))
+  // What was measured may cost less where the spreads overlap: what they alone decide is on no front.
+  const spread = (row) => row.spreads[cost] ?? 0;
+  const mayCostLess = (other, row) => price(other) !== price(row) && price(other) - spread(other) < price(row) + spread(row);
+  return rows.filter((row) => !rows.some((other) => (mayCostLess(other, row) && !beats(row, other))
     || (price(other) === price(row) && beats(other, row)))).sort((a, b) => a[cost] - b[cost]);
 }
 

@@ -11,12 +11,17 @@ const COLUMNS = [
   { key: 'metric', label: 'Metric', get: (row) => `${row.of.split} ${row.of.metric}` },
   { key: 'n', label: 'Seeds', get: (row) => row.runs.length, num: true },
   ...DATA.columns.map((column) => ({
-    ...column, get: (row) => row[column.key], show: (row) => WRITTEN[column.kind](row[column.key]), num: column.kind !== 'text',
+    ...column, get: (row) => row[column.key], show: (row) => measured(row, column), num: column.kind !== 'text',
   })),
 ];
 // Columns with one value throughout are said once, above the table.
 const CONSTANT = ['task', 'model', 'shots', 'metric'].filter((key) => new Set(DATA.rows.map(COLUMNS.find((c) => c.key === key).get)).size === 1);
 const VISIBLE = COLUMNS.filter((column) => !CONSTANT.includes(column.key));
+
+function measured(row, column) {
+  const spread = row.spreads[column.key];
+  return [WRITTEN[column.kind](row[column.key]), ...(missing(spread) ? [] : [el('span', { class: 'pm' }, ` ± ${WRITTEN[column.kind](spread)}`)])];
+}
 
 function result(row) {
   const parts = [score(row.mean)];
