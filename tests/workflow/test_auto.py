@@ -23,7 +23,7 @@ from inlay.records.store import Store
 from inlay.tasks.row_scores import score_rows
 from inlay.tasks.schema import TaskSchema
 from inlay.workflow import auto
-from inlay.workflow.auto import CHOICE, Choice, Trial, choose, judge, read, reason, tune_auto
+from inlay.workflow.auto import CHOICE, MethodChoice, MethodTrial, choose, judge, read, reason, tune_auto
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -147,8 +147,8 @@ def test_the_command(typed: Typed, text_model: Path, reviews: Path, tmp_path: Pa
 # ---- by plain arithmetic
 
 
-def of(method: str, behind: float, low: float | None, high: float | None, trained: int) -> Trial:
-    return Trial(method, "-", 1 - behind, behind, low, high, trained, 1.0)
+def of(method: str, behind: float, low: float | None, high: float | None, trained: int) -> MethodTrial:
+    return MethodTrial(method, "-", 1 - behind, behind, low, high, trained, 1.0)
 
 
 def test_reasons() -> None:
@@ -182,7 +182,7 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
     expected = stats.ttest_rel(good.astype(float), bad.astype(float)).confidence_interval(0.95)
     assert (by_name["bias"].low, by_name["bias"].high) == pytest.approx((expected.low, expected.high))
     assert found.method == "norm"  # as good as lora to the row, with fewer parameters
-    assert Choice.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert MethodChoice.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 @pytest.mark.parametrize(

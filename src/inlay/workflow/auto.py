@@ -39,7 +39,7 @@ CHOICE = "chosen.json"
 
 
 @dataclass(frozen=True)
-class Trial:
+class MethodTrial:
     """One candidate: its mean over the held-out rows, and how far it is behind the best (`low` to `high`: 95 % CI)."""
 
     method: str
@@ -58,7 +58,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodChoice:
     """Which method was picked and why. `measure` says what the means are of, `rows` over how many they are, and
     `examples` on how many each candidate was trained (None: all). `unfinished` were not done in time."""
 
@@ -68,7 +68,7 @@ class Choice:
     rows: int
     examples: int | None
     minutes: float
-    trials: tuple[Trial, ...]
+    trials: tuple[MethodTrial, ...]
     unfinished: Mapping[str, str]
     left_out: Mapping[str, str]
 
@@ -77,10 +77,10 @@ class Choice:
         return {**asdict(self), "format": 1}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+    def from_json(cls, data: Mapping[str, Any]) -> MethodChoice:
         """What `to_json` made."""
         known = {key: data[key] for key in cls.__dataclass_fields__}
-        return cls(**{**known, "trials": tuple(Trial(**each) for each in data["trials"])})
+        return cls(**{**known, "trials": tuple(MethodTrial(**each) for each in data["trials"])})
 
 
 def tune_auto(
@@ -99,7 +99,7 @@ def tune_auto(
 
 def choose(
     spec: Spec, out: Path | str, *, minutes: float = MINUTES, progress: bool = True, say: Say | None = None
-) -> Choice:
+) -> MethodChoice:
     """Try the candidates for at most `minutes`, and pick one. The same again goes on, or finds what was picked."""
     say = or_log(say)
     if not minutes > 0:
@@ -161,7 +161,7 @@ def shortened(spec: Spec, first: Settled) -> Spec:
     return spec.with_(shots=MOST) if examples > MOST else spec
 
 
-def judge(runs: Sequence[Run], spec: Spec, first: Settled, *, minutes: float) -> Choice:
+def judge(runs: Sequence[Run], spec: Spec, first: Settled, *, minutes: float) -> MethodChoice:
     """Score what each run says of the validation split, and pick."""
     scores = [score(run, first) for run in runs]
     means = [fmean(each) for each in scores]
@@ -173,15 +173,15 @@ def judge(runs: Sequence[Run], spec: Spec, first: Settled, *, minutes: float) ->
         half = half_width(gaps)
         low, high = (None, None) if half is None else (behind - half, behind + half)
         trials.append(
-            Trial(run.spec.method, run.id, mean, behind, low, high, trained(run), float(run.record["seconds"]))
+            MethodTrial(run.spec.method, run.id, mean, behind, low, high, trained(run), float(run.record["seconds"]))
         )
     picked = min((trial for trial in trials if trial.ties), key=lambda trial: (trial.trained, trial.behind))
     measure = WORDS[first.first.schema.predicts]
     why = reason(trials, trials[best], picked, len(scores[0]))
-    return Choice(picked.method, why, measure, len(scores[0]), None, minutes, tuple(trials), {}, {})
+    return MethodChoice(picked.method, why, measure, len(scores[0]), None, minutes, tuple(trials), {}, {})
 
 
-def reason(trials: Sequence[Trial], best: Trial, picked: Trial, rows: int) -> str:
+def reason(trials: Sequence[MethodTrial], best: MethodTrial, picked: MethodTrial, rows: int) -> str:
     """Why this one, in a sentence."""
     if len(trials) == 1:
         return "the only one that was tried to the end"
@@ -212,10 +212,10 @@ def score(run: Run, first: Settled) -> list[float]:
     return score_rows(loaded.schema, task.validation, encoded, outputs)
 
 
-def read(path: Path) -> Choice | None:
+def read(path: Path) -> MethodChoice | None:
     """A choice that was written down; None where there is none, or one that was changed since."""
     try:
         data = read_object(path)
-        return Choice.from_json(data) if is_intact(data) else None
+        return MethodChoice.from_json(data) if is_intact(data) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
