@@ -23,9 +23,26 @@ from inlay.records.store import Store
 from inlay.tasks.row_scores import score_rows
 from inlay.tasks.schema import TaskSchema
 from inlay.workflow import auto
-from inlay.workflow.auto import CHOICE, MethodChoice, MethodTrial, choose, judge, read, reason, tune_auto
+from inlay.workflow.auto import (
+    CHOICE,
+    MethodChoice,
+    MethodTrial,
+    choose,
+    complete,
+    judge,
+    read,
+    reason,
+    seeds,
+    tune_auto,
+)
+from inlay.workflow.settle import settle
 
 Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SEEDS", 1)
 
 
 @pytest.fixture
@@ -34,20 +51,25 @@ def spec(text_model: Path, reviews: Path) -> Spec:
     return Spec(model=str(text_model), data=str(reviews), text=("body",), label="stars", method="auto", **how)
 
 
-def test_a_pick_is_made_recorded_and_found_again(spec: Spec, tmp_path: Path) -> None:
+def test_a_pick_is_made_recorded_and_found_again(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "SEEDS", 2)
     said: list[str] = []
     run = tune_auto(spec, tmp_path / "runs", progress=False, say=said.append)
     found = read(run.folder / CHOICE)
     assert found is not None
     assert [trial.method for trial in found.trials] == ["linear-probe", "bias", "lora"]
     assert run.spec.method == found.method
-    assert found.rows == run.record["examples"]["validation"]
+    assert found.seeds == (0, 1)  # so few rows are held out by each
+    assert found.rows == 2 * run.record["examples"]["validation"]
     assert any(line == f"method: {found.method}: {found.why}" for line in said)
     assert any(trial.run == run.id for trial in found.trials)  # so few examples that the trial is the run
-    assert len(Store(tmp_path / "runs").list()) == 3
+    made = Store(tmp_path / "runs").list()
+    assert len(made) == 6
     for trial in found.trials:
         tried = Store(tmp_path / "runs").get(trial.run)
-        assert trial.mean == pytest.approx(tried.metrics["validation"]["accuracy"])
+        scores = [each.metrics["validation"]["accuracy"] for each in made if each.spec.method == trial.method]
+        assert trial.mean == pytest.approx(sum(scores) / 2)
+        assert trial.seconds == pytest.approx(sum(r.record["seconds"] for r in made if r.spec.method == trial.method))
         assert trial.trained == tried.portrait["parameters"]["trained"]
     # A tie goes to the cheaper one, and only to one that ties.
     ties = [trial for trial in found.trials if trial.ties]
@@ -164,20 +186,54 @@ def test_reasons() -> None:
     )
 
 
+def test_only_whole_rounds_count() -> None:
+    def run(method: str, seed: int) -> Any:
+        return type("", (), {"spec": Spec("m", method, task="rte", seed=seed)})
+
+    made = [run("a", 3), run("b", 3), run("a", 4), run("b", 4), run("a", 5)]
+    assert complete(made, 3) == [made[:2], made[2:4]]
+    assert complete(made[:1] + made[2:4], 3) == [made[:1], made[2:3]]  # b failed with the first seed
+    assert complete(made[2:], 3) == []
+
+
+def test_seeds_are_added_only_where_they_draw_other_rows(
+    spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "SEEDS", 5)
+    assert seeds(settle(spec.with_(method="bias", seed=7))) == [7, 8, 9, 10, 11]
+    monkeypatch.setattr(auto, "ENOUGH", 7)
+    assert len(seeds(settle(spec.with_(method="bias")))) == 2  # 5 rows of 60 are held out
+    monkeypatch.setattr(auto, "ENOUGH", 5)
+    assert len(seeds(settle(spec.with_(method="bias")))) == 1
+    monkeypatch.setattr(auto, "ENOUGH", 200)
+    own = tmp_path / "own.csv"  # a division of the user's own: the same for every seed
+    lines = Path(str(spec.data)).read_text().splitlines()
+    parts = ["split", *(["train"] * 40 + ["validation"] * 10 + ["test"] * 10)]
+    own.write_text("\n".join(f"{line},{part}" for line, part in zip(lines, parts, strict=True)))
+    assert seeds(settle(spec.with_(method="bias", data=str(own)))) == [0]
+
+
 def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = np.random.default_rng(0)
     good, bad = (draws.random(200) < share for share in (0.9, 0.6))
 
     class Tried:
-        def __init__(self, method: str, trained: int) -> None:
-            self.spec, self.id = Spec("m", method, task="rte"), method
+        def __init__(self, method: str, trained: int, seed: int) -> None:
+            self.spec, self.id = Spec("m", method, task="rte", seed=seed), method
             self.portrait, self.record = {"parameters": {"trained": trained}}, {"seconds": 2.0}
 
     rows = {"lora": good, "bias": bad, "norm": good}
-    monkeypatch.setattr(auto, "score", lambda run, first: rows[run.id].astype(float).tolist())
-    first: Any = type("", (), {"first": type("", (), {"schema": type("", (), {"predicts": "class"})})})
-    runs: Any = [Tried("lora", 9), Tried("bias", 3), Tried("norm", 5)]
-    found = judge(runs, runs[0].spec, first, minutes=1)
+
+    def score(run: Any, task: Any) -> list[float]:
+        half = slice(0, 80) if run.spec.seed == 0 else slice(80, 200)  # rows of two splits
+        return rows[run.id][half].astype(float).tolist()
+
+    monkeypatch.setattr(auto, "score", score)
+    task = type("", (), {"schema": type("", (), {"predicts": "class"})})
+    monkeypatch.setattr(auto, "settle", lambda spec: type("", (), {"first": task}))
+    runs: Any = [[Tried(name, many, seed) for name, many in (("lora", 9), ("bias", 3), ("norm", 5))] for seed in (0, 1)]
+    found = judge(runs, minutes=1)
+    assert (found.rows, found.seeds, found.trials[0].seconds) == (200, (0, 1), 4.0)
     by_name = {trial.method: trial for trial in found.trials}
     expected = stats.ttest_rel(good.astype(float), bad.astype(float)).confidence_interval(0.95)
     assert (by_name["bias"].low, by_name["bias"].high) == pytest.approx((expected.low, expected.high))

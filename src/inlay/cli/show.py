@@ -163,7 +163,8 @@ def choice(run: Run) -> None:
     rows += [(name, "-", "-", "-", "-", why) for name, why in {**found.unfinished, **found.left_out}.items()]
     columns = ("method", found.measure, "behind the best (95 % CI)", "trained", "time", "verdict")
     table(columns, rows, title=f"{found.rows:,} held-out rows", right=range(1, 5))
-    say(f"{found.method}: {found.why}. One start each: the intervals are over rows, not over starts.")
+    starts = f"{len(found.seeds)} starts each" if len(found.seeds) > 1 else "One start each"
+    say(f"{found.method}: {found.why}. {starts}: the intervals are over rows, not over starts.")
     if found.unfinished:
         say("Not all were tried: the same command goes on with them.")
 

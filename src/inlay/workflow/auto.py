@@ -5,17 +5,19 @@ training examples. So the comparison resumes like any run, and where there are n
 the method that is picked is done already. The test split plays no part.
 
 What the candidates say of the validation split is compared row by row. Those whose mean is behind the best one's by an
-interval that includes 0 are as good as it; of these the one with the fewest trained parameters is picked. Each was
-trained from one start: the intervals are over rows, not over starts.
+interval that includes 0 are as good as it; of these the one with the fewest trained parameters is picked. Few rows tell
+little apart: where the seed draws the validation split, further seeds, at most `SEEDS`, are tried until there are
+`ENOUGH` rows. All candidates are tried with a seed before the next one, so that a budget cuts all alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.methods import registry
@@ -32,7 +34,11 @@ from inlay.workflow.settle import Settled, digest_of, settle
 from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import AUTO, tune
 
+if TYPE_CHECKING:
+    from inlay.tasks import Task
+
 MINUTES = 10.0
+ENOUGH, SEEDS = 200, 5
 MOST = 1000  # examples that a candidate is trained on
 STEPS = 100  # updates, of running text, whose examples the model's length makes
 CHOICE = "chosen.json"
@@ -59,13 +65,15 @@ class MethodTrial:
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Which method was picked and why. `measure` says what the means are of, `rows` over how many they are, and
-    `examples` on how many each candidate was trained (None: all). `unfinished` were not done in time."""
+    """Which method was picked and why. `measure` says what the means are of, `rows` over how many they are, held out
+    by `seeds`, and `examples` on how many each candidate was trained (None: all). `unfinished` were not done in time.
+    """
 
     method: str
     why: str
     measure: str
     rows: int
+    seeds: tuple[int, ...]
     examples: int | None
     minutes: float
     trials: tuple[MethodTrial, ...]
@@ -80,7 +88,8 @@ class MethodChoice:
     def from_json(cls, data: Mapping[str, Any]) -> MethodChoice:
         """What `to_json` made."""
         known = {key: data[key] for key in cls.__dataclass_fields__}
-        return cls(**{**known, "trials": tuple(MethodTrial(**each) for each in data["trials"])})
+        trials = tuple(MethodTrial(**each) for each in data["trials"])
+        return cls(**{**known, "trials": trials, "seeds": tuple(data["seeds"])})
 
 
 def tune_auto(
@@ -105,34 +114,55 @@ def choose(
     if not minutes > 0:
         raise InlayError(f"minutes={minutes!r} must be greater than 0.")
     check(spec)
-    planned = plan(spec, candidates(spec), [spec.seed], say=say)
-    first = settle(planned.specs[0])
+    names = candidates(spec)
+    first = settle(plan(spec, names, [spec.seed]).specs[0])
+    planned = plan(spec, names, seeds(first), say=say)
     noted = Path(out) / f"{AUTO}-{digest_of(spec, first.data)[:10]}.json"
     if (earlier := read(noted)) is not None and not earlier.unfinished:
         say(f"chosen before: {noted}")
         return earlier
     specs = [shortened(each, first) for each in planned.specs]
-    names = ", ".join(each.method for each in specs)
     on = f" on {specs[0].shots} of the training examples" if specs[0].shots != spec.shots else ""
-    say(f"tries {names}{on}, for at most {minutes:g} minutes")
-    outcomes = make_runs([(each.method, each) for each in specs], out, minutes=minutes, progress=progress, say=say)
+    times = len({each.seed for each in specs})
+    again = f" with {times} seeds" if times > 1 else ""
+    say(f"tries {', '.join(planned.methods)}{on}{again}, for at most {minutes:g} minutes")
+    named = [(f"{each.method}, seed {each.seed}" if times > 1 else each.method, each) for each in specs]
+    outcomes = make_runs(named, out, minutes=minutes, progress=progress, say=say)
     unfinished = {
-        each.method: outcome.error or outcome.status
-        for each, outcome in zip(specs, outcomes, strict=True)
+        name: outcome.error or outcome.status
+        for (name, _), outcome in zip(named, outcomes, strict=True)
         if outcome.status != "finished"
     }
     runs = [load(Path(out) / outcome.run) for outcome in outcomes if outcome.status == "finished" and outcome.run]
-    if not runs:
+    if not (rounds := complete(runs, spec.seed)):
         told = "; ".join(f"{name}: {why}" for name, why in unfinished.items())
         raise InlayError(
             f"No candidate finished within {minutes:g} minutes ({told}). Give the same command again, which goes on "
             "where it stopped, more time (--auto-budget), or a method."
         )
-    found = judge(runs, spec, first, minutes=minutes)
+    found = judge(rounds, minutes=minutes)
     choice = replace(found, unfinished=unfinished, left_out=dict(planned.left_out), examples=specs[0].shots)
     with writing(noted):
         write_sealed(noted, choice.to_json())
     return choice
+
+
+def seeds(first: Settled) -> list[int]:
+    """With which seeds to try the candidates: more than one where it draws the validation split, and that is small."""
+    own, rows = first.spec.seed, len(first.first.validation)
+    if rows >= ENOUGH or settle(first.spec.with_(seed=own + 1)).first.digest == first.first.digest:
+        return [own]
+    return [own + number for number in range(min(SEEDS, math.ceil(ENOUGH / max(1, rows))))]
+
+
+def complete(runs: Sequence[Run], seed: int) -> list[list[Run]]:
+    """The finished runs by seed, the spec's own first: of the methods that finished with it, at the seeds at which all
+    of them did."""
+    by_seed: dict[int, dict[str, Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.spec.seed, {})[run.spec.method] = run
+    methods = list(by_seed.get(seed, {}))
+    return [[found[name] for name in methods] for found in by_seed.values() if methods and set(methods) <= found.keys()]
 
 
 def check(spec: Spec) -> None:
@@ -161,24 +191,27 @@ def shortened(spec: Spec, first: Settled) -> Spec:
     return spec.with_(shots=MOST) if examples > MOST else spec
 
 
-def judge(runs: Sequence[Run], spec: Spec, first: Settled, *, minutes: float) -> MethodChoice:
-    """Score what each run says of the validation split, and pick."""
-    scores = [score(run, first) for run in runs]
+def judge(rounds: Sequence[Sequence[Run]], *, minutes: float) -> MethodChoice:
+    """Score what each run says of its validation split, and pick. `rounds` have a run of each method for a seed."""
+    tasks = [settle(runs[0].spec).first for runs in rounds]
+    scores: list[list[float]] = [[] for _ in rounds[0]]
+    for runs, task in zip(rounds, tasks, strict=True):
+        for mine, run in zip(scores, runs, strict=True):
+            mine += score(run, task)
     means = [fmean(each) for each in scores]
-    best = max(range(len(runs)), key=lambda i: (means[i], -trained(runs[i])))
+    best = max(range(len(means)), key=lambda i: (means[i], -trained(rounds[0][i])))
     trials = []
-    for run, mine, mean in zip(runs, scores, means, strict=True):
+    for i, (run, mine) in enumerate(zip(rounds[0], scores, strict=True)):
         gaps = [theirs - own for theirs, own in zip(scores[best], mine, strict=True)]
-        behind = fmean(gaps)
-        half = half_width(gaps)
+        behind, half = fmean(gaps), half_width(gaps)
         low, high = (None, None) if half is None else (behind - half, behind + half)
-        trials.append(
-            MethodTrial(run.spec.method, run.id, mean, behind, low, high, trained(run), float(run.record["seconds"]))
-        )
+        seconds = sum(float(runs[i].record["seconds"]) for runs in rounds)
+        trials.append(MethodTrial(run.spec.method, run.id, means[i], behind, low, high, trained(run), seconds))
     picked = min((trial for trial in trials if trial.ties), key=lambda trial: (trial.trained, trial.behind))
-    measure = WORDS[first.first.schema.predicts]
     why = reason(trials, trials[best], picked, len(scores[0]))
-    return MethodChoice(picked.method, why, measure, len(scores[0]), None, minutes, tuple(trials), {}, {})
+    drawn = tuple(runs[0].spec.seed for runs in rounds)
+    measure = WORDS[tasks[0].schema.predicts]
+    return MethodChoice(picked.method, why, measure, len(scores[0]), drawn, None, minutes, tuple(trials), {}, {})
 
 
 def reason(trials: Sequence[MethodTrial], best: MethodTrial, picked: MethodTrial, rows: int) -> str:
@@ -201,13 +234,13 @@ def trained(run: Run) -> int:
     return int(run.portrait["parameters"]["trained"])
 
 
-def score(run: Run, first: Settled) -> list[float]:
+def score(run: Run, task: Task) -> list[float]:
     """How good what a run says of each row of the validation split is."""
     from inlay.training.evaluation import outputs_of
     from inlay.workflow.loaded import LoadedRun
 
     loaded = LoadedRun(run, trust_remote_code=run.spec.trust_remote_code)
-    task = first.first.with_schema(loaded.schema)
+    task = task.with_schema(loaded.schema)
     outputs, encoded = outputs_of(loaded.model, task, "validation", loaded.processor, run.spec)
     return score_rows(loaded.schema, task.validation, encoded, outputs)
 
