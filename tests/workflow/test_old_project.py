@@ -65,14 +65,25 @@ def assert_metrics(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert found[split] == pytest.approx(metrics, rel=1e-5, abs=1e-5), split
 
 
+def without_dates(line: str) -> str:
+    """A line of `runs list` without when it was made, the learning rate and the number of examples."""
+    cells = line.split("\t")
+    assert len(cells[2]) == len("2026-01-01 00:00")
+    return "\t".join([*cells[:2], *cells[5:]])
+
+
 def test_they_are_listed(typed: Typed) -> None:
     results = {"single": "accuracy 0.6667\t491", "joint": "average 0.8263\t435"}
     status, out, _ = typed("runs", "list", "--out", "finished")
     assert status == 0
-    assert sorted(out.splitlines()[1:]) == sorted(f"{EXPECTED[k]['run']}\tfinished\t{results[k]}" for k in EXPECTED)
+    assert sorted(map(without_dates, out.splitlines()[1:])) == sorted(
+        f"{EXPECTED[k]['run']}\tfinished\t{results[k]}" for k in EXPECTED
+    )
     status, out, _ = typed("runs", "list", "--out", "interrupted")
     assert status == 0
-    assert sorted(out.splitlines()[1:]) == sorted(f"{EXPECTED[k]['run']}\tinterrupted\t-\t-" for k in EXPECTED)
+    assert sorted(map(without_dates, out.splitlines()[1:])) == sorted(
+        f"{EXPECTED[k]['run']}\tinterrupted\t-\t-" for k in EXPECTED
+    )
 
 
 @EVERY

@@ -107,15 +107,18 @@ def perform(
 
     check_baseline(baseline, plans)
     if pace.pop("dry_run"):
-        show.plan(plans)
+        from inlay.workflow.forecast import forecast
+
+        found = forecast([spec for planned in plans for spec in planned.specs], out)
+        show.plan(plans, found, getattr(engine, "workers", 1) or 1)
         return
     if not quiet:
         for planned in plans:
             show.left_out(planned.left_out)
     say = show.nothing if quiet else show.say
     with o.resumable(), engine as ready:
-        found = carry_out(plans, out, engine=ready, progress=not quiet, say=say, **pace)
-    conclude(found, out, baseline=baseline, plot=plot, quiet=quiet)
+        compared = carry_out(plans, out, engine=ready, progress=not quiet, say=say, **pace)
+    conclude(compared, out, baseline=baseline, plot=plot, quiet=quiet)
 
 
 def sizes_in(text: str) -> list[int | None]:

@@ -51,6 +51,8 @@ def command(
     html.write_report(runs, out, explain, found=found)
     lost = len(found.unfinished) + len(found.damaged)
     aside = f"; {lost} without a result are listed at its end" if lost else ""
-    show.say(f"{len(found.results)} runs in {out} ({out.stat().st_size / 1e6:.1f} MB){aside}")
+    show.say(
+        f"{len(found.results)} run{'s' * (len(found.results) != 1)} in {out} ({out.stat().st_size / 1e6:.1f} MB){aside}"
+    )
     for path in written:
         show.say(f"table in {path}")

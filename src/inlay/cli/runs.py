@@ -13,16 +13,36 @@ from inlay.console import visible
 from inlay.report.columns import columns_in
 
 app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
+HEAD = ("run", "status", "made", "learning rate", "examples")
 Id = Annotated[str, typer.Argument(help="A run's name, an unambiguous part of it, or its folder.")]
 
 
 @app.command("list")
-def list_(out: o.Out = Path("runs")) -> None:
-    """List the runs in a folder, oldest first."""
+def list_(
+    out: o.Out = Path("runs"),
+    filter_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            help="Only runs with this in their name, or with this field, as in method=lora, status=failed or shots=64. "
+            "May be repeated: all must hold.",
+        ),
+    ] = None,
+    sort: Annotated[str, typer.Option(help="date, name, result (the best first), rate or examples.")] = "date",
+) -> None:
+    """List the runs in a folder, oldest first.
+
+    \b
+    inlay runs list --filter method=lora --filter status=finished --sort result
+    """
     from inlay.errors import InlayError
     from inlay.records.store import Store
+    from inlay.workflow.run_listing import choose
 
     runs, problems = Store(out).read()
+    runs, known = choose(runs, filter_ or (), sort), len(runs)
+    if filter_:
+        problems = {}
     rows: list[tuple[str, ...]] = []
     failed: dict[str, dict[str, str]] = {}
     for run in runs:
@@ -33,15 +53,17 @@ def list_(out: o.Out = Path("runs")) -> None:
             problems[run.id] = str(error)
             continue
         failed |= {run.id: run.failed_tasks} if run.failed_tasks else {}
-        rows.append((run.id, status + ", in part" * (run.id in failed), *found))
-    titles = ("run", "status", "result", *(column.titles["list"] for column in columns_in("list")))
+        rows.append((run.id, status + ", in part" * (run.id in failed), *show.how_made(run), *found))
+    titles = (*HEAD, "result", *(column.titles["list"] for column in columns_in("list")))
     rows += [(name, "unreadable", *("-" for _ in titles[2:])) for name in problems]
-    show.table(titles, rows, right=range(3, len(titles)))
+    show.table(titles, rows, right=(*range(3, len(HEAD)), *range(len(HEAD) + 1, len(titles))))
     for name, tasks in failed.items():
         show.say(f"{name}: {', '.join(tasks)} failed in training. `inlay runs show {name}` says why.")
     for name, problem in problems.items():
         show.say(f"{name} is unreadable: {problem}")
-    if not rows:
+    if filter_:
+        show.say(f"{len(rows)} of {known} runs")
+    elif not rows:
         show.say(f"No runs in {out}. `inlay tune` makes one.")
 
 

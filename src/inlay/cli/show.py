@@ -18,6 +18,7 @@ from inlay.report.columns import count as count
 if TYPE_CHECKING:
     from inlay.records.store import Run
     from inlay.workflow.comparison import Comparison, Difference
+    from inlay.workflow.forecast import Forecast
     from inlay.workflow.loaded import Evaluation
     from inlay.workflow.planning import Planned
 
@@ -121,6 +122,17 @@ def result(run: Run) -> tuple[str, ...]:
     metric = run.record["metric"]
     split = "test" if "test" in run.metrics else "validation"
     return (f"{metric} {run.metrics[split][metric]:.4f}", *(column.text([run.record]) for column in listed))
+
+
+def how_made(run: Run) -> tuple[str, str, str]:
+    """When a run was begun (UTC), at which learning rate, and on how many examples."""
+    examples = run.record.get("examples", {}).get("train") if run.status == "finished" else run.spec.shots
+    rate = run.spec.learning_rate
+    return (
+        run.created[:16].replace("T", " ") or "-",
+        "-" if rate is None else f"{rate:g}",
+        "-" if examples is None else f"{examples:,}",
+    )
 
 
 def run_result(run: Run) -> None:
@@ -275,21 +287,24 @@ def machines(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any] | N
     return [record["portrait"].get("machine") for record in records]
 
 
-def plan(plans: Sequence[Planned]) -> None:
-    """The runs that would be made, and what would be left out."""
+def plan(plans: Sequence[Planned], found: Forecast, workers: int = 1) -> None:
+    """The runs that would be made, which are finished, what would be left out, and about how long it takes."""
+    from inlay.workflow.forecast import in_words
+
     specs = [spec for planned in plans for spec in planned.specs]
     rows = [
         (
             *(spec.model, spec.subject, spec.method, str(spec.shots or "all"), str(spec.seed)),
             "its own" if spec.learning_rate is None else f"{spec.learning_rate:g}",
+            status or "to make",
         )
-        for spec in specs
+        for spec, status in zip(specs, found.status, strict=True)
     ]
-    table(("model", "data", "method", "shots", "seed", "learning rate"), rows, right=(3, 4, 5))
+    table(("model", "data", "method", "shots", "seed", "learning rate", "status"), rows, right=(3, 4, 5))
     for planned in plans:
         left_out(planned.left_out)
     many = "s" * (len(plans) > 1)
-    say(f"{len(specs)} runs in {len(plans)} comparison{many}. Those that are finished already are not repeated.")
+    say(f"{len(specs)} run{'s' * (len(specs) != 1)} in {len(plans)} comparison{many}. {in_words(found, workers)}")
 
 
 def left_out(methods: Mapping[str, str]) -> None:

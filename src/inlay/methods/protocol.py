@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
     from torch import Tensor, nn
 
+    from inlay.anatomy import Anatomy
     from inlay.tasks.schema import TaskSchema
 
 Form = Literal["peft", "head", "full"]
@@ -187,6 +188,11 @@ class ConfigHooks:
     """Values for what `for_task` fills in and other settings need: settings are checked before there is a task."""
     shared_settings: ClassVar[tuple[str, ...]] = ()
     """The settings in which all tasks of one model must agree, where a method mixes tasks."""
+
+    @classmethod
+    def auto_layers(cls, parts: Anatomy) -> list[int] | None:
+        """The layers that it takes by itself in a model with these parts; None where it takes all, or has none."""
+        return None
 
     @classmethod
     def for_task(

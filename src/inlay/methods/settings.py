@@ -28,6 +28,16 @@ _COUNTS = {
     *("num_attention_heads", "num_transformer_submodules", "qalora_group_size"),
 }
 _SHARES = {"lora_dropout", "vera_dropout", "encoder_dropout"}
+# What people call settings, and what configs call them.
+ALSO_CALLED = {
+    "rank": ("r", "rank"),
+    "lora_r": ("r",),
+    "alpha": ("lora_alpha",),
+    "dropout": ("lora_dropout", "dropout"),
+    "tokens": ("num_virtual_tokens", "tokens"),
+    "modules": ("target_modules",),
+    "targets": ("target_modules",),
+}
 _ANY_NUMBER = {"lora_alpha"}  # annotated as a whole number, and none has to be
 
 
@@ -44,7 +54,9 @@ def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
         raise InlayError("megatron_config is for models of Megatron, which inlay does not load: leave it out.")
     for name in settings:
         if name not in allowed:
-            raise unknown(f"setting of method {method.name!r}", name, allowed)
+            meant = [each for each in ALSO_CALLED.get(name.casefold(), ()) if each in allowed]
+            told = f"{name} is called {meant[0]!r} here." if meant else ""
+            raise unknown(f"setting of method {method.name!r}", name, allowed, told)
     hints = {"layers": list[int] | None, **get_type_hints(config_class)}
     for name, value in settings.items():
         hint = int | float if name in _ANY_NUMBER else hints[name]

@@ -49,7 +49,9 @@ def _listed(items: Iterable[str]) -> str:
 
 
 def _counted(values: Iterable[Hashable]) -> str:
-    return ", ".join(f"{value} ({count} runs)" for value, count in Counter(values).most_common(SHOWN))
+    return ", ".join(
+        f"{value} ({count} run{'s' * (count != 1)})" for value, count in Counter(values).most_common(SHOWN)
+    )
 
 
 def _differing(found: Collected, of: Callable[[Result], Hashable]) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inlay.errors import InlayError, unknown
@@ -100,6 +100,24 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         notes.append(f"text from {', '.join(map(repr, texts))}, label from {label!r}")
     kind = _kind(table, spec, texts, label, notes)
     return Choice(kind, texts, label, doubts=_doubts(table, spec, kind, label))
+
+
+def spelled_out(table: Table, spec: Spec, choice: Choice) -> tuple[str, ...]:
+    """The fields of the spec that say what would have been chosen without them: to give them changes nothing."""
+    found: list[str] = []
+    chosen = replace(choice, doubts=())
+    for name, without in (("label", None), ("image", None), ("text", ()), ("kind", None)):
+        if not getattr(spec, name):
+            continue
+        less = spec.with_(**{name: without})
+        try:
+            same = replace(choose(table, less, []), doubts=()) == chosen
+        except InlayError:
+            same = False
+        if same:
+            spec = less
+            found.append(name)
+    return tuple(found)
 
 
 def _require(name: str, table: Table) -> str:

@@ -271,6 +271,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
         source=found.source,
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
         notes=(*found.notes, *notes),
+        spelled_out=found.spelled_out,
         places={split: _places(part, schema.kind) for split in ("validation", "test") if (part := parts[split])},
     )
 

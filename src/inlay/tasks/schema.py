@@ -363,7 +363,8 @@ class UndividedTask(Described):
     normalised columns of their kind; a class in "label" is its name, a value is a float, tags are a list of names. For
     images `splits` may hold a `datasets.Dataset` whose labels are numbers already. Rows that agree in the column
     `group` stay together; `resplit` are the shares of a division anew; `standardise` scales the values of a regression.
-    `doubts` are those of the notes that may be why the rows cannot be divided. `places` says where the rows of a split
+    `doubts` are those of the notes that may be why the rows cannot be divided. `spelled_out` names the fields of the
+    spec that say only what the data show anyway. `places` says where the rows of a split
     stood; without it they are counted from 1.
     """
 
@@ -375,4 +376,5 @@ class UndividedTask(Described):
     standardise: bool = False
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    spelled_out: tuple[str, ...] = ()
     places: Mapping[str, Places] = field(default_factory=dict)

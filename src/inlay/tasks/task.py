@@ -32,7 +32,8 @@ class Task(Described):
     """A data set with its template, labels and metrics. The splits are `datasets.Dataset`s of normalised columns.
 
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
-    `notes` are the things that a user should know: rows dropped, kinds inferred. `places` says where the rows that are
+    `notes` are the things that a user should know: rows dropped, kinds inferred. `spelled_out` names the fields of the
+    spec without which it would be the same. `places` says where the rows that are
     held out stood. A task never changes: `with_schema`, `with_length` and `with_notes` return another.
     """
 
@@ -43,6 +44,7 @@ class Task(Described):
     source: str
     digest: str
     notes: tuple[str, ...] = ()
+    spelled_out: tuple[str, ...] = ()
     places: Mapping[str, Places] = dataclasses.field(default_factory=dict)
 
     @property

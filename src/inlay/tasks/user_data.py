@@ -14,7 +14,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import folders, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
-from inlay.tasks.columns import Choice, add_columns, choose
+from inlay.tasks.columns import Choice, add_columns, choose, spelled_out
 from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.folders import split_of
 from inlay.tasks.places import Places
@@ -92,6 +92,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         standardise=schema.predicts == "value",
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
+        spelled_out=spelled_out(first, spec, choice),
         places=places,
     )
 

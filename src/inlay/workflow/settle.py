@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from inlay.methods import registry
 from inlay.methods.folder import DEFAULT
 from inlay.records import task_fields
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
+from inlay.records.store import Store
 from inlay.tasks import kinds
+from inlay.workflow.defaults_spelled_out import without_defaults
 from inlay.workflow.writing import BEFORE, with_writing_defaults
 
 if TYPE_CHECKING:
@@ -41,10 +44,18 @@ class Settled:
     notes: Sequence[str] = field(default_factory=tuple)
     earlier: Spec | None = None
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The digest by which the run is found."""
-        return digest_of(self.spec, self.data)
+        return digest_of(without_defaults(self.spec, self.tasks), self.data)
+
+    def digest_in(self, out: Path | str) -> str:
+        """The digest of the run in a folder: where an earlier inlay made one of the same words, that one's."""
+        literal = digest_of(self.spec, self.data)
+        store = Store(out)
+        if literal == self.digest or store.find(self.digest) is not None or store.find(literal) is None:
+            return self.digest
+        return literal
 
     @property
     def first(self) -> Task:
@@ -52,10 +63,10 @@ class Settled:
         return next(iter(self.tasks.values()))
 
 
-def settle(spec: Spec) -> Settled:
-    """Check a spec, load its tasks and write in every default that depends on them."""
+def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
+    """Check a spec, load its tasks and write in every default that depends on them; `tasks`, if they were loaded."""
     asked, spec = spec, check(spec)
-    tasks = load_tasks(spec)
+    tasks = tasks or load_tasks(spec)
     loaded = list(tasks.values())
     spec = with_pooling(spec, loaded[0].kind)
     sizes = [task.examples for task in loaded]

@@ -22,13 +22,14 @@ A file of one run (run_file.py) is a sweep too: method and seed stand for method
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from inlay.engines import ENGINES
 from inlay.errors import InlayError, unknown
+from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.spec_values import Unfit
 from inlay.workflow.keys import (
@@ -150,26 +151,50 @@ SCHEMA: dict[str, Check] = {
 """Every key of a sweep, and what checks its value."""
 
 
+def _contradictions(
+    found: Mapping[str, Any],
+    data: Mapping[Any, Any],
+    models: Sequence[Any],
+    tasks: Sequence[Any],
+    methods: tuple[Any, ...],
+) -> list[InlayError]:
+    """What is missing, and what does not go together; what was written wrongly is told already."""
+    told = [
+        InlayError(f"{one} and {many} contradict each other: give one of them.")
+        for one, many in (("model", "models"), ("task", "tasks"), ("method", "methods"), ("seed", "seeds"))
+        if one in data and many in data
+    ]
+    needs = "a sweep needs model, task (or data) and methods at least"
+    for keys, given in (
+        (("model", "models"), models),
+        (("methods", "method"), methods),
+        (("task", "tasks", "data"), tasks or found.get("data")),
+    ):
+        if not given and not data.keys() & set(keys):
+            told.append(InlayError(f"{keys[0]} is missing: {needs}."))
+    if tasks and "data" in found:
+        told.append(InlayError("task and data contradict each other: give one of them."))
+    baseline = found.get("baseline")
+    if baseline is not None and methods and methods != (ALL,) and baseline not in methods:
+        told.append(InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}."))
+    if methods and methods != (ALL,):
+        known = registry.all_methods()
+        told += [unknown("method", name, known) for name in methods if name not in (*known, ALL)]
+    return told
+
+
 def _either(found: dict[str, Any], one: str, many: str) -> tuple[Any, ...]:
-    if one in found and many in found:
-        raise InlayError(f"{one} and {many} contradict each other: give one of them.")
     return (found[one],) if one in found else found.get(many, ())
 
 
 def _sweep(data: Mapping[Any, Any]) -> Sweep:
     found, mistakes = checked(data, SCHEMA)
-    refuse(mistakes)
+    if isinstance(data.get("learning_rate"), list):
+        mistakes = [each for each in mistakes if not str(each).startswith("learning_rate")]
+        mistakes.append(InlayError("learning_rate is one number: several are learning_rates."))
     models, tasks = _either(found, "model", "models"), _either(found, "task", "tasks")
     methods = _either(found, "method", "methods")
-    _either(found, "seed", "seeds")
-    for key, given in (("model", models), ("methods", methods), ("task", tasks or found.get("data"))):
-        if not given:
-            raise InlayError(f"{key} is missing: a sweep needs model, task (or data) and methods at least.")
-    if tasks and "data" in found:
-        raise InlayError("task and data contradict each other: give one of them.")
-    baseline = found.get("baseline")
-    if baseline is not None and methods != (ALL,) and baseline not in methods:
-        raise InlayError(f"baseline: {baseline!r} is not among the methods {', '.join(methods)}.")
+    refuse([*mistakes, *_contradictions(found, data, models, tasks, methods)])
     fields = {name: found[name] for name in OF_SPEC if name in found}
     if "seed" in found:
         found["seeds"] = (found["seed"],)

@@ -76,7 +76,7 @@ def tune(
     settled = settle(spec)
     spec = settled.spec
     began = time.monotonic()
-    with Store(out).open(spec, settled.digest, retry_failed=retry_failed) as run:
+    with Store(out).open(spec, settled.digest_in(out), retry_failed=retry_failed) as run:
         if opened is not None:
             opened(run.id)
         if run.status == "finished":

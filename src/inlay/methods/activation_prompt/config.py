@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from peft.utils.peft_types import PeftType
 
+from inlay.anatomy import Anatomy
 from inlay.errors import InlayError
 from inlay.methods.feature_prompts import FeaturePromptConfig
 
 AUTO = "auto"
+DEFAULT_BLOCK = 3
 
 
 @dataclass
@@ -47,6 +49,11 @@ class ActivationPromptConfig(FeaturePromptConfig):
         self.layers = _layers(self.layers)
         if self.length < 1:
             raise InlayError(f"length={self.length!r}: a prompt of kind 'concat' has at least one token.")
+
+    @classmethod
+    def auto_layers(cls, parts: Anatomy) -> list[int]:
+        count = len(parts.blocks)
+        return [max(1, count - 1) if parts.kind == "convolutional" else min(DEFAULT_BLOCK, count)]
 
 
 def _layers(given: Any) -> list[int] | str:

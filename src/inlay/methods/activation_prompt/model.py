@@ -13,8 +13,6 @@ from inlay.methods.activation_prompt.config import AUTO
 from inlay.methods.activation_prompt.layer import ActivationPromptLayer
 from inlay.methods.feature_prompts import FeaturePlace, FeaturePromptTuner, image_channels
 
-DEFAULT_BLOCK = 3
-
 
 class ActivationPromptModel(FeaturePromptTuner):
     """`get_peft_model(model, ActivationPromptConfig())` makes one of these."""
@@ -28,7 +26,7 @@ class ActivationPromptModel(FeaturePromptTuner):
         """The layers asked for, if the model has them, or those that suit its kind."""
         count = len(parts.blocks)
         if config.layers == AUTO:
-            return [max(1, count - 1) if parts.kind == "convolutional" else min(DEFAULT_BLOCK, count)]
+            return list(config.auto_layers(parts))
         first = 0 if parts.modality == "image" else 1
         wrong = [layer for layer in config.layers if not first <= layer <= count]
         if wrong:
