@@ -251,6 +251,12 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
             [1.0, 1.0, 0.0],
         ),
         (
+            TaskSchema("t", "multi-label", ("x",), ("micro-f1",), label_names=("a", "b", "c", "d")),
+            {"label": [[0, 1], [2]]},
+            np.array([[3.0, -2, -2, -2], [-3, -2, 2, -1]]),
+            [0.75, 1.0],
+        ),
+        (
             TaskSchema("t", "regression", ("x",), ("mse",), mean=10.0, deviation=2.0),
             {"label": [10.0, 14.0]},
             np.array([[0.5], [1.0]]),
@@ -263,7 +269,7 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
             [-3.0, -1.0],
         ),
     ],
-    ids=["class", "value", "text"],
+    ids=["class", "labels", "value", "text"],
 )
 def test_scores_of_rows(schema: TaskSchema, rows: dict[str, Any], outputs: np.ndarray, expected: list[float]) -> None:
     assert score_rows(schema, Dataset.from_dict(rows), None, outputs) == pytest.approx(expected)

@@ -29,7 +29,9 @@ def _noun(task: Task) -> str:
 
 
 def _classes(task: Task) -> str:
-    """How many rows the classes have, over all splits."""
+    """The classes with how many rows they have, over all splits; of several labels a row, how many there are."""
+    if task.schema.predicts == "labels":
+        return f", {len(task.schema.label_names or ())} labels"
     if task.schema.predicts != "class":
         return ""
     found: Counter[int] = Counter()

@@ -12,6 +12,7 @@ from inlay.tasks.schema import TaskSchema
 
 WORDS = {
     "class": "share of rows that are right",
+    "labels": "share of a row's labels that are right",
     "value": "squared error, less is better",
     "tags": "share of a row's tags that are right",
     "text": "loss per token, less is better",
@@ -31,6 +32,9 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
     pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     if schema.predicts == "value":
         return [-((true - said) ** 2) for true, said in pairs]
+    if schema.predicts == "labels":
+        many = len(schema.label_names or ()) or 1
+        return [1 - len(set(true) ^ set(said)) / many for true, said in pairs]
     if schema.predicts == "tags":
         return [fmean(a == b for a, b in zip(*pair, strict=True)) if pair[0] else 1.0 for pair in pairs]
     return [float(true == said) for true, said in pairs]

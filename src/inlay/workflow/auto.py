@@ -210,7 +210,7 @@ def judge(rounds: Sequence[Sequence[Run]], *, minutes: float) -> MethodChoice:
     picked = min((trial for trial in trials if trial.ties), key=lambda trial: (trial.trained, trial.behind))
     why = reason(trials, trials[best], picked, len(scores[0]))
     drawn = tuple(runs[0].spec.seed for runs in rounds)
-    measure = WORDS[tasks[0].schema.predicts]
+    measure = WORDS.get(tasks[0].schema.predicts, WORDS["class"])
     return MethodChoice(picked.method, why, measure, len(scores[0]), drawn, None, minutes, tuple(trials), {}, {})
 
 
