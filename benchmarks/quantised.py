@@ -5,8 +5,9 @@
         --quantize 4bit --methods lora,ntk-attention --goal 10         # the goal for one GPU
 
 It writes the checkpoint to a temporary folder (16 GB for 8b), loads it as `inlay.load_backbone` does, and makes some
-updates with the loss of `causal-lm` and AdamW. Peak memory is measured as in a run's portrait, the model included. With
-`--goal` a method that needs more GiB is an error.
+updates with the loss of `causal-lm` and AdamW; the loss is that of `inlay.tune`, `inlay.lean_loss`, unless `--logits
+whole`. Peak memory is measured as in a run's portrait, the model included. With `--goal` a method that needs more GiB
+is an error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,14 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
+    },
+    "wide": {
+        "vocab_size": 128_256,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
     },
     "8b": {
         "vocab_size": 128_256,
@@ -61,6 +71,7 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--logits", default="pieces", help="pieces, whole (the loss of Transformers) or both, by comma")
     parser.add_argument("--goal", type=float, help="GiB at most")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
@@ -69,8 +80,9 @@ def main() -> int:
         write_checkpoint(Path(folder), args.shape, args.length)
         for kind in args.quantize.split(","):
             for method in args.methods.split(","):
-                found.append(measure(folder, None if kind == "none" else kind, method, args))
-                print(json.dumps(found[-1]), flush=True)
+                for logits in args.logits.split(","):
+                    found.append(measure(folder, None if kind == "none" else kind, method, logits, args))
+                    print(json.dumps(found[-1]), flush=True)
     if args.out is not None:
         setting = {name: str(value) for name, value in vars(args).items()}
         kept = {"setting": setting, "versions": versions(), "results": found}
@@ -98,7 +110,7 @@ def write_checkpoint(folder: Path, shape: str, length: int) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", pad_token="<unk>").save_pretrained(folder)
 
 
-def measure(folder: str, kind: str | None, method: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure(folder: str, kind: str | None, method: str, logits: str, args: argparse.Namespace) -> dict[str, Any]:
     """A few updates of a method on one base."""
     device = pick_device()
     dtype = pick_dtype(args.precision, device)
@@ -110,9 +122,11 @@ def measure(folder: str, kind: str | None, method: str, args: argparse.Namespace
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     optimizer = torch.optim.AdamW(trained_parameters(model).values(), lr=1e-4)
+    torch.manual_seed(1)
     ids = torch.randint(SHAPES[args.shape]["vocab_size"], (args.rows, args.length), device=device)
     memory, seconds, losses = PeakMemory(model, device), [], []
-    with inlay.rounded_once(model, dtype):
+    lean = inlay.lean_loss(model) if logits == "pieces" else nullcontext()
+    with lean, inlay.rounded_once(model, dtype):
         memory.start()
         for _ in range(args.steps):
             began = time.perf_counter()
@@ -128,6 +142,7 @@ def measure(folder: str, kind: str | None, method: str, args: argparse.Namespace
         "quantize": kind or "none",
         "method": method,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "logits": logits,
         "peak_gib": round(peak["bytes"] / GIB, 3),
         "tokens_per_second": round(args.rows * args.length / min(seconds[1:] or seconds), 1),
         "first_loss": round(losses[0], 4),

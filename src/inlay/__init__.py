@@ -24,6 +24,7 @@ PUBLIC = {
     "compare": "inlay.workflow.compare",
     "compress": "inlay.workflow.compress",
     "evaluate": "inlay.workflow.loaded",
+    "lean_loss": "inlay.training.lean_loss",
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
     "merge": "inlay.workflow.merge",

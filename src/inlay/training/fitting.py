@@ -30,6 +30,7 @@ from inlay.training import plan as plans
 from inlay.training.batches import Placement, describe_bound, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
 from inlay.training.evaluation import NotFinitePredictions
+from inlay.training.lean_loss import lean_loss
 from inlay.training.modes import Modes
 from inlay.training.objectives import Metrics, Objective, SingleTask
 from inlay.training.progress import Display, Interrupted, Interrupts
@@ -217,6 +218,7 @@ class Fit:
         with ExitStack() as stack:
             stack.enter_context(setup.interrupts)
             stack.enter_context(deterministic(setup.plan.device))
+            stack.enter_context(lean_loss(setup.model))
             if setup.plan.dtype is not None:
                 from inlay.training.precision import rounded_once
 
