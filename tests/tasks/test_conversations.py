@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +16,11 @@ import pytest
 from chat_templates import FAMILIES
 from inlay import InlayError, tasks
 from inlay.records.spec import Spec
-from inlay.tasks import Task, chat_encode, kinds, rows
+from inlay.tasks import Task, chat_encode, kinds, rows, tables
 from inlay.tasks.chat_template import ChatTemplate
 from inlay.tasks.conversations import pack, unpack
-from inlay.tasks.encode import IGNORED
+from inlay.tasks.encode import IGNORED, Ragged
+from inlay.tasks.lazy_rows import LazyRows
 from inlay.tasks.schema import TaskSchema
 
 MakeSpec = Callable[..., Spec]
@@ -303,3 +305,56 @@ def test_rows_to_score(tmp_path: Path, spec: MakeSpec) -> None:
     assert len(scored.test) == 19
     assert "rows: conversations in `messages`: 19 of 20 rows; left out: 1 with no answer (row 5)" in scored.notes
     assert given[0]["messages"] == talk(0), "rows of Python are not emptied"
+
+
+# ------------------------------------------------------------------------------------------------------- compact forms
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_learnt_are_the_tokens_with_a_character_of_an_answer(family: str) -> None:
+    """Against the places of all tokens: within words and characters of several tokens, and to the end of the text."""
+    tokenizer, drawn = FAMILIES[family](), random.Random(1)
+    texts = ["".join(drawn.choices("ab cd\n\u00e9\u65e5\U0001f600 hello  ", k=30)) for _ in range(40)]
+    for text in texts:
+        encoding = tokenizer(text, add_special_tokens=False).encodings[0]
+        start, end = sorted((drawn.randrange(30), drawn.randrange(1, 31)))
+        if start == end:
+            continue
+        ((first, last),) = chat_encode._spans(encoding, [(start, end)])
+        inside = [place for place, (a, b) in enumerate(encoding.offsets) if a < end and b > start]
+        if inside:
+            assert first <= inside[0]
+            assert last == inside[-1] + 1
+            assert all(a == b for a, b in encoding.offsets[first : inside[0]]), "more only where it has no character"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_stay_compact_until_they_are_read_and_come_again_unchanged(tmp_path: Path, ending: str) -> None:
+    given = [{"messages": talk(i), "id": i, **({"\u2028": "\u00e9"} if i == 700 else {})} for i in range(1203)]
+    path = tmp_path / f"chats.{ending}"
+    if ending == "parquet":
+        given = [{"\u2028": None, **row} for row in given]
+        pq.write_table(pa.Table.from_pylist(given), path)
+    else:
+        lines(path, given)
+    table = tables.read_table(path)
+    assert isinstance(table.rows, LazyRows)
+    columns = sorted({key for row in given for key in row})
+    wanted = [{name: row.get(name) for name in columns} for row in given]
+    for row in table.rows:
+        row.clear()
+    assert sorted(table.columns) == columns
+    assert list(table.rows) == wanted
+    assert [table.rows[place] for place in (0, 499, 500, -1)] == [wanted[place] for place in (0, 499, 500, -1)]
+    assert table.rows[498:502] == wanted[498:502]
+    with pytest.raises(IndexError):
+        table.rows[1203]
+    table.settle()
+    assert table.rows == wanted
+
+
+def test_a_mask_of_ones_takes_no_memory() -> None:
+    made = Ragged.ones(np.array([0, 2, 2, 5]))
+    assert [made[place] for place in range(3)] == [[1, 1], [], [1, 1, 1]]
+    assert Ragged.ones(np.array([0, 1 << 40])).values.nbytes == 1 << 40, "as numpy counts, which is not what it takes"
+    assert Ragged.ones(np.array([0, 1 << 40])).values.strides == (0,)

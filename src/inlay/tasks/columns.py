@@ -58,6 +58,7 @@ def add_columns(table: Table, names: Iterable[str]) -> None:
         parts = _parts_of(name)
         if name in table.columns or len(parts) < 2 or not set(parts) <= set(table.columns):
             continue
+        table.settle()
         table.columns.append(name)
         for row in table.rows:
             found = {part: row.get(part) for part in parts}
