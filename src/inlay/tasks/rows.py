@@ -368,7 +368,7 @@ def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[
     """
     form = schema.chat
     assert form is not None
-    told = conversations.Sorted(name, len(table.rows))
+    told = conversations.Sorted(name, len(table.rows), unread=conversations.unread(schema.columns, table.columns))
 
     def found() -> Iterator[tuple[str, int]]:
         for number, row in table.numbered:

@@ -146,10 +146,20 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Row]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
+            _refuse_list(path, number, line)
             raise InlayError(f"{str(path)!r}, line {number}: not JSON ({_reason(error)}).") from None
         if not isinstance(record, dict):
+            _refuse_list(path, number, line)
             raise InlayError(f"{str(path)!r}, line {number}: an object {{...}} is expected, one a line.")
         yield line, record
+
+
+def _refuse_list(path: Path, number: int, line: str) -> None:
+    if number == 1 and line.lstrip().startswith("[") and suffix(path) in (".jsonl", ".ndjson"):
+        raise InlayError(
+            f"{str(path)!r} begins with '[': a file of one list is JSON, and one of JSON lines has an object {{...}} "
+            "in every line. Give it the ending .json."
+        )
 
 
 def _reason(error: Exception) -> str:
