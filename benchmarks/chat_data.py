@@ -2,7 +2,8 @@
 
 A file of drawn conversations (two to eight turns of up to 80 words, a system prompt in every third) is read, divided
 and encoded with embedded:smollm2's tokenizer and template, as `inlay tune` does before its first step. Each stage is
-timed, and the time of processors counted, which a busy machine does not stretch. Memory is the process's peak, and what
+timed, and the time of processors counted, which a busy machine stretches less; `load` is how many processes wanted to
+run meanwhile. Memory is the process's peak, and what
 it was when the libraries were imported.
 
     python benchmarks/chat_data.py                   # 20,000 rows; writes results/chat-data.json
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import resource
 import sys
@@ -82,6 +84,7 @@ def measure(path: Path, rows: int, max_length: int) -> dict[str, Any]:
         "read_mib": after,
         "peak_mib": peak(),
         "imported_mib": before,
+        "load": os.getloadavg()[0],
         "file_mib": path.stat().st_size / 2**20,
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +17,11 @@ import pytest
 from chat_templates import FAMILIES
 from inlay import InlayError, tasks
 from inlay.records.spec import Spec
-from inlay.tasks import Task, chat_encode, kinds, rows
+from inlay.tasks import Task, chat_encode, kinds, rows, tables
 from inlay.tasks.chat_template import ChatTemplate
 from inlay.tasks.conversations import pack, unpack
-from inlay.tasks.encode import IGNORED
+from inlay.tasks.encode import IGNORED, Ragged
+from inlay.tasks.lazy_rows import LazyRows
 from inlay.tasks.schema import TaskSchema
 
 MakeSpec = Callable[..., Spec]
@@ -303,3 +306,142 @@ def test_rows_to_score(tmp_path: Path, spec: MakeSpec) -> None:
     assert len(scored.test) == 19
     assert "rows: conversations in `messages`: 19 of 20 rows; left out: 1 with no answer (row 5)" in scored.notes
     assert given[0]["messages"] == talk(0), "rows of Python are not emptied"
+
+
+# ------------------------------------------------------------------------------------------------------- compact forms
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_learnt_are_the_tokens_with_a_character_of_an_answer(family: str) -> None:
+    """Against the places of all tokens: within words and characters of several tokens, and to the end of the text."""
+    tokenizer, drawn = FAMILIES[family](), random.Random(1)
+    texts = ["".join(drawn.choices("ab cd\n\u00e9\u65e5\U0001f600 hello  ", k=30)) for _ in range(40)]
+    for text in texts:
+        encoding = tokenizer(text, add_special_tokens=False).encodings[0]
+        start, end = sorted((drawn.randrange(30), drawn.randrange(1, 31)))
+        if start == end:
+            continue
+        ((first, last),) = chat_encode._spans(encoding, [(start, end)])
+        inside = [place for place, (a, b) in enumerate(encoding.offsets) if a < end and b > start]
+        if inside:
+            assert first <= inside[0]
+            assert last == inside[-1] + 1
+            assert all(a == b for a, b in encoding.offsets[first : inside[0]]), "more only where it has no character"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_rows_stay_compact_until_they_are_read_and_come_again_unchanged(tmp_path: Path, ending: str) -> None:
+    given = [{"messages": talk(i), "id": i, **({"\u2028": "\u00e9"} if i == 700 else {})} for i in range(1203)]
+    path = tmp_path / f"chats.{ending}"
+    if ending == "parquet":
+        given = [{"\u2028": None, **row} for row in given]
+        pq.write_table(pa.Table.from_pylist(given), path)
+    else:
+        lines(path, given)
+    table = tables.read_table(path)
+    assert isinstance(table.rows, LazyRows)
+    columns = sorted({key for row in given for key in row})
+    wanted = [{name: row.get(name) for name in columns} for row in given]
+    for row in table.rows:
+        row.clear()
+    assert sorted(table.columns) == columns
+    assert list(table.rows) == wanted
+    assert [table.rows[place] for place in (0, 499, 500, -1)] == [wanted[place] for place in (0, 499, 500, -1)]
+    assert table.rows[498:502] == wanted[498:502]
+    with pytest.raises(IndexError):
+        table.rows[1203]
+    table.settle()
+    assert table.rows == wanted
+
+
+def test_a_mask_of_ones_takes_no_memory() -> None:
+    made = Ragged.ones(np.array([0, 2, 2, 5]))
+    assert [made[place] for place in range(3)] == [[1, 1], [], [1, 1, 1]]
+    assert Ragged.ones(np.array([0, 1 << 40])).values.nbytes == 1 << 40, "as numpy counts, which is not what it takes"
+    assert Ragged.ones(np.array([0, 1 << 40])).values.strides == (0,)
+
+
+# ------------------------------------------------------------------------------------------------- as found in the wild
+
+
+def said(sender: str, text: Any) -> dict[str, Any]:
+    return {"from": sender, "value": text}
+
+
+ASKED, ANSWERED = turn("user", "q"), turn("assistant", "a")
+KEPT: dict[str, tuple[list[Any], list[dict[str, str]]]] = {
+    "calls": (
+        [said("human", "q"), said("function-call", "{}"), said("function-response", "42"), said("gpt", "a")],
+        [ASKED, ANSWERED],
+    ),
+    "observation": (
+        [said("human", "q"), said("function_call", "{}"), said("observation", "4"), said("gpt", "a")],
+        [ASKED, ANSWERED],
+    ),
+    "null content": (
+        [{**said("human", "q"), "content": None}, {**said("gpt", "a"), "content": None}],
+        [ASKED, ANSWERED],
+    ),
+    "empty content": ([{**said("human", "q"), "content": ""}, said("gpt", "a")], [ASKED, ANSWERED]),
+    "two questions": ([said("human", "q"), said("human", "q"), said("gpt", "a")], [ASKED, ASKED, ANSWERED]),
+    "answer first": ([said("gpt", "a"), said("human", "q"), said("gpt", "a")], [ANSWERED, ASKED, ANSWERED]),
+    "separators": ([said("human", "a\u2028b\u0085c"), said("gpt", "a")], [turn("user", "a\u2028b\u0085c"), ANSWERED]),
+    "a number": ([said("human", "q"), said("gpt", 42)], [ASKED, turn("assistant", "42")]),
+    "thanks": ([said("human", "q"), said("gpt", "a"), said("human", "thanks")], [ASKED, ANSWERED]),
+}
+LEFT_OUT: dict[str, tuple[Any, str]] = {
+    "empty": ([said("human", "q"), said("gpt", "")], "an empty turn"),
+    "null": ([said("human", None), said("gpt", "a")], "an empty turn"),
+    "no answer": ([said("human", "q")], "no answer"),
+    "unknown": ([said("narrator", "x"), said("gpt", "a")], "an unknown role"),
+    "nobody": ([said("human", "q"), {"from": None, "value": "a"}], "an unknown role"),
+    "nothing": (None, "no conversation"),
+    "no turn": ([said("human", "q"), None], "no conversation"),
+    "words": ("human: q", "no conversation"),
+    "object": ([said("human", "q"), said("gpt", {"text": "a"})], "parts that are no text"),
+    "half a character": ([said("human", "\ud800"), said("gpt", "a")], "a text that is damaged"),
+    "NUL": ([said("human", "a\x00"), said("gpt", "a")], "a text that is damaged"),
+    "too long": ([said("human", "a" * 10_000_001), said("gpt", "a")], "a text that is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", [*KEPT, *LEFT_OUT])
+def test_a_row_is_right_or_left_out_and_counted(tmp_path: Path, spec: MakeSpec, case: str) -> None:
+    given = [{"conversations": [said("human", f"q{i}"), said("gpt", f"a{i}")]} for i in range(12)]
+    given.insert(4, {"conversations": KEPT[case][0] if case in KEPT else LEFT_OUT[case][0]})
+    task = tasks.load(spec(data=lines(tmp_path / "chats.jsonl", given)))
+    found = {row["row"]: unpack(row["messages"]) for part in (task.train, task.validation, task.test) for row in part}
+    if case in KEPT:
+        assert found[5] == KEPT[case][1]
+        assert "chats.jsonl: conversations in `conversations`: 13 of 13 rows" in task.notes
+    else:
+        assert sorted(found) == [1, 2, 3, 4, *range(6, 14)]
+        why = f"12 of 13 rows; left out: 1 with {LEFT_OUT[case][1]} (row 5)"
+        assert f"chats.jsonl: conversations in `conversations`: {why}" in task.notes
+
+
+def test_parquet_gives_every_message_the_keys_of_all(tmp_path: Path, spec: MakeSpec) -> None:
+    """A file of both forms, and lists as JSON in CSV."""
+    both = [talk(i) if i % 2 else [said("human", f"question {i}"), said("gpt", f"answer {i}")] for i in range(14)]
+    pq.write_table(pa.Table.from_pylist([{"conversation": each} for each in both]), tmp_path / "chats.parquet")
+    with (tmp_path / "chats.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["conversations"], *([json.dumps(each)] for each in both)])
+    for name in ("chats.parquet", "chats.csv"):
+        assert all_rows(tasks.load(spec(data=tmp_path / name))) == [talk(i) for i in range(14)]
+
+
+def test_what_is_beside_conversations_or_stands_for_them_is_said(tmp_path: Path, spec: MakeSpec) -> None:
+    rows = [{"conversations": talk(i), "system": "Be brief.", "id": i} for i in range(14)]
+    task = tasks.load(spec(data=lines(tmp_path / "chats.jsonl", rows)))
+    assert "chats.jsonl: not read: 'system' beside the conversations" in task.notes
+    images = lines(tmp_path / "llava.jsonl", [{"conversations": talk(i), "image": f"{i}.jpg"} for i in range(14)])
+    with pytest.raises(InlayError, match="--text conversations learns them without the images"):
+        tasks.load(spec(data=images))
+    assert len(all_rows(tasks.load(spec(data=images, text=("conversations",))))) == 14
+    texts = lines(tmp_path / "texts.jsonl", [{"conversations": f"human: q{i}"} for i in range(14)])
+    with pytest.raises(InlayError, match="'conversations' holds no conversations: a conversation is a list"):
+        tasks.load(spec(data=texts))
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text(json.dumps(rows, indent=1))
+    with pytest.raises(InlayError, match=r"begins with '\['.* Give it the ending \.json"):
+        tasks.load(spec(data=listed))

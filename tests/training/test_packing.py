@@ -50,6 +50,7 @@ def test_every_example_once_in_rows_that_are_never_more_to_compute(lengths: list
 def test_one_long_text_and_many_short_ones_fill_two_rows() -> None:
     assert arrange([100, *[10] * 10], 100) == [[0], list(range(1, 11))]
     assert measure(np.array([100, *[10] * 10] * 2), range(22), 11, 100).rows == 4
+    assert "nothing is saved" in str(measure(np.array([9, 10, 10]), range(3), 3, 20))
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(20, 60))

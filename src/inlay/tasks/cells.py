@@ -66,6 +66,11 @@ def paths_of(value: Mapping[str, Any], name: str, depth: int = 3) -> list[str]:
     return found
 
 
+def is_called_as_chats(name: str) -> bool:
+    """Whether a column has a name that chats usually have."""
+    return name.casefold() in _CHAT_COLUMNS
+
+
 def is_chat(value: Any) -> bool:
     """Whether a value is a list of messages, as chats are kept."""
     return (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from inlay.errors import InlayError
 from inlay.tasks.chat_template import DAY, ChatTemplate, Rendered
 from inlay.tasks.conversations import ASSISTANT, FIELD, NUMBER, SYSTEM, USER, Message, Sorted, Unusable, unpack
 from inlay.tasks.encode import IGNORED, Encoded, Ragged
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 _Example = tuple[list[int], list[tuple[int, int]]]  # tokens, and the spans of them that are learnt
 _BATCH = 256
@@ -60,7 +63,7 @@ class _Rows:
             np.frombuffer(each, dtype=kind) if each else np.zeros(0, kind)
             for each, kind in ((self._ids, np.int32), (self._learnt, np.int8))
         )
-        tokens, mask = Ragged(ids, offsets), Ragged(np.ones(len(ids), dtype=np.int8), offsets)
+        tokens, mask = Ragged(ids, offsets), Ragged.ones(offsets)
         labels = _Learnt(tokens, Ragged(learnt, offsets))
         return Encoded({"input_ids": tokens, "attention_mask": mask}, labels=labels, cut=cut)
 
@@ -150,29 +153,38 @@ def _batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, An
         yield batch
 
 
-def _tokenised(template: ChatTemplate, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """The tokens of texts and the characters that each comes from. A template writes the first token itself."""
+def _tokenised(template: ChatTemplate, texts: list[str]) -> Iterator[tuple[list[int], Encoding]]:
+    """The tokens of texts, and what knows the characters of each. A template writes the first token itself."""
     if texts:
         found = template.tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
+            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
         )
-        yield from zip(found["input_ids"], found["offset_mapping"], strict=True)
+        yield from zip(found["input_ids"], found.encodings, strict=True)
 
 
-def _spans(offsets: Sequence[tuple[int, int]], answers: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The tokens that have a character in what the assistant writes, as first and behind the last."""
-    found = []
+def _spans(tokens: Encoding, answers: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The tokens that have a character in what the assistant writes, as first and behind the last.
+
+    The tokenizer itself says in which token a character lies. Where one lies in none, all places are looked through,
+    which takes several times as long.
+    """
+    found, offsets = [], None
     for start, end in answers:
-        first = bisect_left(offsets, (start, 0))
-        while first and offsets[first - 1][1] > start:
-            first -= 1
-        found.append((first, bisect_left(offsets, (end, 0))))
+        first, last = tokens.char_to_token(start), tokens.char_to_token(end)
+        if first is None or last is None:
+            offsets = tokens.offsets if offsets is None else offsets
+            found.append((_first_at(offsets, start), bisect_left(offsets, (end, 0))))
+        else:
+            place = tokens.token_to_chars(last)
+            found.append((first, last + (place is not None and place[0] < end)))
     return found
+
+
+def _first_at(offsets: Sequence[tuple[int, int]], start: int) -> int:
+    first = bisect_left(offsets, (start, 0))
+    while first and offsets[first - 1][1] > start:
+        first -= 1
+    return first
 
 
 def _with_end(
@@ -194,8 +206,8 @@ def _examples(template: ChatTemplate, conversations: Sequence[Sequence[Message]]
         if isinstance(layout, Unusable):
             found.append(layout)
         else:
-            ids, offsets = next(tokens)
-            found.append(_with_end(template, ids, _spans(offsets, layout.answers)))
+            ids, places = next(tokens)
+            found.append(_with_end(template, ids, _spans(places, layout.answers)))
     return found
 
 

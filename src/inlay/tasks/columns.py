@@ -58,6 +58,7 @@ def add_columns(table: Table, names: Iterable[str]) -> None:
         parts = _parts_of(name)
         if name in table.columns or len(parts) < 2 or not set(parts) <= set(table.columns):
             continue
+        table.settle()
         table.columns.append(name)
         for row in table.rows:
             found = {part: row.get(part) for part in parts}
@@ -78,6 +79,12 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
     if spec.image and spec.text:
         raise InlayError(f"Give either --image or --text, not both ({spec.image!r} and {', '.join(spec.text)!r}).")
     image = spec.image or _image_column(table, spec)
+    if image and not (spec.image or spec.label or spec.kind) and (talk := _conversations(table, spec)):
+        raise InlayError(
+            f"{table.path.name!r} has images ({image!r}) beside conversations ({talk[1][conversations.FIELD]!r}), and "
+            f"conversations are learnt as texts alone: --text {talk[1][conversations.FIELD]} learns them without the "
+            "images. Rows that are about an image are better removed."
+        )
     if image:
         return _with_images(table, spec, image, notes)
     if spec.kind is not None and kinds.modality(spec.kind) == "image":
@@ -240,7 +247,9 @@ def _label_column(table: Table, spec: Spec, image: str | None = None) -> str:
         if len(texts) == 1:
             return next(name for name in left if name != texts[0])
     what = f"several columns may be the label ({', '.join(usual)})" if usual else "no column is plainly the label"
-    raise InlayError(f"{table.path.name!r}: {what}. Name it with --label ({_listed(table)}).")
+    talk = next((name for name in table.columns if cells.is_called_as_chats(name)), None)
+    hint = "" if talk is None or usual else f" {talk!r} holds no conversations: {conversations.FORM}."
+    raise InlayError(f"{table.path.name!r}: {what}. Name it with --label ({_listed(table)}).{hint}")
 
 
 def _text_columns(table: Table, label: str) -> tuple[str, ...]:

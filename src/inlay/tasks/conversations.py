@@ -16,6 +16,10 @@ from typing import Any
 from inlay.errors import InlayError, first_line
 from inlay.tasks.cells import as_text, is_chat, is_missing
 
+FORM = (
+    'a conversation is a list of messages, [{"role": "user", "content": "..."}, ...] or [{"from": "human", "value": '
+    '"..."}, ...]; see docs/your-own-data.md#conversations'
+)
 Message = dict[str, str]
 TURNS, PROMPT, INSTRUCTION = "turns", "prompt", "instruction"
 FIELD = "messages"  # of a normalised row: one text, see `pack`
@@ -31,6 +35,7 @@ _TOOLS = frozenset(("tool", "function", "ipython", "observation"))
 _TOOL_WORDS = ("tool_", "function_")
 _KEYS = frozenset(("role", "content", "from", "value"))
 _CALLS = ("tool_calls", "function_call")
+_BESIDE = ("system", "system_prompt", "tools", "functions", "history", "context", "image", "images")
 _SAMPLE = 100  # rows by which a column of conversations is found
 _NAMED = 5  # rows that a note names
 
@@ -48,7 +53,8 @@ class Unusable(Exception):
 
 @dataclass
 class Sorted:
-    """What came of the rows of a file: those left out, by the reason, and the messages left out of those that stay."""
+    """What came of the rows of a file: those left out, by the reason, and the messages left out of those that stay;
+    `unread` are columns that may say how to answer."""
 
     name: str
     total: int = 0
@@ -57,6 +63,7 @@ class Sorted:
     with_tools: int = 0
     blank_systems: int = 0
     keys: set[str] = field(default_factory=set)
+    unread: Sequence[str] = ()
     _first: str = ""
 
     def leave_out(self, number: int, error: Unusable) -> None:
@@ -96,6 +103,8 @@ class Sorted:
             )
         if self.blank_systems:
             found.append(f"{self.name}: {self.blank_systems:,} of the system messages are empty and ignored")
+        if self.unread:
+            found.append(f"{self.name}: not read: {', '.join(map(repr, self.unread))} beside the conversations")
         if self.keys:
             found.append(f"{self.name}: other keys of messages are not read: {', '.join(sorted(self.keys))}")
         return found
@@ -136,8 +145,13 @@ def find(
 
 def holds(name: str, values: Iterable[Any]) -> bool:
     """Whether a column holds conversations, by some of its values."""
-    found = list(values)
+    found = [_parsed(value) for value in values]
     return any(map(is_chat, found)) or (name.casefold() in USUAL and any(isinstance(each, list) for each in found))
+
+
+def unread(columns: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Columns beside those of the conversations that may say how to answer, and are not read."""
+    return [name for name in names if name.casefold() in _BESIDE and name not in columns.values()]
 
 
 def describe(form: str, columns: Mapping[str, str]) -> str:
@@ -234,7 +248,7 @@ def _question(columns: Mapping[str, str], values: Mapping[str, Any], where: str)
 
 def _messages(turns: Any, column: str, where: str, told: Sorted) -> list[Message]:
     """The messages of a list, without tool calls, what tools answered, and empty system messages, which are counted."""
-    turns = turns.tolist() if callable(getattr(turns, "tolist", None)) else turns
+    turns = turns.tolist() if callable(getattr(turns, "tolist", None)) else _parsed(turns)
     if not isinstance(turns, Sequence) or isinstance(turns, str | bytes) or not turns:
         what = "nothing" if is_missing(turns) else "an empty list" if turns in ([], ()) else repr(turns)[:40]
         raise Unusable("no conversation", f"{column!r} holds {what}")
@@ -243,14 +257,15 @@ def _messages(turns: Any, column: str, where: str, told: Sorted) -> list[Message
         if not isinstance(turn, Mapping) or not ({"role", "from"} & set(turn)):
             raise Unusable("no conversation", f"turn {place} of {column!r} has neither 'role' nor 'from'")
         said = turn.get("role") or turn.get("from")
-        name = said.strip().casefold() if isinstance(said, str) else ""
+        name = said.strip().casefold().replace("-", "_") if isinstance(said, str) else ""
         if name in _TOOLS or name.startswith(_TOOL_WORDS) or any(turn.get(key) for key in _CALLS):
             tools += 1
             continue
         if name not in _ROLES:
             raise Unusable("an unknown role", f"{said!r} in turn {place}; {', '.join(_ROLES)} are")
         keys |= {key for key in turn if key not in _KEYS and turn[key] is not None}
-        text = _text(turn.get("content") if "content" in turn else turn.get("value"), column, where, place)
+        # A Parquet file has both keys in every message where it has them in any.
+        text = _text(turn.get("value") if turn.get("content") in (None, "") else turn["content"], column, where, place)
         if text.strip():
             found.append({"role": _ROLES[name], "content": text})
         elif _ROLES[name] == SYSTEM:
@@ -268,10 +283,25 @@ def _text(content: Any, column: str, where: str, place: int) -> str:
     """The text of a message: its own, or that of its parts where all of them are text."""
     if content is None:
         return ""
+    if isinstance(content, Mapping):
+        raise Unusable("parts that are no text", f"turn {place}: an object")
     if isinstance(content, Sequence) and not isinstance(content, str | bytes):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         told = [text for text in texts if isinstance(text, str)]
         if len(told) < len(texts):
             raise Unusable("parts that are no text", f"turn {place}: images or the like")
         content = "".join(told)
-    return as_text(content, column, f"{where}, turn {place}")
+    try:
+        return as_text(content, column, f"{where}, turn {place}")
+    except InlayError as error:
+        raise Unusable("a text that is damaged", str(error).partition(": ")[2].rstrip(".")) from None
+
+
+def _parsed(turns: Any) -> Any:
+    """A list of messages that a cell has as JSON, as in CSV; anything else as it is."""
+    if isinstance(turns, str) and turns.lstrip().startswith("["):
+        try:
+            return json.loads(turns)
+        except (ValueError, RecursionError):
+            return turns
+    return turns

@@ -71,6 +71,11 @@ class Ragged:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         return cls(np.fromiter((v for each in lists for v in each), np.int32, count=int(offsets[-1])), offsets)
 
+    @classmethod
+    def ones(cls, offsets: np.ndarray) -> Ragged:
+        """A 1 for every place: the mask of rows that are not padded. It takes no memory."""
+        return cls(np.broadcast_to(np.int8(1), (int(offsets[-1]),)), offsets)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -403,7 +408,7 @@ def encode_blocks(texts: Iterable[str], joint: str, tokenizer: Any, length: int)
     if len(offsets) > 2 and offsets[-1] - offsets[-2] < 2:
         offsets = offsets[:-1]  # a block of one token predicts nothing
     blocks = Ragged(flat, offsets)
-    mask = Ragged(np.ones(len(flat), dtype=np.int8), offsets)
+    mask = Ragged.ones(offsets)
     return Encoded({"input_ids": blocks, "attention_mask": mask}, labels=blocks)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import catalogue, images, kinds, labels, sources, splits, targets, templates, user_data
-from inlay.tasks.conversations import FIELD, read_source
+from inlay.tasks import catalogue, chat_rows, images, kinds, labels, sources, splits, targets, templates, user_data
+from inlay.tasks.conversations import FIELD, NUMBER, read_source
 from inlay.tasks.places import Places
 from inlay.tasks.rows import number_labels
 from inlay.tasks.schema import TaskSchema, UndividedTask
@@ -103,10 +103,11 @@ class _Part:
         schema = task.schema
         if isinstance(data, list):
             data = number_labels(schema, data, f"{schema.name} ({split})")
-            # Where a conversation stood in its file is no part of it.
-            rows = [{FIELD: row[FIELD]} if schema.chat else _named(row) for row in data]
+            rows = [_named(row) for row in data]
             classes = targets.strata(schema, data)
             groups = [str(row[task.group]) for row in data] if task.group else None
+        elif schema.chat:
+            return cls(data, _chat_keys(data), task.places.get(split) or Places.of(split, data[NUMBER]))
         else:
             classes, groups = list(data["label"]), None
             encoded = zip(EncodedFiles(data), classes, strict=True)
@@ -138,6 +139,12 @@ class _Part:
             ),
             self.places.and_(other.places),
         )
+
+
+def _chat_keys(data: Any) -> splits.RowKeys:
+    """Of conversations: where one stood in its file is no part of it, and all of it is what the model reads."""
+    keys = [_hash({FIELD: row[FIELD]}) for row in chat_rows.read(data)]
+    return splits.RowKeys(keys, None, None, keys)
 
 
 def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:

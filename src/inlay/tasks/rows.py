@@ -7,7 +7,7 @@ rows to predict, `read_labelled` for rows to evaluate a trained task on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import conversations, folders, given_labels, images, kinds, labels, prepare, tables
+from inlay.tasks import chat_rows, conversations, folders, given_labels, images, kinds, labels, prepare, tables
 from inlay.tasks.cells import as_text, as_words, is_chat, is_missing, is_null, reach
 from inlay.tasks.columns import add_columns, usual_labels
 from inlay.tasks.schema import TaskSchema
 from inlay.tasks.tables import Table
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from inlay.tasks.task import Task
 
 Row = dict[str, Any]
@@ -339,8 +341,7 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     table = _table(schema, source, notes, label)
     add_columns(table, [*columns_read(schema), *filter(None, [label])])
     if schema.chat:
-        rows = read_conversations(schema, table, table.path.name, notes)
-        return _to_evaluate(schema, rows, table, notes)
+        return _to_evaluate(schema, read_conversations(schema, table, table.path.name, notes), table, notes)
     column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
     spelled = table.untyped and not schema.writes_text
     numbered = list(table.numbered)
@@ -360,32 +361,37 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     return _to_evaluate(schema, rows, table, notes)
 
 
-def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> list[Row]:
+def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> Dataset:
     """The conversations of a table to learn from or to score; what is none is left out and counted in the notes.
 
     The table is emptied on the way: of many conversations, both forms would take much memory.
     """
-    assert schema.chat is not None
-    told = conversations.Sorted(name, len(table.rows))
-    found = []
-    for number, row in table.numbered:
-        try:
-            messages = conversations.read_example(schema.chat, schema.columns, row, f"{name}, row {number}", told)
-        except conversations.Unusable as error:
-            told.leave_out(number, error)
-            continue
-        finally:
-            row.clear()
-        found.append({conversations.FIELD: conversations.pack(messages), conversations.NUMBER: number})
+    form = schema.chat
+    assert form is not None
+    told = conversations.Sorted(name, len(table.rows), unread=conversations.unread(schema.columns, table.columns))
+
+    def found() -> Iterator[tuple[str, int]]:
+        for number, row in table.numbered:
+            try:
+                messages = conversations.read_example(form, schema.columns, row, f"{name}, row {number}", told)
+            except conversations.Unusable as error:
+                told.leave_out(number, error)
+                continue
+            finally:
+                row.clear()  # where rows are not lazy
+            yield conversations.pack(messages), number
+
+    made = chat_rows.gather(found())
     told.check()
-    notes += told.notes(conversations.describe(schema.chat, schema.columns))
-    return found
+    notes += told.notes(conversations.describe(form, schema.columns))
+    return made
 
 
-def _to_evaluate(schema: TaskSchema, rows: list[Row], table: Table, notes: list[str]) -> Task:
+def _to_evaluate(schema: TaskSchema, rows: list[Row] | Dataset, table: Table, notes: list[str]) -> Task:
     from inlay.tasks.task import Task, dataset
 
-    empty, made = (dataset(each, schema.kind, schema.fields) for each in ([], rows))
+    empty = dataset([], schema.kind, schema.fields)
+    made = dataset(rows, schema.kind, schema.fields) if isinstance(rows, list) else rows
     return Task(schema, empty, empty, made, source=str(table.path), digest="", notes=tuple(notes))
 
 

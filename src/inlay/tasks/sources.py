@@ -106,7 +106,7 @@ def _read_local(found: Path) -> tuple[dict[str, list[Row]], list[str] | None]:
         for row in table.rows if names is not None else ():
             if names and isinstance(row.get("label"), int) and row["label"] >= 0:
                 row["label"] = names[row["label"]]
-    return {split: table.rows for split, table in parts.items()}, names
+    return {split: list(table.rows) for split, table in parts.items()}, names
 
 
 # ------------------------------------------------------------------------------------------------------- the hub

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, first_line
-from inlay.tasks.cells import as_text, reach
+from inlay.tasks.cells import as_text, is_chat, reach
+from inlay.tasks.lazy_rows import ArrowRows, JsonRows, LazyRows
 
 Row = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Table:
 
     path: Path
     columns: list[str]
-    rows: list[Row]
+    rows: Sequence[Row]
     class_names: list[str] | None = None
     notes: list[str] = field(default_factory=list)
     numbers: Sequence[int] | None = None
@@ -55,9 +56,15 @@ class Table:
             if name not in self.columns and "." in name:
                 found = [reach(row, name) for row in self.rows]
                 if any(value is not None for value in found):
+                    self.settle()
                     self.columns.append(name)
                     for row, value in zip(self.rows, found, strict=True):
                         row[name] = value
+
+    def settle(self) -> None:
+        """Read all rows, if they were still to be read: see `lazy_rows`."""
+        if isinstance(self.rows, LazyRows):
+            self.rows = list(self.rows)
 
     @property
     def untyped(self) -> bool:
@@ -97,14 +104,14 @@ def read_table(path: Path) -> Table:
 
 def _text_table(path: Path, kind: str) -> Table:
     if kind in (".jsonl", ".ndjson") and not _may_be_wide(path):
-        return _from_records(path, _json_lines(path, _stream(path)))
+        return _from_lines(path, _stream(path))
     text, notes = decode(path)
     if not text.strip():
         raise InlayError(f"{str(path)!r} is empty.")
     if kind == ".json":
         table = _json(path, text)
     elif kind in (".jsonl", ".ndjson"):
-        table = _from_records(path, _json_lines(path, text.split("\n")))
+        table = _from_lines(path, text.split("\n"))
     else:
         columns, rows, found = read_delimited(path, text, "\t" if kind == ".tsv" else ",")
         table = Table(path, columns, rows, notes=found)
@@ -131,17 +138,28 @@ def _stream(path: Path) -> Iterator[str]:
         raise InlayError(f"{str(path)!r} is empty.")
 
 
-def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Row]:
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Row]]:
+    """The lines that are not blank, and the object that each holds."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
+            _refuse_list(path, number, line)
             raise InlayError(f"{str(path)!r}, line {number}: not JSON ({_reason(error)}).") from None
         if not isinstance(record, dict):
+            _refuse_list(path, number, line)
             raise InlayError(f"{str(path)!r}, line {number}: an object {{...}} is expected, one a line.")
-        yield record
+        yield line, record
+
+
+def _refuse_list(path: Path, number: int, line: str) -> None:
+    if number == 1 and line.lstrip().startswith("[") and suffix(path) in (".jsonl", ".ndjson"):
+        raise InlayError(
+            f"{str(path)!r} begins with '[': a file of one list is JSON, and one of JSON lines has an object {{...}} "
+            "in every line. Give it the ending .json."
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -156,7 +174,7 @@ def _json(path: Path, text: str) -> Table:
     try:
         records = json.loads(text)
     except (ValueError, RecursionError):
-        return _from_records(path, _json_lines(path, text.split("\n")))
+        return _from_lines(path, text.split("\n"))
     if isinstance(records, dict):
         records = [records]
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
@@ -164,9 +182,20 @@ def _json(path: Path, text: str) -> Table:
     return _from_records(path, records)
 
 
-def _from_records(path: Path, records: Iterator[Row] | Sequence[Row]) -> Table:
+def _from_lines(path: Path, lines: Iterable[str]) -> Table:
+    """Lines of JSON as a table; where the first one has a conversation, the rows stay as text until they are read."""
+    found = iter(_json_lines(path, lines))
+    first = next(found, None)
+    if first is None or not any(map(is_chat, first[1].values())):
+        return _from_records(path, [record for _, record in itertools.chain([first] if first else [], found)])
+    rows = JsonRows()
+    for line, record in itertools.chain([first], found):
+        rows.add(line, record)
+    return Table(path, list(rows.columns), rows)
+
+
+def _from_records(path: Path, rows: list[Row]) -> Table:
     """Objects as a table: the columns are all keys that occur, and what an object lacks is missing."""
-    rows = list(records)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for place, row in enumerate(rows):
         if list(row) != columns:
@@ -183,11 +212,18 @@ def _parquet(path: Path) -> Table:
 
     try:
         table = pq.read_table(path)
-        rows = table.to_pylist()
+        chats = any(map(_may_hold_chats, table.schema.types))
+        rows = ArrowRows(path, table) if chats else table.to_pylist()
         class_names = parquet_class_names(table.schema)
     except (pa.ArrowException, ValueError, OverflowError, RecursionError) as error:
         raise InlayError(f"{str(path)!r} is not a Parquet file that can be read ({first_line(error)}).") from None
     return Table(path, table.column_names, rows, class_names=class_names)
+
+
+def _may_hold_chats(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type)
 
 
 def parquet_class_names(schema: Any) -> list[str] | None:

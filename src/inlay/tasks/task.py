@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from inlay.errors import InlayError, unknown
+from inlay.tasks import chat_rows, images, kinds, metrics, templates
 from inlay.tasks import encode as encoding
-from inlay.tasks import images, kinds, metrics, templates
 from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.chat_encode import encode_conversations
 from inlay.tasks.chat_template import own_template
-from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.images import Augmentation
 from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
@@ -23,8 +21,6 @@ from inlay.tasks.targets import to_targets
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-_CHUNK = 1000
 
 
 @dataclass(frozen=True)
@@ -173,7 +169,7 @@ class Task(Described):
 
     def _encode_language(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
         if self.schema.chat:
-            return encode_conversations(data, self.schema.template_of_chats(tokenizer), length, split)
+            return encode_conversations(chat_rows.read(data), self.schema.template_of_chats(tokenizer), length, split)
         if self.schema.answers:
             mask = getattr(tokenizer, "mask_token", None)
             prompts = [templates.render(self.template, row, mask)[0] for row in data]
@@ -253,26 +249,7 @@ def dataset(rows: list[dict[str, Any]], kind: str, fields: Sequence[str], *, exp
         features = datasets.Features({"image": datasets.Image(), "label": label})
         columns = {name: [row[name] for row in rows] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)
-    if NUMBER in rows[0] and tuple(fields) == (FIELD,):
-        return _conversations(rows)
     return datasets.Dataset.from_list(rows)
-
-
-def _conversations(rows: list[dict[str, Any]]) -> Any:
-    """Conversations, in little memory: each row is emptied when its text is in the table, and no fingerprint is made of
-    a pickle of all of them, as `Dataset` would by itself."""
-    import datasets
-    import pyarrow as pa
-    from datasets.table import InMemoryTable
-
-    seen, parts = hashlib.sha256(), []
-    for start in range(0, len(rows), _CHUNK):
-        some = rows[start : start + _CHUNK]
-        parts.append(pa.table({name: [row[name] for row in some] for name in (FIELD, NUMBER)}))
-        for row in some:
-            seen.update(row[FIELD].encode())
-            row.clear()
-    return datasets.Dataset(InMemoryTable(pa.concat_tables(parts)), fingerprint=seen.hexdigest()[:16])
 
 
 def _one_reference_each(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
@@ -22,6 +23,8 @@ from inlay.tasks.rows import Row, read_conversations, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.tables import Table
 
+# The numbers of rows in their table, and the rows: a list, of conversations a `datasets.Dataset`.
+Numbered = tuple[list[int], Any]
 _BIO = re.compile(r"O|[BI]-.+")
 # What a normalised row or a template has under these names is not a column of the user's.
 _TAKEN = ("label", "target", "references", "image", templates.SEPARATOR, templates.MASK)
@@ -61,6 +64,9 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     notes = [note for table in parts.values() for note in table.notes]
     first = parts.get("train") or next(iter(parts.values()))
     choice = choose(first, spec, notes)
+    if not choice.chat:
+        for table in parts.values():
+            table.settle()
     if spec.label_separator is not None and kinds.get(choice.kind).predicts != "labels":
         raise InlayError(
             f"label_separator={spec.label_separator!r} is for several labels a row, and kind {choice.kind!r} has none. "
@@ -74,14 +80,14 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     # What is trained on comes first: its labels are those that the others may have.
     learnt = next((split for split in ("train", "all") if split in parts), next(iter(parts)))
     numbered = {learnt: read(parts[learnt], choice, schema, learnt, notes)}
-    schema = _with_labels(schema, list(numbered[learnt].values()), first.class_names)
+    schema = _with_labels(schema, numbered[learnt][1], first.class_names)
     numbered |= {split: read(table, choice, schema, split, notes) for split, table in parts.items() if split != learnt}
     numbered = {split: numbered[split] for split in parts}
     places = _places({split: (table.path, numbered[split]) for split, table in parts.items()})
     if spec.test_data is not None:
         path, numbered["test"] = _test_data(spec, choice, schema, notes)
         places |= _places({"test": (path, numbered["test"])})
-    splits = {split: list(rows.values()) for split, rows in numbered.items()}
+    splits = {split: rows for split, (_, rows) in numbered.items()}
     if choice.image:
         notes += images.check_all([row["image"] for rows in splits.values() for row in rows])
     return UndividedTask(
@@ -97,16 +103,17 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     )
 
 
-def _places(found: Mapping[str, tuple[Path, Mapping[int, Row]]]) -> dict[str, Places]:
+def _places(found: Mapping[str, tuple[Path, Numbered]]) -> dict[str, Places]:
     """Where the rows of each split stand: in which table, or in which files below the folder that holds them all."""
     above = [path if path.is_dir() else path.parent for path, _ in found.values()]
     made = {}
-    for split, (path, rows) in found.items():
-        paths = [row["image"] for row in rows.values() if isinstance(row.get("image"), str)]
+    for split, (path, (numbers, rows)) in found.items():
+        images_of = rows if isinstance(rows, list) else []
+        paths = [row["image"] for row in images_of if isinstance(row.get("image"), str)]
         if paths and len(paths) == len(rows):
-            made[split] = Places.of_files(paths, Path(os.path.commonpath(above)), rows)
+            made[split] = Places.of_files(paths, Path(os.path.commonpath(above)), numbers)
         else:
-            made[split] = Places.of(path.name, rows)
+            made[split] = Places.of(path.name, numbers)
     return made
 
 
@@ -126,8 +133,8 @@ def named_columns(spec: Spec) -> list[str]:
     return [*spec.text, *filter(None, (spec.label, spec.image))]
 
 
-def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> tuple[Path, dict[int, Row]]:
-    """Where the test rows stand, and the rows by their numbers there."""
+def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> tuple[Path, Numbered]:
+    """Where the test rows stand, and the rows with their numbers there."""
     assert spec.test_data is not None
     parts = read(Path(spec.test_data).expanduser(), spec)
     table = parts.get("test") or next(iter(parts.values()))
@@ -141,15 +148,16 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
     return table.path, (_conversations if choice.chat else _normalise)(table, choice, schema, "test", notes)
 
 
-def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> dict[int, Row]:
-    """The conversations of a table by their numbers there; what is none is left out and counted."""
-    name = table.path.name if split == "all" else f"{table.path.name} ({split})"
-    return {row[NUMBER]: row for row in read_conversations(schema, table, name, notes)}
+def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
+    """The conversations of a table; what is none is left out and counted."""
+    made = read_conversations(
+        schema, table, table.path.name if split == "all" else f"{table.path.name} ({split})", notes
+    )
+    return list(made[NUMBER]), made
 
 
-def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> dict[int, Row]:
-    """The rows of a table by their numbers there, with the columns of their kind; rows with something missing are
-    dropped and counted."""
+def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
+    """The rows of a table with the columns of their kind; rows with something missing are dropped and counted."""
     needed = [name for name in (*choice.texts, choice.label, choice.image) if name is not None]
     needed += ["start", "end"] if choice.kind == kinds.SPANS else []
     running_text = choice.kind == kinds.CAUSAL_LM and choice.label is None  # where a blank line is a line
@@ -175,10 +183,10 @@ def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, not
     if dropped:
         which = " or ".join(map(repr, needed))
         notes.append(f"{where}: {dropped:,} of {len(table.rows):,} rows dropped for missing values in {which}")
-    return {
-        number: read_labelled_row(schema, {c: row[c] for c in needed}, table, choice.label, f"{where}, row {number}")
+    return list(whole), [
+        read_labelled_row(schema, {c: row[c] for c in needed}, table, choice.label, f"{where}, row {number}")
         for number, row in whole.items()
-    }
+    ]
 
 
 def _taken_for_missing(table: Table, label: str) -> str | None:

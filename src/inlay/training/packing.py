@@ -119,6 +119,8 @@ class Saved:
     packed: int
 
     def __str__(self) -> str:
+        if self.rows == self.examples:
+            return "packed: nothing is saved, since the texts of each batch are about equally long"
         before, now = (1 - self.real / each for each in (self.plain, self.packed))
         return (
             f"packed: in the first epoch {self.examples:,} examples share {self.rows:,} rows of at most "
