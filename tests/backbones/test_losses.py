@@ -16,6 +16,8 @@ from inlay.errors import InlayError
 from inlay.methods.attach import attach
 from inlay.methods.registry import all_methods, get
 from inlay.records import Spec
+from inlay.tasks import kinds
+from inlay.tasks.schema import TaskSchema
 from inlay.training import FitOptions, FitResult, fit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
@@ -38,8 +40,36 @@ def binary(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0, logits) - labels * logits))
 
 
+def soft(logits: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.mean([-(t * log_softmax(z)).sum() for z, t in zip(logits, labels, strict=True)]))
+
+
+def ordered(logits: np.ndarray, labels: np.ndarray) -> float:
+    """-log P(y) by the products of conditional probabilities, one row after another."""
+    found = []
+    for z, answers in zip(logits, labels, strict=True):
+        above = 1 / (1 + np.exp(-z))
+        rank = int(answers.sum())
+        likelihood = np.prod(above[:rank]) * (1 - above[rank] if rank < len(z) else 1.0)
+        found.append(-np.log(likelihood))
+    return float(np.mean(found))
+
+
+def draw_shares(rng: Any, rows: int) -> torch.Tensor:
+    return torch.tensor(rng.dirichlet([0.5] * 3, rows))
+
+
+def draw_ranks(rng: Any, rows: int) -> torch.Tensor:
+    return torch.tensor(rng.integers(0, 5, (rows, 1)) > np.arange(4)).double()
+
+
 # Transformers' own: no loss of ours, and the `problem_type` that the kind of task has.
 NATIVE: dict[str, tuple[str, Any, Any]] = {
+    "regression": (
+        "regression",
+        lambda logits, labels: float(np.mean((logits - labels) ** 2)),
+        lambda rng, rows: torch.tensor(rng.normal(size=(rows, 4)), dtype=torch.float32),
+    ),
     "multi_label_classification": (
         "multi_label_classification",
         binary,
@@ -52,6 +82,8 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         weighted,
         lambda rng, rows: torch.tensor(rng.integers(0, 3, rows)),
     ),
+    "soft labels": (losses.SoftLabels(), soft, draw_shares),
+    "ordered classes": (losses.OrderedClasses(), ordered, draw_ranks),
 }
 
 
@@ -63,7 +95,7 @@ def test_a_loss_is_that_of_plain_float64(case: str, dtype: torch.dtype) -> None:
     for rows in (1, 2, 7):
         labels = draw(rng, rows)
         outputs = labels.shape[-1] if labels.ndim > 1 else 3
-        logits = torch.tensor(rng.normal(0, 20, (rows, outputs))).to(dtype)
+        logits = torch.tensor(rng.normal(0, 4, (rows, outputs))).to(dtype)
         found = float(loss(logits, labels))
         rel = 1e-12 if dtype is torch.float64 else 1e-5
         assert found == pytest.approx(oracle(logits.double().numpy(), labels.numpy()), rel=rel)
@@ -86,15 +118,33 @@ def test_rows_without_a_label_do_not_count() -> None:
     assert float(found) == pytest.approx(weighted(logits.numpy(), labels.numpy()), rel=1e-12)
 
 
+PROBLEMS: dict[type, str] = {
+    losses.SoftLabels: "multi_label_classification",
+    losses.OrderedClasses: "multi_label_classification",
+}
+
+
+def test_tasks_say_which_loss_they_need() -> None:
+    for name, kind in kinds.TABLE.items():
+        schema = TaskSchema("t", name, ("text",), (), ("a", "b"))
+        found = losses.of_schema(schema)
+        if kind.predicts in ("shares", "rank"):
+            assert found is not None
+            assert kind.loss == PROBLEMS[type(found)]
+        else:
+            assert found is None
+    weighted_task = TaskSchema("t", "classification", ("text",), (), ("a", "b"), class_weights=(1.0, 2.0))
+    assert isinstance(losses.of_schema(weighted_task), losses.WeightedClasses)
+
+
 def adapted(method: str, loss: Any, num_labels: int) -> tuple[Any, dict[str, torch.Tensor]]:
     """A tiny text model, or a vision model for methods of these, with the loss and the method; and a batch for it."""
     for family in ("bert", "vit"):
         model, batch = zoo.tiny(family, "classification", num_labels=num_labels)
         settings = {"image_size": zoo.IMAGE_SIZE} if family == "vit" and get(method).takes("image_size") else {}
-        if isinstance(loss, str):
-            model.config.problem_type = loss
-        else:
-            losses.install(model, loss)
+        # As `backbones.load` sets it for the kind: a type whose targets have the same shape.
+        model.config.problem_type = loss if isinstance(loss, str) else PROBLEMS.get(type(loss))
+        losses.install(model, None if isinstance(loss, str) else loss)
         try:
             return attach(model, method, settings=settings).eval(), batch
         except InlayError:
@@ -109,6 +159,7 @@ def test_the_loss_is_in_the_output_of_every_method(case: str) -> None:
     for method in all_methods():
         labels = draw(rng, 3)
         model, batch = adapted(method, loss, labels.shape[-1] if labels.ndim > 1 else 3)
+        labels = labels.float() if labels.is_floating_point() else labels
         output = model(**{**batch, "labels": labels})
         expected = oracle(output["logits"].detach().double().numpy(), labels.numpy())
         assert output["loss"].item() == pytest.approx(expected, rel=1e-5), method

@@ -89,5 +89,6 @@ def test_runs_without_weights_keep_their_name_and_several_tasks_have_none() -> N
     assert plain.digest() != plain.with_(class_weights="balanced").digest()
     before = {name: value for name, value in plain.to_json().items() if name != "class_weights"}
     assert Spec.from_json(before).digest() == plain.digest()
-    with pytest.raises(InlayError, match="class_weights='balanced' is for a run of one task"):
-        Spec(model="m", method="lora", tasks=("sst2", "rte"), class_weights="balanced")
+    for name, value in (("class_weights", "balanced"), ("label_separator", "|"), ("classes", ("low", "high"))):
+        with pytest.raises(InlayError, match=rf"{name}=.* is for a run of one task"):
+            Spec(model="m", method="lora", tasks=("sst2", "rte"), **{name: value})

@@ -494,13 +494,23 @@ def test_photos_that_are_none_are_counted_and_named(photos: Path, spec: MakeSpec
         tasks.load(spec(data=photos))
 
 
-def test_amounts_from_pictures_are_not_offered(photos: Path, spec: MakeSpec) -> None:
+def test_amounts_from_pictures_are_a_regression(photos: Path, spec: MakeSpec) -> None:
     rows = [f"{p.relative_to(photos)},{i / 7}" for i, p in enumerate(sorted(photos.rglob("*.*g")))]
     (photos / "list.csv").write_text("image,weight\n" + "\n".join(rows))
-    with pytest.raises(InlayError, match="amounts from images is not offered"):
-        tasks.load(spec(data=photos / "list.csv"))
+    task = tasks.load(spec(data=photos / "list.csv"))
+    assert (task.kind, task.label_names) == (kinds.IMAGE_REGRESSION, ("weight",))
+    assert any(note.startswith("kind: image-regression, because 'weight' holds numbers with") for note in task.notes)
+    assert tasks.load(spec(data=photos / "list.csv", kind="regression")).digest == task.digest
 
 
 def test_a_path_that_is_not_there(spec: MakeSpec) -> None:
     with pytest.raises(InlayError, match="There is no file or folder 'nowhere'"):
         tasks.load(spec(data="nowhere"))
+
+
+def test_paths_into_objects_lead_there_in_every_split(write: Write, spec: MakeSpec) -> None:
+    rows = [
+        {"in": {"text": f"text {i}"}, "mood": "ab"[i // 2 % 2], "split": ["train", "test"][i % 2]} for i in range(20)
+    ]
+    task = tasks.load(spec(data=write("a.jsonl", "\n".join(map(json.dumps, rows))), text=("in.text",), label="mood"))
+    assert (len(task.train) + len(task.validation), len(task.test)) == (10, 10)

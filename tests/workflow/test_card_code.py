@@ -80,9 +80,42 @@ DATA: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, Any], dict[str,
         {"image": "image", "label": "about"},
         {"image": Image.new("RGB", (64, 64))},
     ),
+    "soft-labels": (
+        lambda i: {"body": f"w{6 + i % 4} w{8 + i % 20}", "votes": {"no": 0.1 * (i % 11), "yes": 1 - 0.1 * (i % 11)}},
+        {"text": ("body",), "label": "votes", "kind": "soft-labels"},
+        {"body": "the body"},
+    ),
+    "image-soft-labels": (
+        lambda i: {"image": f"{i}.png", "votes": [0.1 * (i % 11), 1 - 0.1 * (i % 11)]},
+        {"image": "image", "label": "votes", "classes": ("no", "yes")},
+        {"image": Image.new("RGB", (64, 64))},
+    ),
+    "ordinal": (
+        lambda i: {"body": f"w{6 + i % 4} w{8 + i % 20}", "grade": WORDS[i % 3]},
+        {"text": ("body",), "label": "grade", "kind": "ordinal", "classes": ("bad", "odd", "good")},
+        {"body": "the body"},
+    ),
+    "image-ordinal": (
+        lambda i: {"image": f"{i}.png", "grade": i % 4},
+        {"image": "image", "label": "grade", "kind": "ordinal"},
+        {"image": Image.new("RGB", (64, 64))},
+    ),
+    "multi-regression": (
+        lambda i: {"body": f"w{6 + i % 4} w{8 + i % 20}", "price": 10.0 + i % 9, "size": 0.5 * (i % 7)},
+        {"text": ("body",), "label": "price,size"},
+        {"body": "the body"},
+    ),
+    "image-regression": (
+        lambda i: {"image": f"{i}.png", "weight": 0.25 * (i % 9)},
+        {"image": "image", "label": "weight"},
+        {"image": Image.new("RGB", (64, 64))},
+    ),
 }
 # Whose answers Transformers' outputs do not say by themselves: the code does not depend on the method.
-OURS = ("multi-label", "image-multi-label")
+OURS = (
+    *("multi-label", "image-multi-label", "soft-labels", "image-soft-labels", "ordinal", "image-ordinal"),
+    *("multi-regression", "image-regression"),
+)
 # What PEFT has and what inlay has, a head alone and a whole model.
 FORMS = [
     method.name

@@ -160,7 +160,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         spec.model,
         kind=task.kind,
         num_labels=task.num_labels,
-        label_names=task.label_names,
+        label_names=task.output_names,
         revision=spec.revision,
         trust_remote_code=spec.trust_remote_code,
         seed=spec.seed,

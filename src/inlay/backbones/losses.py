@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
 NO_LABEL = -100
 _ATTRIBUTE = "inlay_loss"
@@ -35,11 +35,41 @@ class WeightedClasses:
         return (each * weights[labels.clamp(min=0)]).sum() / kept.sum()
 
 
-Loss = WeightedClasses
+class SoftLabels:
+    """`L = 1/N sum_i sum_k t_ik (-log softmax(z_i)[k])`: cross-entropy with the probabilities `t` of the classes."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        logits = _exact(logits)
+        return -(labels.to(logits.dtype) * log_softmax(logits, dim=-1)).sum(-1).mean()
+
+
+class OrderedClasses:
+    """The negative log-likelihood of continuation-ratio logits (CORN, Shi, Cao and Raschka, 2021).
+
+    Output `k` of `K - 1` is the logit of `P(y > k | y >= k)`. Of a row of class `y` the questions `k <= y` count, since
+    the others were never asked: `L = 1/N sum_i sum_{k <= y_i} BCE(z_ik, [y_i > k])`, which is `-log P(y_i)`. Labels are
+    the answers `[y > k]`. `P(y > k)` is the product of the first conditional probabilities: it falls in `k`, whatever
+    the outputs.
+    """
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        logits = _exact(logits)
+        answers = labels.to(logits.dtype)
+        asked = torch.cat((torch.ones_like(answers[:, :1]), answers[:, :-1]), dim=1)
+        each = binary_cross_entropy_with_logits(logits, answers, reduction="none")
+        return (each * asked).sum(-1).mean()
+
+
+Loss = WeightedClasses | SoftLabels | OrderedClasses
 
 
 def of_schema(schema: Any) -> Loss | None:
     """The loss that a task needs beside those of Transformers; None: it needs none."""
+    predicts = getattr(schema, "predicts", None)
+    if predicts == "shares":
+        return SoftLabels()
+    if predicts == "rank":
+        return OrderedClasses()
     weights = getattr(schema, "class_weights", None)
     return None if weights is None else WeightedClasses(weights)
 

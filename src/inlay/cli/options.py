@@ -86,6 +86,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "follows the prompt in --text after one blank.",
         "image": "Column with the paths of images.",
         "label_separator": "What stands between the labels of a row that has several (kind multi-label), as in '|'.",
+        "classes": "Names of the classes, as in bad,ok,good: from the lowest to the highest with --kind ordinal; with "
+        "--kind soft-labels those of probabilities given as lists.",
         "kind": "Kind of task, where the data do not show it.",
         "template": "How the fields become one text, e.g. '{premise} {hypothesis}'; for conversations a chat template "
         "in Jinja, or its file.",
@@ -140,7 +142,7 @@ HELPS: dict[str | None, dict[str, str]] = {
 }
 TYPED = {  # unlike a spec
     **dict.fromkeys(("text", "task_data", "set_"), list[str] | None),
-    **dict.fromkeys(("tasks", "task_fields", "layers"), str | None),
+    **dict.fromkeys(("tasks", "task_fields", "layers", "classes"), str | None),
 }
 FLAGS = {"learning_rate": ("--learning-rate", "--lr"), "set_": ("--set",)}
 
@@ -230,6 +232,7 @@ def takes_spec(
     def with_fields(fields: dict[str, Any], **given: Any) -> None:
         fields = {name: fields.get(name, option.default) for name, option in SPEC.items()}
         fields["text"] = tuple(fields["text"] or ())
+        fields["classes"] = tuple(names_in(fields["classes"] or ""))
         fields |= several(fields["tasks"], fields.pop("task_data"), fields["task_fields"])
         fields["settings"] = settings(fields.pop("set_"), fields.pop("layers"))
         with resumable():

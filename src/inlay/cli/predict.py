@@ -46,8 +46,9 @@ def command(
 
     The result is JSON lines, one for each row, in the order of the input. A line has all columns of its row (an `id`
     comes back), then what is predicted: `label` and `score` of a class, `labels` and `scores` of a set, `value` of a
-    regression, `tags` of words, `text` that was written. Where the input has a column of such a name, it keeps it, and
-    what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay evaluate`.
+    regression, `values` of several, `tags` of words, `text` that was written. Where the input has a column of such a
+    name, it keeps it, and what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay
+    evaluate`.
 
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl

@@ -75,7 +75,7 @@ class About:
             replaced=installed(backbone.model) is not None,
             task=getattr(task, "name", None),
             kind=getattr(task, "kind", None),
-            labels=getattr(task, "label_names", None),
+            labels=getattr(task, "output_names", getattr(task, "label_names", None)),
             seed=seed,
             examples={split: len(getattr(task, split)) for split in SPLITS if hasattr(task, split)},
             metrics={split: _finite(found) for split, found in (metrics or {}).items()},

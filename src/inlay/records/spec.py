@@ -38,7 +38,8 @@ class Spec:
     `max_eval` bounds evaluations during training: so many rows of each validation split, drawn once by the seed.
     `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
-    `label_separator` stands between the labels in a cell where a row has several.
+    `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
+    classes, the lowest first, or of those whose probabilities are given as lists.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Spec:
     class_weights: str | None = None
     pack: bool = False
     label_separator: str | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -102,11 +104,11 @@ class Spec:
             )
         if self.tasks and self.group_by_length:
             raise InlayError("group_by_length is for a run of one task: batches of several are drawn by the task.")
-        if self.tasks and self.class_weights is not None:
-            raise InlayError(
-                f"class_weights={self.class_weights!r} is for a run of one task: leave it out, or train that task by "
-                "itself."
-            )
+        for name in ("class_weights", "label_separator", "classes") if self.tasks else ():
+            if (value := getattr(self, name)) not in (None, ()):
+                raise InlayError(
+                    f"{name}={value!r} is for a run of one task: leave it out, or train that task by itself."
+                )
         if self.tasks and self.pack:
             raise InlayError("pack is for a run of one task: the rows of several belong to their adapters.")
         for name, choices in CHOICES.items():
@@ -238,4 +240,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "class_weights": (None,),
     "pack": (False,),
     "label_separator": (None,),
+    "classes": ([],),
 }

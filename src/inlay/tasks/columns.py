@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import cells, conversations, kinds, labels, tables
+from inlay.tasks import cells, conversations, given_labels, kinds, labels, tables
 from inlay.tasks.tables import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
@@ -68,6 +68,11 @@ def add_columns(table: Table, names: Iterable[str]) -> None:
 
 def _parts_of(name: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in name.split(",")) if "," in name else ()
+
+
+def _is_joined(table: Table, name: str) -> bool:
+    """Whether a column was made of several."""
+    return bool(_parts_of(name)) and isinstance(next(iter(_values(table, name, 1)), None), Mapping)
 
 
 def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
@@ -207,23 +212,18 @@ def _with_images(table: Table, spec: Spec, image: str, notes: list[str]) -> Choi
     if spec.kind is not None and kind is None:
         raise InlayError(f"kind={spec.kind!r} does not go with images; {', '.join(kinds.ALL_OF_IMAGES)} do.")
     label = spec.label or _label_column(table, spec, image)
-    if kind is None and (why := _several_labels(table, spec, label)):
-        kind = kinds.IMAGE_MULTI_LABEL
+    why = None
+    if kind is None and (several := _several(table, spec, label)) is not None:
+        kind, why = kinds.of_images(several[0]), several[1]
+    if kind is None and table.class_names is None:
+        looks = labels.looks_like_values(_values(table, label, len(table.rows)))
+        kind, why = (kinds.IMAGE_REGRESSION, f"{label!r} holds {looks}") if looks else (None, None)
+    if why is not None:
         notes.append(f"kind: {kind}, because {why} (--kind says otherwise)")
-    if kind not in (None, kinds.IMAGES):
-        return Choice(kind, label=label, image=image)
-    values = looks = None
-    if table.class_names is None:
-        values = _values(table, label, len(table.rows))
-        looks = labels.looks_like_values(values)
-    if looks and spec.kind is None:
-        raise InlayError(
-            f"The label column {label!r} holds {looks}. Predicting amounts from images is not offered; if they are "
-            f"classes, say so with --kind {kinds.IMAGES}."
-        )
+    kind = kind or kinds.IMAGES
     if not (spec.image and spec.label):
         notes.append(f"images from {image!r}, label from {label!r}")
-    return Choice(kinds.IMAGES, label=label, image=image, doubts=_doubts(table, spec, kinds.IMAGES, label))
+    return Choice(kind, label=label, image=image, doubts=_doubts(table, spec, kind, label))
 
 
 # ----------------------------------------------------------------------------------------------- texts and labels
@@ -277,7 +277,7 @@ def _is_text(values: Sequence[Any]) -> bool:
 
 def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: list[str]) -> str:
     """The kind that the columns make, said in a note; what the spec says goes before."""
-    several = _several_labels(table, spec, label, texts)
+    several = None if spec.kind else _several(table, spec, label, texts)
     lists = isinstance(next(iter(_values(table, label, 1)), None), list)
     spans = {"start", "end"} <= set(table.columns) and len(texts) == 1
     one_text = kinds.PAIR if len(texts) > 1 else kinds.CLASSIFICATION
@@ -288,9 +288,11 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
             raise kinds.refuse(spec.kind, f"it needs the columns 'start' and 'end' beside the text ({_listed(table)}).")
         if spec.kind in (kinds.TOKENS, kinds.SPANS) and len(texts) > 1:
             raise kinds.refuse(spec.kind, f"it needs one text, and there are several ({', '.join(texts)}).")
+        if spec.kind == kinds.REGRESSION and _is_joined(table, label):
+            return kinds.MULTI_REGRESSION
         return one_text if spec.kind == kinds.CLASSIFICATION else spec.kind
-    if several:
-        guess, why = kinds.MULTI_LABEL, several
+    if several is not None:
+        guess, why = several
     elif lists:
         guess, why = kinds.TOKENS, f"{label!r} holds a list of labels a row"
     elif spans:
@@ -305,17 +307,29 @@ def _kind(table: Table, spec: Spec, texts: tuple[str, ...], label: str, notes: l
     return guess
 
 
-def _several_labels(table: Table, spec: Spec, label: str, texts: tuple[str, ...] = ()) -> str | None:
-    """Why a row seems to have a set of labels, in words; None where it does not, or has one for each word of a text."""
+def _several(table: Table, spec: Spec, label: str, texts: tuple[str, ...] = ()) -> tuple[str, str] | None:
+    """The kind of a task whose rows seem to have several labels or numbers, and why; None where they have not, or where
+    there is one for each word of a text."""
     if spec.label_separator is not None:
-        return f"--label-separator says what stands between the labels in {label!r}"
-    rows = [row for row in table.rows if isinstance(row.get(label), list)]
-    if not rows or not isinstance(next(iter(_values(table, label, 1)), None), list):
+        return kinds.MULTI_LABEL, f"--label-separator says what stands between the labels in {label!r}"
+    rows = [row for row in table.rows if isinstance(row.get(label), list | Mapping)]
+    together = _is_joined(table, label)
+    if not rows or not (together or isinstance(rows[0][label], list)):
         return None
+    what = {
+        "labels": (kinds.MULTI_LABEL, "hold 1 or 0"),
+        "shares": (kinds.SOFT_LABELS, "hold numbers that add up to 1 in every row"),
+        "values": (kinds.MULTI_REGRESSION, "hold numbers"),
+    }
+    if (found := given_labels.guess([row[label] for row in rows])) is not None:
+        kind, why = what[found]
+        return kind, f"the {'columns' if together else 'lists'} {label!r} {why}"
     # Of tags, a few rows may be wrong; sets are as long as a text has words by chance.
-    if len(texts) == 1 and 2 * sum(_counts_words(row[texts[0]], row[label]) for row in rows) >= len(rows):
+    words = len(texts) == 1 and 2 * sum(_counts_words(row[texts[0]], row[label]) for row in rows) >= len(rows)
+    if together or words:
         return None
-    return f"{label!r} holds a list of labels a row" + (", not one for each word" if len(texts) == 1 else "")
+    why = f"{label!r} holds a list of labels a row" + (", not one for each word" if len(texts) == 1 else "")
+    return kinds.MULTI_LABEL, why
 
 
 def _counts_words(text: Any, found: Sequence[Any]) -> bool:

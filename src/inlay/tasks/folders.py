@@ -295,7 +295,7 @@ def by_split(table: Table, used: Collection[str] = ()) -> dict[str, Table]:
         parts.setdefault(split, {})[number] = {c: row[c] for c in columns}
         said.setdefault(split, Counter())[word] += 1
     made = {
-        split: Table(table.path, columns, list(rows.values()), table.class_names, numbers=list(rows))
+        split: Table(table.path, list(columns), list(rows.values()), table.class_names, numbers=list(rows))
         for split, rows in parts.items()
     }
     notes = list(table.notes)

@@ -6,13 +6,15 @@ as in `--label a,b,c`, are read as one such object (`inlay.tasks.columns.add_col
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from inlay.errors import InlayError
 from inlay.tasks.cells import is_null
-from inlay.tasks.labels import as_name, as_numbers
+from inlay.tasks.labels import as_name, as_numbers, in_order
+from inlay.tasks.schema import TaskSchema
 
 _YES, _NO = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no", ""})
 SUM_SLACK = 0.01  # by which probabilities that were rounded may miss 1
@@ -105,3 +107,50 @@ def read_shares(value: Any, names: Sequence[str] | None, column: str, where: str
             f"{', ...' if len(found) > 5 else ''}, {total:g} together. Divide counts of votes by their sum."
         )
     return {name: share / total for name, share in found.items()}
+
+
+def read_all(value: Any, schema: TaskSchema, column: str, where: str) -> list[float]:
+    """The probabilities or values in a cell, one for each of the schema's names. A class that is not named has none."""
+    names = schema.label_names or ()
+    found = (read_shares if schema.predicts == "shares" else read_numbers)(value, names, column, where)
+    strange = [name for name in found if name not in names]
+    lacking = [name for name in names if name not in found] if schema.predicts == "values" else []
+    if strange or lacking:
+        what = f"says {strange[0]!r}, which is none of them" if strange else f"lacks {lacking[0]!r}"
+        raise InlayError(f"{where}: {column!r} {what}. Every row has {', '.join(names)}.")
+    return [found.get(name, 0.0) for name in names]
+
+
+def names_in(values: Iterable[Any], column: str, shares: bool) -> tuple[str, ...]:
+    """What the probabilities or values in the cells of a column are called; of a list they are counted from 0."""
+    names: dict[str, None] = {}
+    for value in values:
+        if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+            with contextlib.suppress(ValueError):
+                value = json.loads(value)
+        if isinstance(value, Mapping):
+            names |= dict.fromkeys(as_name(name, column) for name in value)
+        elif isinstance(value, list | tuple):
+            names |= dict.fromkeys(map(str, range(len(value))))
+        else:
+            names[column] = None
+        if not shares:
+            break  # the first row says it: the others must have the same
+    return tuple(in_order(names)) if shares else tuple(names)
+
+
+def guess(values: Sequence[Any]) -> Literal["labels", "shares", "values"] | None:
+    """What objects or lists of numbers in a column seem to be; None where they hold something else, or nothing."""
+    rows = [list(value.values()) if isinstance(value, Mapping) else value for value in values]
+    if not rows or not all(isinstance(row, list | tuple) and row for row in rows):
+        return None
+    numbers = [as_numbers(row) for row in rows]
+    if any(row is None for row in numbers):
+        return None
+    known = [row for row in numbers if row is not None]
+    if isinstance(values[0], Mapping) and all(number in (0, 1) for row in known for number in row):
+        return "labels"
+    if all(number.is_integer() for row in known for number in row):
+        return "values" if isinstance(values[0], Mapping) else None
+    sums = all(min(row) >= 0 and abs(sum(row) - 1) <= SUM_SLACK for row in known)
+    return "shares" if sums else "values"

@@ -10,7 +10,10 @@ A kind of task adds columns of its own (`OF`, by what it predicts):
 
     class           score (the probability of the prediction), probabilities (of all classes, in the order of the names)
     labels          label and prediction are lists, probabilities those of all labels
+    shares          label is a list of probabilities; prediction (the likeliest class), score, probabilities
+    rank            score, probabilities
     value           -
+    values          label and prediction are lists, a value for each name
     tags            label and prediction are lists, a tag for each word
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
 
@@ -149,6 +152,43 @@ def _of_sets(tested: TestedRows) -> Columns:
     return Columns(columns, order)
 
 
+def _of_shares(tested: TestedRows) -> Columns:
+    """Of probabilities of classes, and of ordered classes."""
+    import pyarrow as pa
+
+    names, ranks = tested.schema.label_names or (), tested.schema.predicts == "rank"
+    said = tested.schema.decode(tested.outputs[:, : tested.schema.num_labels], probabilities=True)
+    predicted = [each["label"] for each in said]
+    shares = np.array([list(each["probabilities"].values()) for each in said])
+    if ranks:
+        wrong = np.abs(np.array([names.index(name) for name in predicted]) - np.asarray(tested.rows["label"]))
+        true = pa.array([names[rank] for rank in tested.rows["label"]], pa.string())
+    else:
+        wrong = np.abs(shares - np.asarray(tested.rows["label"])).sum(-1)
+        true = pa.array(tested.rows["label"], pa.list_(pa.float64()))
+    order = [int(i) for i in np.argsort(-wrong, kind="stable") if wrong[i] > 0]
+    columns = {
+        "label": true,
+        "prediction": pa.array(predicted, pa.string()),
+        "score": pa.array([each["score"] for each in said], pa.float32()),
+        "probabilities": pa.array(shares.tolist(), pa.list_(pa.float32())),
+    }
+    return Columns(columns, order)
+
+
+def _of_several_values(tested: TestedRows) -> Columns:
+    import pyarrow as pa
+
+    schema = tested.schema
+    said = schema.decode(tested.outputs[:, : schema.num_labels])
+    predicted = np.array([list(each["values"].values()) for each in said])
+    true = np.asarray(tested.rows["label"], dtype=np.float64)
+    wrong = (np.abs(predicted - true) / (schema.deviations or 1.0)).sum(-1)
+    some = pa.list_(pa.float64())
+    columns = {"label": pa.array(true.tolist(), some), "prediction": pa.array(predicted.tolist(), some)}
+    return Columns(columns, np.argsort(-wrong, kind="stable").tolist())
+
+
 def _of_values(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
@@ -206,6 +246,9 @@ def _as_json(value: Any) -> str:
 OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "class": _of_classes,
     "labels": _of_sets,
+    "shares": _of_shares,
+    "rank": _of_shares,
+    "values": _of_several_values,
     "value": _of_values,
     "tags": _of_tags,
     "text": _of_texts,

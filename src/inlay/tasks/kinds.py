@@ -37,15 +37,15 @@ IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", N
 class TaskKind:
     """The facts of a kind of task.
 
-    `predicts` is what an example is given: one class, a set of labels, one value, a tag for each word, or a text.
-    `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row
-    that the model reads; none: they keep the names of the user's columns. `around` are further names that a template
-    may use.
+    `predicts` is what an example is given: one class, a set of labels, probabilities of classes (shares), one of
+    several ordered classes (rank), one value, several values, a tag for each word, or a text. `loss` is Transformers'
+    `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the model reads;
+    none: they keep the names of the user's columns. `around` are further names that a template may use.
     """
 
     name: str
     head: Head
-    predicts: Literal["class", "labels", "value", "tags", "text"]
+    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text"]
     metrics: tuple[str, ...]
     loss: str | None = None
     fields: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class TaskKind:
     @property
     def has_probabilities(self) -> bool:
         """Whether an answer has a probability for each class or label."""
-        return self.predicts in ("class", "labels")
+        return self.predicts in ("class", "labels", "shares", "rank")
 
 
 CLASSIFICATION: Final = "classification"
@@ -72,12 +72,22 @@ DATA_TO_TEXT: Final = "data-to-text"
 IMAGES: Final = "image-classification"
 MULTI_LABEL: Final = "multi-label"
 IMAGE_MULTI_LABEL: Final = "image-multi-label"
+SOFT_LABELS: Final = "soft-labels"
+IMAGE_SOFT_LABELS: Final = "image-soft-labels"
+ORDINAL: Final = "ordinal"
+IMAGE_ORDINAL: Final = "image-ordinal"
+MULTI_REGRESSION: Final = "multi-regression"
+IMAGE_REGRESSION: Final = "image-regression"
 
 _CLASS_METRICS = ("accuracy", "macro-f1")
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
 _ONE_OF = "single_label_classification"
 _SET_METRICS = ("average-precision", "micro-f1", "macro-f1", "subset-accuracy")
 _ANY_OF = "multi_label_classification"
+# Transformers' heads have no loss for probabilities and ranks: this one takes their targets, and ours its place.
+_SHARE_METRICS = ("kl", "brier", "accuracy")
+_RANK_METRICS = ("quadratic-kappa", "rank-mae", "within-one", "accuracy")
+_VALUE_METRICS = ("pearson", "spearman", "r2", "mse")
 TABLE: Final[dict[str, TaskKind]] = {
     kind.name: kind
     for kind in (
@@ -91,6 +101,12 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
         TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
         TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),
+        TaskKind(SOFT_LABELS, SEQUENCE, "shares", _SHARE_METRICS, _ANY_OF),
+        TaskKind(IMAGE_SOFT_LABELS, IMAGE, "shares", _SHARE_METRICS, _ANY_OF, ("image",)),
+        TaskKind(ORDINAL, SEQUENCE, "rank", _RANK_METRICS, _ANY_OF),
+        TaskKind(IMAGE_ORDINAL, IMAGE, "rank", _RANK_METRICS, _ANY_OF, ("image",)),
+        TaskKind(MULTI_REGRESSION, SEQUENCE, "values", _VALUE_METRICS, "regression"),
+        TaskKind(IMAGE_REGRESSION, IMAGE, "values", _VALUE_METRICS, "regression", ("image",)),
     )
 }
 KINDS: Final = tuple(TABLE)
@@ -102,7 +118,13 @@ LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.
 
 
 # What a kind of texts is called where images are read.
-_OF_IMAGES: Final = {MULTI_LABEL: IMAGE_MULTI_LABEL}
+_OF_IMAGES: Final = {
+    MULTI_LABEL: IMAGE_MULTI_LABEL,
+    SOFT_LABELS: IMAGE_SOFT_LABELS,
+    ORDINAL: IMAGE_ORDINAL,
+    REGRESSION: IMAGE_REGRESSION,
+    MULTI_REGRESSION: IMAGE_REGRESSION,
+}
 
 
 def get(name: str) -> TaskKind:

@@ -182,7 +182,7 @@ def _divide(
                 "split, or train on another task and evaluate on this one."
             )
         return {"train": None, "validation": None, "test": test}, notes
-    if schema.predicts == "class":
+    if schema.predicts in ("class", "rank"):
         notes += labels.check_classes(train.classes, classes, schema.name)
     if test is None:
         train, test = _hold_out(train, splits.test_size(len(train)), TEST_SEED, "test", schema.lm)
@@ -198,7 +198,7 @@ def _divide(
         notes.append(f"no validation split: {len(validation):,} rows held out of training for selection")
     if spec.shots is not None:
         train = train.take(splits.draw_shots(train.rows, spec.shots, spec.seed))
-        if schema.predicts == "class":
+        if schema.predicts in ("class", "rank"):
             labels.check_classes(train.classes, classes, f"a draw of {spec.shots}")
             absent = len(classes) - len(set(train.classes))
             if absent:
@@ -251,13 +251,9 @@ def _resplit(parts: dict[str, _Part], shares: Sequence[float], spec: Spec) -> di
 
 
 def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -> Task:
-    schema, mean, deviation = found.schema, 0.0, 1.0
-    train = parts["train"]
+    schema, train = found.schema, parts["train"]
     if found.standardise and train is not None:
-        values = np.asarray([row["label"] for row in train.data])
-        mean, deviation = float(values.mean()), float(values.std())
-        if deviation == 0:
-            raise InlayError(f"{schema.name!r}: every training row has the value {mean:g}; there is nothing to learn.")
+        schema = _standardised(schema, [row["label"] for row in train.data])
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
     what = [schema.kind, schema.fields, schema.label_names, used]
     weights, notes = _class_weights(spec, schema, train)
@@ -273,7 +269,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
     }
     most = schema.max_new_tokens or (128 if schema.writes_text else None)
     return Task(
-        schema=replace(schema, max_new_tokens=most, mean=mean, deviation=deviation, class_weights=weights),
+        schema=replace(schema, max_new_tokens=most, class_weights=weights),
         **made,
         source=found.source,
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
@@ -291,6 +287,20 @@ def _places(part: _Part, kind: str) -> Places:
     for i, row in enumerate(part.data):
         first.setdefault(row["source"], i)
     return part.places.take(list(first.values()))
+
+
+def _standardised(schema: TaskSchema, rows: Sequence[Any]) -> TaskSchema:
+    """The schema with the mean and the spread of its values, column by column, over the training rows."""
+    values = np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
+    means, spreads = values.mean(0).tolist(), values.std(0).tolist()
+    names = schema.label_names or ("",)
+    for name, mean, spread in zip(names, means, spreads, strict=True):
+        if spread == 0:
+            about = f"{schema.name!r}" + (f", {name!r}" if name else "")
+            raise InlayError(f"{about}: every training row has the value {mean:g}; there is nothing to learn.")
+    if schema.predicts == "value":
+        return replace(schema, mean=means[0], deviation=spreads[0])
+    return replace(schema, means=tuple(means), deviations=tuple(spreads))
 
 
 def _class_weights(spec: Spec, schema: TaskSchema, train: _Part | None) -> tuple[tuple[float, ...] | None, list[str]]:

@@ -244,14 +244,13 @@ def exact_match(texts: Sequence[str], wanted: Sequence[str]) -> float:
     return float(np.mean(right)) if right else math.nan
 
 
-ALL = (
-    *_OF_CLASSES,
+_ELSE = (
     *("pearson", "spearman", "mse"),
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy"),
     *("bleu", "answer-accuracy", "exact-match"),
-    *(name for name in label_metrics.ALL if name not in _OF_CLASSES),
 )
+ALL = tuple(dict.fromkeys((*_OF_CLASSES, *_ELSE, *label_metrics.ALL)))
 
 
 # ------------------------------------------------------------------------------------------------------- baselines

@@ -132,6 +132,8 @@ def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where
         if schema.label_names is not None:
             given_labels.check_known(found, schema.label_names, where)
         return {"label": found}
+    if schema.predicts in ("shares", "values"):
+        return {"label": given_labels.read_all(value, schema, column, where)}
     if schema.predicts == "value":
         numbers = labels.as_numbers([value])
         if numbers is None:
@@ -152,13 +154,16 @@ def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where
     names = table.class_names
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return {"label": names[value]}
-    return {"label": labels.as_name(value, column, where)}
+    name = labels.as_name(value, column, where)
+    if schema.predicts == "rank" and schema.label_names is not None:
+        given_labels.check_known([name], schema.label_names, where)
+    return {"label": name}
 
 
 def number_labels(schema: TaskSchema, rows: list[Row], where: str) -> list[Row]:
     """The rows with numbers for their classes and tags."""
     known = schema.label_names or ()
-    if schema.predicts == "class":
+    if schema.predicts in ("class", "rank"):
         numbers = labels.number([row["label"] for row in rows], known, where)
         return [{**row, "label": number} for row, number in zip(rows, numbers, strict=True)]
     if schema.predicts in ("tags", "labels"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from inlay.tasks.places import Places
 
 FORMAT = 1
-_TUPLES = ("fields", "label_names", "metrics", "words", "class_weights", "thresholds")
+_TUPLES = ("fields", "label_names", "metrics", "words", "class_weights", "thresholds", "means", "deviations")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class TaskSchema:
     such a text ends in for a model that reads from left to right. `words` is a word for each class. `chat` is the form
     of conversations, where the rows are such, and `chat_template` the template that they are read with. `class_weights`
     is what each class counts in the loss. `label_separator` stands between the labels in a cell, and `thresholds` are
-    the probabilities from which on each of them is given; None: a half.
+    the probabilities from which on each of them is given; None: a half. `means` and `deviations` are those of several
+    values, whose names are the `label_names`.
     """
 
     name: str
@@ -63,13 +64,23 @@ class TaskSchema:
     class_weights: tuple[float, ...] | None = None
     label_separator: str | None = None
     thresholds: tuple[float, ...] | None = None
+    means: tuple[float, ...] | None = None
+    deviations: tuple[float, ...] | None = None
 
     @property
     def num_labels(self) -> int | None:
-        """Outputs of the head: the classes, 1 for a value, None for language models."""
+        """Outputs of the head: the classes, of ordered ones all but one, 1 for a value, None for language models."""
         if self.predicts == "value":
             return 1
-        return len(self.label_names) if self.label_names is not None else None
+        names = self.output_names
+        return None if names is None else len(names)
+
+    @property
+    def output_names(self) -> tuple[str, ...] | None:
+        """What the outputs of the head are called: as the labels; of ordered classes each says if it is above one."""
+        if self.predicts == "rank" and self.label_names is not None:
+            return tuple(f"above {name}" for name in self.label_names[:-1])
+        return self.label_names
 
     @property
     def modality(self) -> str:

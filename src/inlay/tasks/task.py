@@ -52,6 +52,10 @@ class Task(Described):
         return self.schema.num_labels
 
     @property
+    def output_names(self) -> tuple[str, ...] | None:
+        return self.schema.output_names
+
+    @property
     def template(self) -> str:
         return self.schema.full_template
 
@@ -246,6 +250,8 @@ def dataset(rows: list[dict[str, Any]], kind: str, fields: Sequence[str], *, exp
         label: Any = datasets.Value("int64")
         if kinds.get(kind).predicts == "labels":
             label = datasets.List(label)
+        elif kinds.get(kind).predicts in ("shares", "values"):
+            label = datasets.List(datasets.Value("float64"))
         features = datasets.Features({"image": datasets.Image(), "label": label})
         columns = {name: [row[name] for row in rows] for name in features}
         return datasets.Dataset.from_dict(columns, features=features)

@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
-from inlay.tasks import folders, images, kinds, labels, tables, templates
+from inlay.tasks import folders, given_labels, images, kinds, labels, tables, templates
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_null
 from inlay.tasks.columns import Choice, add_columns, choose, spelled_out
@@ -75,7 +75,9 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     separator, label = spec.label_separator, choice.label or ""
     if separator is not None and not any(separator in str(row.get(label)) for row in first.rows):
         notes.append(f"no row of {first.path.name} has the separator {separator!r} in {label!r}")
-    schema = replace(_described(name, choice, first), label_separator=separator)
+    schema = replace(
+        _described(name, choice, first), label_separator=separator, label_names=_names_beforehand(spec, choice, first)
+    )
     read = _conversations if choice.chat else _normalise
     # What is trained on comes first: its labels are those that the others may have.
     learnt = next((split for split in ("train", "all") if split in parts), next(iter(parts)))
@@ -95,7 +97,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         splits=splits,
         source=source,
         group="source" if choice.kind == kinds.DATA_TO_TEXT else None,
-        standardise=schema.predicts == "value",
+        standardise=schema.predicts in ("value", "values"),
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
         spelled_out=spelled_out(first, spec, choice),
@@ -236,12 +238,52 @@ def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
     return {field_of(name): name for name in choice.texts if field_of(name) != name}
 
 
+def _names_beforehand(spec: Spec, choice: Choice, table: Table) -> tuple[str, ...] | None:
+    """The names of classes or values that rows are read by: those that the spec says, or the cells themselves."""
+    predicts = kinds.get(choice.kind).predicts
+    if spec.classes:
+        if predicts not in ("shares", "rank"):
+            raise InlayError(
+                f"classes={list(spec.classes)!r} is for ordered classes (--kind {kinds.ORDINAL}) and for probabilities "
+                f"({kinds.SOFT_LABELS}), and the kind is {choice.kind!r}. Leave --classes out."
+            )
+        names = tuple(labels.as_name(name) for name in spec.classes)
+        if len(set(names)) < max(2, len(names)):
+            raise InlayError(f"classes={list(spec.classes)!r}: give two or more, each once.")
+        return names
+    if predicts not in ("shares", "values") or choice.label is None:
+        return None
+    cells = [row.get(choice.label) for row in table.rows]
+    found = given_labels.names_in((c for c in cells if not is_null(c)), choice.label, predicts == "shares")
+    if predicts == "shares" and len(found) < 2:
+        raise InlayError(
+            f"{table.path.name!r}: {choice.label!r} holds no probabilities of classes. Give an object or a list a row, "
+            "or a column for each class, as in --label bad,ok,good."
+        )
+    return found
+
+
+def _ranked(found: set[str], class_names: list[str] | None) -> tuple[str, ...]:
+    """Ordered classes that nobody has put into order: as the file has them, or numbers by value."""
+    if class_names and found <= set(class_names):
+        return tuple(class_names)
+    ordered = labels.in_order(found)
+    if any(labels.number_in(name) is None for name in ordered):
+        raise InlayError(
+            f"The order of the classes must be said, from the lowest to the highest, as in --classes "
+            f"{','.join(ordered[:10])}{',...' if len(ordered) > 10 else ''} put into their order (classes=)."
+        )
+    return tuple(ordered)
+
+
 def _with_labels(schema: TaskSchema, training: list[Row], class_names: list[str] | None) -> TaskSchema:
     """The schema with the labels of the training rows, and the metrics that these have."""
     if schema.predicts == "class":
         found = {row["label"] for row in training}
         ordered = class_names if class_names and found <= set(class_names) else labels.in_order(found)
         return replace(schema, label_names=tuple(ordered))
+    if schema.predicts == "rank" and schema.label_names is None:
+        return replace(schema, label_names=_ranked({row["label"] for row in training}, class_names))
     if schema.predicts == "labels":
         return replace(schema, label_names=tuple(labels.in_order(name for row in training for name in row["label"])))
     if schema.predicts == "tags":

@@ -10,7 +10,7 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.card import write_merged_card
 from inlay.records.atomic import write_folder
 from inlay.records.store import Run
-from inlay.tasks import kinds
+from inlay.tasks import answers, kinds
 from inlay.tasks.templates import SEPARATOR
 from inlay.workflow.adapted import Adapted, find_source, load_adapted
 from inlay.workflow.notes import Say, or_log
@@ -116,6 +116,21 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             f"the model's output is scaled, as it was in training: value = output * {schema.deviation!r} + "
             f"{schema.mean!r}"
         )
+    names = ", ".join(schema.label_names or ())
+    if schema.predicts == "values":
+        scales = zip(schema.label_names or (), schema.deviations or (), schema.means or (), strict=True)
+        each = "; ".join(f"{name} = output * {spread!r} + {mean!r}" for name, spread, mean in scales)
+        yield f"the model's outputs are scaled, as they were in training: {each}"
+    if schema.predicts == "shares":
+        yield "the softmax of the model's outputs is the probability of each class"
+    if schema.predicts == "labels":
+        limits = ", ".join(map(str, answers.thresholds_of(schema)))
+        yield f"a label is given where the sigmoid of its output reaches its threshold: {names} from {limits}"
+    if schema.predicts == "rank":
+        yield (
+            f"the classes are, from the lowest: {names}. Output k is the logit of being above class k for what is not "
+            "below it: the product of the sigmoids of the first k outputs is the probability of being above class k"
+        )
     template = schema.full_template
     if schema.modality == "text" and schema.predicts != "tags" and template != f"{{{schema.fields[0]}}}":
         pair = " ({sep}: the tokenizer is given a pair of texts)" if f"{{{SEPARATOR}}}" in template else ""
@@ -132,6 +147,8 @@ def _fold(adapted: Adapted, dtype: str) -> Any:
 
     with quiet():
         plain: Any = fold(adapted.model, adapted.method, _example(adapted))
+    if adapted.schema is not None and adapted.schema.predicts == "shares":
+        plain.config.problem_type = "single_label_classification"  # for pipelines, which take the softmax by it
     return plain.to(getattr(torch, dtype)).eval()
 
 

@@ -93,9 +93,9 @@ def _placed(given: Mapping[str, Any], schema: TaskSchema, tokenizer: Any, *, cau
 
 
 def _label_words(given: Mapping[str, Any], schema: TaskSchema) -> Sequence[str] | None:
-    """A word a class: the user's, the task's, or the labels' own names where they are words."""
-    names = schema.label_names
-    if names is None:
+    """A word an output: the user's, the task's, or the labels' own names where they are words; values have none."""
+    names = schema.output_names
+    if names is None or not kinds.get(schema.kind).has_probabilities:
         return None
     words = given.get("label_words") or schema.words
     if words is not None:
