@@ -249,6 +249,7 @@ ALL = (
     *("pearson", "spearman", "mse"),
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy"),
+    *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
     *("bleu", "answer-accuracy", "exact-match"),
     *(name for name in label_metrics.ALL if name not in _OF_CLASSES),
 )
