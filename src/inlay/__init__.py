@@ -23,6 +23,7 @@ PUBLIC = {
     "anatomy": "inlay.anatomy",
     "compare": "inlay.workflow.compare",
     "compress": "inlay.workflow.compress",
+    "embed": "inlay.workflow.embed",
     "evaluate": "inlay.workflow.loaded",
     "lean_loss": "inlay.training.lean_loss",
     "load": "inlay.workflow.loaded",

@@ -39,7 +39,8 @@ class Backbone:
     (head, pooler), and the output layer. `fingerprint` is over all the rest. `source` says where it came from and
     `notes` what had to be handled, for people; `address` is what Transformers' `from_pretrained` finds it by elsewhere,
     and never a path of this machine. `licence` is the checkpoint's, where it says one.
-    `pooling` is what the head of a text classifier reads (mean, first, last, pooler); None where that is not known.
+    `pooling` is what the head of a text classifier reads, or what is made a text's vector (mean, first, last, pooler);
+    None where that is not known.
     `quantize` is how the linear layers of the trunk are held, as in a run's spec.
     """
 
@@ -96,7 +97,8 @@ def load(
         with _quantising(quantize, compute_dtype or dtype, auto_class, config, trust_remote_code, digests) as how:
             model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code, how)
         pooled.install(model, chosen)
-        new = new_parts.new_modules(model, report, name, language=not labels)
+        bare = kinds.get(kind).head is kinds.VECTOR
+        new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
@@ -106,7 +108,7 @@ def load(
             processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
             _agree_on_size(model, processor, name)
     new = [*new, *kept]
-    notes += _remarks(place, model, dtype)
+    notes += _remarks(place, model if bare else getattr(model, new_parts.trunk(model)), dtype)
     model.config._name_or_path = model.name_or_path = name
     reads = poolings.reads(place) if kinds.get(kind).head is kinds.SEQUENCE else None
     if quantize is not None:
@@ -174,7 +176,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
 
 def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
     """The names of the outputs of the new head; none for language models."""
-    if kind.predicts == "text":
+    if kind.predicts in ("text", "vector"):
         return []
     if kind.predicts == "value":
         if num_labels not in (None, 1):
@@ -366,14 +368,14 @@ def _agree_on_size(model: Any, processor: Any, name: str) -> None:
             ) from error
 
 
-def _remarks(place: Location, model: Any, dtype: torch.dtype) -> list[str]:
+def _remarks(place: Location, backbone: Any, dtype: torch.dtype) -> list[str]:
     """What is odd about these weights."""
     remarks = []
     stored = _stored_dtypes(place)
     if stored - {dtype}:
         names = ", ".join(sorted(str(each).removeprefix("torch.") for each in stored))
         remarks.append(f"stored as {names}, loaded as {str(dtype).removeprefix('torch.')}")
-    if dead := _dead_dimensions(model):
+    if dead := _dead_dimensions(backbone):
         shown = ", ".join(map(str, dead[:8])) + (", ..." if len(dead) > 8 else "")
         remarks.append(
             f"dead dimensions in the last layer ({shown}): constant for every input, never divide by their spread"
@@ -395,9 +397,8 @@ def _stored_dtypes(place: Location) -> set[torch.dtype]:
     return {short[each] for each in found_types if each in short}
 
 
-def _dead_dimensions(model: Any) -> list[int]:
+def _dead_dimensions(backbone: Any) -> list[int]:
     """Dimensions that the last layer norm multiplies by nothing to speak of."""
-    backbone = getattr(model, new_parts.trunk(model))
     norms = [module for module in backbone.modules() if isinstance(module, nn.LayerNorm) and module.weight is not None]
     if not norms:
         return []

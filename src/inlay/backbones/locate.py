@@ -167,6 +167,9 @@ def heads(kind: str) -> frozenset[str]:
         "sequence-to-sequence": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "image-classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
+    if kind == "embedding":  # a body that reads texts and has no decoder beside it
+        readers = {*names["sequence"], *names["token-classification"], *names["causal-lm"], *names["masked-lm"]}
+        return frozenset(readers & auto.MODEL_MAPPING_NAMES.keys() - names["sequence-to-sequence"].keys())
     return frozenset(names[kind])
 
 

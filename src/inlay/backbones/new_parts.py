@@ -46,16 +46,18 @@ def trunk(model: nn.Module) -> str:
     return max(model.named_children(), key=lambda child: sum(p.numel() for p in child[1].parameters()))[0]
 
 
-def new_modules(model: nn.Module, report: Mapping[str, Any], name: str, language: bool) -> list[str]:
+def new_modules(
+    model: nn.Module, report: Mapping[str, Any], name: str, language: bool, bare: bool = False
+) -> list[str]:
     """The modules that loading drew anew, each as high up as all of it is new; an error for holes in the backbone.
 
     `language` says that the model predicts tokens: then the head is its output embedding, otherwise all around the
-    backbone.
+    backbone; `bare` that there is none.
     """
     mismatched = {key: (tuple(found), tuple(wanted)) for key, found, wanted in report["mismatched_keys"]}
     missing = {key for key in report["missing_keys"] if not _HARMLESS.search(key)} | set(mismatched)
     missing &= model.state_dict().keys()  # a pooler that nobody reads was taken out
-    head = _head(model, language)
+    head = () if bare else _head(model, language)
     holes = sorted(key for key in missing if not _POOLER.search(key) and not key.startswith(head))
     if holes:
         key = holes[0]

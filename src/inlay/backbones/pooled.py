@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError, unknown
@@ -57,16 +58,47 @@ class Pooling(nn.Module):
         return output
 
 
+class Vector(Pooling):
+    """Of a backbone without a head: what it returns has the pooled states, of length 1, as `logits` too, which is where
+    a head's outputs are."""
+
+    def after(self, backbone: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The backbone's forward hook."""
+        if self.paused or isinstance(output, tuple):
+            return None
+        states = output[0]
+        given = dict(zip(self._arguments, args, strict=False)) | kwargs
+        exact = states.to(torch.promote_types(states.dtype, torch.float32))
+        pooled = pool(exact, _real(given.get("attention_mask"), states), self.how)
+        output["logits"] = nn.functional.normalize(pooled, dim=-1)
+        return output
+
+
 def install(model: nn.Module, how: str | None) -> None:
-    """Let the head read the `mean`, the `first` or the `last` of the last states; None changes nothing."""
+    """Let the head read the `mean`, the `first` or the `last` of the last states; None changes nothing.
+
+    A model without a head gives them as a vector of length 1.
+    """
     if how is None:
         return
     if how not in WAYS:
         raise unknown("pooling", str(how), WAYS)
+    if _is_bare(model):
+        _put_in(Vector(how, model), model)
+        return
     if not type(model).__name__.endswith(CLASSIFIER):
         raise InlayError(f"pooling={how!r} is what a text classifier's head reads, and {type(model).__name__} is none.")
     backbone = anatomy(model).backbone.module
-    layer = Pooling(how, backbone)
+    _put_in(Pooling(how, backbone), backbone)
+
+
+def _is_bare(model: nn.Module) -> bool:
+    """Whether this is a body of Transformers' without a head."""
+    name = type(model).__name__
+    return isinstance(model, PreTrainedModel) and name.endswith("Model") and "LMHead" not in name
+
+
+def _put_in(layer: Pooling, backbone: Any) -> None:
     if layer.as_pooler:
         backbone.pooler = None
     backbone.add_module(CHILD, layer)

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from inlay.backbones import embedded
-from inlay.backbones.locate import CACHED, Location, find
+from inlay.backbones.locate import CACHED, Location, find, heads
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import POOLINGS
 from inlay.tasks import kinds
@@ -43,6 +43,8 @@ def _pools(kind: str) -> bool:
 
 def settle_pooling(name: str, kind: str, wanted: str, revision: str | None = None) -> str:
     """What is to be recorded for the backbone called `name`: auto only where the checkpoint says nothing of its own."""
+    if kinds.get(kind).predicts == "vector":
+        return str(settle(find(name, revision), kind, wanted))
     if wanted == OWN or (wanted == AUTO and not _pools(kind)):
         return wanted
     replaced = settle(find(name, revision), kind, wanted)
@@ -56,6 +58,8 @@ def settle(place: Location, kind: str, wanted: str) -> str | None:
     """
     if wanted not in POOLINGS:
         raise unknown("pooling", wanted, POOLINGS)
+    if kinds.get(kind).predicts == "vector":
+        return _of_vector(place, wanted)
     if not _pools(kind) or place.modality != "text":
         if wanted in (OWN, AUTO):
             return None
@@ -78,6 +82,20 @@ def settle(place: Location, kind: str, wanted: str) -> str | None:
             f"{IN_WORDS[own]}. Give mean, first or last."
         )
     return None if wanted == own else wanted
+
+
+def _of_vector(place: Location, wanted: str) -> str:
+    """Which feature of a text is its vector; auto: what the checkpoint was made for, else the mean of an encoder's
+    states, and the last one of a decoder, where only the last token has read the whole text."""
+    if wanted in (OWN, POOLER):
+        raise InlayError(
+            f"pooling={wanted!r}: a text's vector is made of the tokens' states, without a pooler. Give mean, first or "
+            "last, or leave it out."
+        )
+    if wanted != AUTO:
+        return wanted
+    forward_only = place.model_type in heads("causal-lm") and place.model_type not in heads("masked-lm")
+    return declared(place) or ("last" if forward_only else "mean")
 
 
 def reads(place: Location) -> str | None:

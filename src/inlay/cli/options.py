@@ -129,6 +129,7 @@ HELPS: dict[str | None, dict[str, str]] = {
         "gradient_checkpointing": "Use less memory and more time: activations are computed again.",
         "trunk_cache": "Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an "
         "error where it cannot be) or off.",
+        "similarity_temperature": "With --kind embedding: divides cosines before their softmax. Default: 0.05.",
         "sampling": "How often each of several tasks has a row: proportional (to its data), temperature or uniform.",
         "temperature": "With --sampling temperature: rows to the power of 1 over this; 1 is proportional, more is more "
         "even.",

@@ -147,7 +147,7 @@ def _facts(method: Method, about: About, abouts: Mapping[str, About]) -> str:
         "licence of the base model": about.licence or "as its owner says",
         "method": f"{method.name}: {method.summary}",
         "paper": method.paper,
-        "the head reads": about.pooling,
+        "a text's vector" if about.kind == kinds.EMBEDDING else "the head reads": about.pooling,
     }
     if len(abouts) == 1 and about.task:
         rows |= {
@@ -189,9 +189,8 @@ def _loading(method: Method, name: str, about: About) -> str:
     else:
         imports.append("from peft import PeftModel")
         if method.tuner is not None or about.replaced:
-            what = (
-                "registers the method with PEFT" if method.tuner is not None else f"lets the head read {about.pooling}"
-            )
+            reads = "gives vectors" if about.kind == kinds.EMBEDDING else f"lets the head read {about.pooling}"
+            what = "registers the method with PEFT" if method.tuner is not None else reads
             imports = [f"import inlay  # {what}", *(line for line in imports if line != "import inlay")]
         lines.append(f'model = PeftModel.from_pretrained(base, "{place}").eval()')
     if about.schema is not None:

@@ -37,6 +37,8 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
         own_imports, own = _by_schema(task)
     elif task.predicts == "tags":
         own_imports, own = _of_words(task)
+    elif task.predicts == "vector":
+        own_imports, own = _of_vectors(task)
     elif task.writes_text:
         own_imports, own = _of_prompt(task)
     else:
@@ -78,6 +80,17 @@ def _of_text(task: TaskSchema) -> Code:
         "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
         "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
         "print(answer)",
+    ]
+
+
+def _of_vectors(task: TaskSchema) -> Code:
+    return [], [
+        'texts = ["a text", "another one"]',
+        f"cut = dict(padding=True, truncation=True, max_length={_length(task)})",
+        'inputs = processor(texts, return_tensors="pt", **cut)',
+        NO_GRADIENT,
+        '    answer = model(**inputs)["logits"]  # a vector of length 1 for each text',
+        "print(answer @ answer.T)",
     ]
 
 

@@ -33,6 +33,8 @@ class Spec:
     texts that are about equally long: less is padded, and the order is less random. `pack` puts the texts of a
     training batch into as few rows as hold them: less is padded, and what is learnt is the same.
 
+    `similarity_temperature` divides the cosines of texts to embed before their softmax; None: 0.05.
+
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
     says. auto: what the checkpoint was made for, written in before the run has its name; where it says nothing, own.
     `max_eval` bounds evaluations during training: so many rows of each validation split, drawn once by the seed.
@@ -78,6 +80,7 @@ class Spec:
     tasks: tuple[str, ...] = ()
     sampling: str = "proportional"
     temperature: float = 1.0
+    similarity_temperature: float | None = None
     pooling: str = "auto"
     group_by_length: bool = False
     task_fields: Mapping[str, Any] = field(default_factory=dict)
@@ -126,7 +129,7 @@ class Spec:
                 raise InlayError(f"{name}={shown(path)} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
-        for name in (*positive, *optional, "evaluations", "max_eval"):
+        for name in (*positive, *optional, "evaluations", "max_eval", "similarity_temperature"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -142,7 +145,15 @@ class Spec:
             object.__setattr__(self, "epochs", EPOCHS if self.epochs is None else self.epochs)
             object.__setattr__(self, "batch_size", BATCH if self.batch_size is None else self.batch_size)
         # 3 and 3.0 are the same number and must be the same run.
-        for name in ("epochs", "learning_rate", "weight_decay", "warmup", "clip", "temperature"):
+        for name in (
+            "epochs",
+            "learning_rate",
+            "weight_decay",
+            "warmup",
+            "clip",
+            "temperature",
+            "similarity_temperature",
+        ):
             if isinstance(getattr(self, name), int):
                 object.__setattr__(self, name, float(getattr(self, name)))
 
@@ -232,6 +243,7 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "tasks": ([],),
     "sampling": ("proportional",),
     "temperature": (1.0,),
+    "similarity_temperature": (None,),
     "pooling": ("own", "auto"),  # what auto finds in a checkpoint is written in before
     "group_by_length": (False,),
     "task_fields": ({},),

@@ -248,6 +248,11 @@ class Adapters(Watched):
         if head is None:
             if adapter.own_weights:
                 raise InlayError(f"{adapter.place} gives embeddings, and brings more than low-rank products.")
+            if adapter.schema is not None and adapter.pooling != self.rows.pooling:
+                raise InlayError(
+                    f"{adapter.place} was trained for vectors with pooling={adapter.pooling!r}, and {self.name} is "
+                    f"served with {self.rows.pooling!r}. `inlay serve --adapter` serves it by itself."
+                )
             return ServedAdapter(name, EMBEDDING, None, adapter, stamp, **moved)
         own = self._head_of(head, adapter.pooling)[0].holding(head_tensors(adapter), str(adapter.place))
         schema = adapter.task(own.outputs, name, length)

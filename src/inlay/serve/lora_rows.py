@@ -96,7 +96,7 @@ class LoraRows:
         schema = served.schema
         try:
             if schema is None:
-                return self._vector(served.name, given, given.get("text"), most)
+                return self._vector(served, given, given.get("text"), most)
             schema, fields = _adjusted(
                 schema, fields, described=served.adapter is not None and bool(served.adapter.schema)
             )
@@ -119,17 +119,21 @@ class LoraRows:
                 f"{served.name!r} is an adapter for {served.kind}, which gives no embeddings. Adapters of the task "
                 "type FEATURE_EXTRACTION do, and so does the base model by its own name.",
             )
-        return self._vector(served.name, {}, text, most)
+        return self._vector(served, {}, text, most)
 
-    def _vector(self, name: str, given: Mapping[str, Any], text: Any, most: int | None) -> tuple[TokenRow, float]:
+    def _vector(
+        self, served: ServedAdapter, given: Mapping[str, Any], text: Any, most: int | None
+    ) -> tuple[TokenRow, float]:
         if not isinstance(text, str):
             raise Refusal(400, "Give the text to embed in 'text', a string.")
         if (wrong := find_unsayable({"text": text})) is not None:
             raise Refusal(400, f"The request holds {wrong}.")
-        load = self._check_size(len(text), most, name)
-        columns, _ = encode_texts([{"text": text}], "{text}", self._own.tokenizer, self.max_length)
+        load = self._check_size(len(text), most, served.name)
+        trained = None if served.adapter is None or served.adapter.schema is None else served.adapter.schema.max_length
+        length = min(self.max_length, trained or self.max_length)
+        columns, _ = encode_texts([{"text": text}], "{text}", self._own.tokenizer, length)
         item = {key: values[0] for key, values in columns.items()}
-        return TokenRow(name, EMBEDDING, dict(given), None, None, item), load
+        return TokenRow(served.name, EMBEDDING, dict(given), None, None, item), load
 
     def _check_size(self, size: int, most: int | None, name: str) -> float:
         most = most or max(FEWEST_CHARACTERS, A_TOKEN * self.max_length)

@@ -145,6 +145,15 @@ class Embedding(OpenAIRequest):
     input: str | list[str]
     encoding_format: str | None = "float"
 
+    def texts(self, most: int) -> list[str]:
+        """The texts, at most so many; an error for a form of vectors that is not known."""
+        found = [self.input] if isinstance(self.input, str) else self.input
+        if not found or len(found) > most:
+            raise Refusal(400, f"Give from 1 to {most:,} texts as input.")
+        if self.encoding_format not in (None, "float", "base64"):
+            raise Refusal(400, f"encoding_format={self.encoding_format!r}: float and base64 are known.")
+        return found
+
 
 def add_openai(app: FastAPI, batcher: Batcher[Adapters], settings: ServiceSettings, told: Callable[[str], str]) -> None:
     """Let the application answer them."""
@@ -190,26 +199,14 @@ def add_openai(app: FastAPI, batcher: Batcher[Adapters], settings: ServiceSettin
         """A vector of length 1 for each text."""
         asked.check()
         served = hosted.get(asked.model)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        if not texts or len(texts) > batcher.max_queue:
-            raise Refusal(400, f"Give from 1 to {batcher.max_queue:,} texts as input.")
-        if asked.encoding_format not in (None, "float", "base64"):
-            raise Refusal(400, f"encoding_format={asked.encoding_format!r}: float and base64 are known.")
+        texts = asked.texts(batcher.max_queue)
 
         def read() -> list[Read]:
             return [Read(*hosted.rows.vector(served, text, settings.max_characters)) for text in texts]
 
         rows = await asyncio.get_running_loop().run_in_executor(hosted.readers, read)
-        found = await _all(request, batcher, rows, settings.timeout)
-        used = sum(each["tokens"] for each in found)
-        data = [
-            {"object": "embedding", "index": i, "embedding": _encoded(each["embedding"], asked.encoding_format)}
-            for i, each in enumerate(found)
-        ]
-        usage = {"prompt_tokens": used, "total_tokens": used}
-        return JSONResponse(
-            {"object": "list", "data": data, "model": asked.model, "usage": usage, ADAPTER: found[0][ADAPTER]}
-        )
+        found = await answer_all(request, batcher, rows, settings.timeout)
+        return JSONResponse(shape_vectors(asked, found) | {ADAPTER: found[0][ADAPTER]})
 
 
 # ---- answers
@@ -307,7 +304,7 @@ async def _write(
         say = _Told(_ChunkEvents(shape, rows[0], cuts[0], served, asked), told)
         return await stream(request, queue, (rows[0].row, future), settings.timeout, say)
     try:
-        found = await _all(request, batcher, reads, settings.timeout)
+        found = await answer_all(request, batcher, reads, settings.timeout)
     finally:
         for row in rows:
             row.row.stop()
@@ -327,7 +324,7 @@ class _Told:
         return self._events.error(Refusal(refusal.status, self._told(str(refusal))))
 
 
-async def _all(request: Request, batcher: Batcher[Adapters], rows: Sequence[Read], timeout: float) -> list[Any]:
+async def answer_all(request: Request, batcher: Batcher[Any], rows: Sequence[Read], timeout: float) -> list[Any]:
     """The answers to all of them; the first error where there is one."""
     found = await wait_for(request, submit(batcher, rows, request), timeout)
     for each in found:
@@ -364,6 +361,17 @@ def _usage(rows: Sequence[TextRow | TokenRow]) -> dict[str, int]:
     given = sum(len(each.row.given) for each in rows if isinstance(each, TextRow))
     written = sum(len(each.row.written) for each in rows if isinstance(each, TextRow))
     return {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
+
+
+def shape_vectors(asked: Embedding, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The vectors that were found, as OpenAI has them."""
+    used = sum(each["tokens"] for each in found)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encoded(each["embedding"], asked.encoding_format)}
+        for i, each in enumerate(found)
+    ]
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    return {"object": "list", "data": data, "model": asked.model, "usage": usage}
 
 
 def _encoded(vector: Sequence[float], form: str | None) -> Any:

@@ -77,7 +77,9 @@ def create_app(batcher: Batcher[Hosted], settings: ServiceSettings) -> FastAPI:
             {
                 "task": name,
                 "kind": schema.kind,
-                "fields": [schema.columns.get(field, field) for field in schema.fields],
+                "fields": ["text"]
+                if schema.predicts == "vector"
+                else [schema.columns.get(field, field) for field in schema.fields],
                 "labels": schema.label_names,
                 **_failure(hosted, name),
             }
@@ -107,6 +109,9 @@ def create_app(batcher: Batcher[Hosted], settings: ServiceSettings) -> FastAPI:
         await asyncio.wrap_future(batcher.change(lambda: hosted.remove(task)))
         return {"removed": task, "tasks": sorted(hosted.schemas)}
 
+    from inlay.serve.vector_web import add_vectors
+
+    add_vectors(app, batcher, settings, limits)
     return app
 
 

@@ -6,6 +6,7 @@ A choice is made only where there is one; otherwise the error lists the columns 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,10 @@ _PAIRS = (
     ("text_a", "text_b"),
     ("query", "document"),
 )
+# An anchor and what belongs to it; texts that do not; how alike two texts are.
+_BELONG = (("anchor", "positive"), ("query", "positive"), ("question", "answer"), *_PAIRS)
+_NEGATIVE = re.compile(r"(hard[_ ]?)?negative([_ ]?\d+)?", re.IGNORECASE)
+_SCORES = ("score", "similarity", "similarity_score")
 _NOT_TEXTS = ("id", "idx", "index", "guid", "uid", "uuid", "split", "source", "url", "path", "filename", "start", "end")
 _IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
 
@@ -104,6 +109,8 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         _refuse_chats(table)
     if spec.kind in kinds.LANGUAGE_MODELS:
         return _for_language_model(table, spec, notes)
+    if spec.kind == kinds.EMBEDDING or _holds_positives(table, spec):
+        return _for_embedding(table, spec, notes)
     label = spec.label or _label_column(table, spec)
     texts = spec.text or _text_columns(table, label)
     if label in texts:
@@ -367,3 +374,54 @@ def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:
     if not spec.text:
         notes.append(f"text from {texts[0]!r}" + (f", answer from {answer!r}" if answer else ""))
     return Choice(spec.kind, tuple(texts), answer)
+
+
+# ----------------------------------------------------------------------------------------------------- embeddings
+
+
+def _holds_positives(table: Table, spec: Spec) -> bool:
+    """Whether the columns say by their names that they are to embed: an anchor or a query, and its positive."""
+    named = {name.lower() for name in table.columns}
+    free = spec.kind is None and not spec.text and spec.label is None and not usual_labels(table.columns)
+    return free and "positive" in named and bool({"anchor", "query"} & named)
+
+
+def _for_embedding(table: Table, spec: Spec, notes: list[str]) -> Choice:
+    """An anchor, what belongs to it, and perhaps texts that do not; or two texts and how alike they are."""
+    texts = spec.text or _texts_that_belong(table)
+    score = spec.label
+    if score is None and len(texts) == 2:
+        score = next((name for name in table.columns if name.lower() in _SCORES and name not in texts), None)
+    if len(texts) < 2:
+        raise kinds.refuse(
+            kinds.EMBEDDING,
+            f"it needs two texts that belong together, and there is one ({texts[0]!r}). Give --text ANCHOR --text "
+            "POSITIVE, and --text NEGATIVE for each column of texts that do not belong to the anchor.",
+        )
+    if len({*texts, score}) < len(texts) + 1:
+        named = ", ".join(map(repr, (*texts, *filter(None, [score]))))
+        raise InlayError(
+            f"An anchor, its positive, negatives and scores are columns of their own: {named} names a column twice."
+        )
+    if score is not None and len(texts) > 2:
+        raise kinds.refuse(
+            kinds.EMBEDDING,
+            f"the scores in {score!r} are of two texts, and there are {len(texts)} ({', '.join(texts)}).",
+        )
+    if not spec.text or spec.kind is None or score != spec.label:
+        rest = f", negatives from {', '.join(map(repr, texts[2:]))}" if texts[2:] else ""
+        if score is not None:
+            rest = f", scores from {score!r}"
+        notes.append(f"kind: {kinds.EMBEDDING}; anchor from {texts[0]!r}, positive from {texts[1]!r}{rest}")
+    return Choice(kinds.EMBEDDING, tuple(texts), score)
+
+
+def _texts_that_belong(table: Table) -> tuple[str, ...]:
+    lower = {name.lower(): name for name in table.columns}
+    for pair in _BELONG:
+        if all(name in lower for name in pair):
+            return (*(lower[name] for name in pair), *filter(_NEGATIVE.fullmatch, table.columns))
+    raise InlayError(
+        f"{table.path.name!r}: no two columns are plainly an anchor and its positive. Name them: --text ANCHOR --text "
+        f"POSITIVE ({_listed(table)})."
+    )

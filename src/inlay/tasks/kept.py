@@ -16,6 +16,7 @@ A kind of task adds columns of its own (`OF`, by what it predicts):
     values          label and prediction are lists, a value for each name
     tags            label and prediction are lists, a tag for each word
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
+    vector          cosine of the pair; rank of the positive in the test's corpus, where pairs have no scores
 
 A kind that is not in `OF` has its label and its prediction as JSON.
 """
@@ -80,9 +81,8 @@ def keep(task: Task, encoded: Any, outputs: np.ndarray | None, texts: Sequence[s
     parts = []
     if outputs is not None:
         found = OF.get(schema.predicts, _of_others)(TestedRows(schema, task.test, encoded, outputs, texts))
-        parts.append(
-            _table("test", _places_of(task, encoded), len(outputs), {**found.values, **_inputs(task, found.worst)})
-        )
+        count = len(next(iter(found.values.values())))
+        parts.append(_table("test", _places_of(task, encoded), count, {**found.values, **_inputs(task, found.worst)}))
     if (held := task.places.get("validation")) is not None:
         parts.append(_table("validation", held, len(held), {}))
     if not parts:
@@ -228,6 +228,27 @@ def _of_texts(tested: TestedRows) -> Columns:
     return Columns(columns, np.argsort(-mean, kind="stable").tolist())
 
 
+def _of_vectors(tested: TestedRows) -> Columns:
+    import pyarrow as pa
+
+    from inlay.tasks.retrieval import cosines, ranks
+
+    judged = tested.encoded.judged
+    cosine = cosines(tested.outputs, judged)
+    columns: dict[str, Any] = {"cosine": pa.array(cosine, pa.float32())}
+    if judged.scores is not None:
+        columns |= {"label": pa.array(judged.scores, pa.float64()), "prediction": pa.array(cosine, pa.float64())}
+        return Columns(columns, [])
+    places = {
+        (query, each): int(rank)
+        for query, relevant, found in zip(judged.queries, judged.relevant, ranks(tested.outputs, judged), strict=True)
+        for each, rank in zip(judged.in_order(relevant), found, strict=True)
+    }
+    rank = np.asarray([places[pair[0], pair[1]] for pair in judged.pairs])
+    order = np.argsort(-rank, kind="stable")
+    return Columns(columns | {"rank": pa.array(rank, pa.int32())}, order[rank[order] > 1].tolist())
+
+
 def _of_others(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
@@ -252,6 +273,7 @@ OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "value": _of_values,
     "tags": _of_tags,
     "text": _of_texts,
+    "vector": _of_vectors,
 }
 
 

@@ -30,6 +30,7 @@ class Head:
 SEQUENCE: Final = Head("sequence", "AutoModelForSequenceClassification", "SEQ_CLS", "classification")
 TOKEN: Final = Head("token-classification", "AutoModelForTokenClassification", "TOKEN_CLS", "token-classification")
 LANGUAGE: Final = Head("causal-lm", "AutoModelForCausalLM", "CAUSAL_LM", "causal-lm")
+VECTOR: Final = Head("embedding", "AutoModel", "FEATURE_EXTRACTION", "classification")
 IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
 
 
@@ -38,14 +39,14 @@ class TaskKind:
     """The facts of a kind of task.
 
     `predicts` is what an example is given: one class, a set of labels, probabilities of classes (shares), one of
-    several ordered classes (rank), one value, several values, a tag for each word, or a text. `loss` is Transformers'
-    `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the model reads;
-    none: they keep the names of the user's columns. `around` are further names that a template may use.
+    several ordered classes (rank), one value, several values, a tag for each word, a text, or a vector. `loss` is
+    Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the
+    model reads; none: they keep the names of the user's columns. `around` are further names that a template may use.
     """
 
     name: str
     head: Head
-    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text"]
+    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text", "vector"]
     metrics: tuple[str, ...]
     loss: str | None = None
     fields: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ TOKENS: Final = "token-classification"
 SPANS: Final = "span-classification"
 CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
+EMBEDDING: Final = "embedding"
 IMAGES: Final = "image-classification"
 MULTI_LABEL: Final = "multi-label"
 IMAGE_MULTI_LABEL: Final = "image-multi-label"
@@ -80,6 +82,7 @@ MULTI_REGRESSION: Final = "multi-regression"
 IMAGE_REGRESSION: Final = "image-regression"
 
 _CLASS_METRICS = ("accuracy", "macro-f1")
+_RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
 _ONE_OF = "single_label_classification"
 _SET_METRICS = ("average-precision", "micro-f1", "macro-f1", "subset-accuracy")
@@ -98,6 +101,7 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(SPANS, SEQUENCE, "class", _CLASS_METRICS, _ONE_OF, ("text", "span"), around=("left", "right")),
         TaskKind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
         TaskKind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
+        TaskKind(EMBEDDING, VECTOR, "vector", _RETRIEVAL_METRICS),
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
         TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
         TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),

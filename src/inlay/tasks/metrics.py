@@ -248,6 +248,7 @@ _ELSE = (
     *("pearson", "spearman", "mse"),
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy"),
+    *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
     *("bleu", "answer-accuracy", "exact-match"),
 )
 ALL = tuple(dict.fromkeys((*_OF_CLASSES, *_ELSE, *label_metrics.ALL)))

@@ -49,6 +49,8 @@ def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder
         return _prepared(schema, values, where)
     if schema.chat:
         return {conversations.FIELD: conversations.read_question(schema.columns, values, where)}
+    if schema.predicts == "vector":
+        return {"text": _text_to_embed(schema, values, where)}
     taken = {name: schema.columns.get(name, name) for name in schema.fields}
     if lacking := [column for column in taken.values() if column not in values]:
         if folder is None and schema.modality == "image":
@@ -63,6 +65,22 @@ def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder
     if schema.predicts == "tags":
         return {name: _without_gaps("word", values[column], column, where) for name, column in taken.items()}
     return {name: as_text(values[column], column, where) for name, column in taken.items()}
+
+
+def _text_to_embed(schema: TaskSchema, values: Mapping[str, Any], where: str) -> str:
+    """The one text of a row: the column `text`, or that of the anchors, or the only one there is."""
+    usual = ("text", schema.columns.get(schema.fields[0], schema.fields[0]))
+    found = next((name for name in usual if name in values), None)
+    if found is None:
+        if len(values) != 1:
+            raise InlayError(
+                f"{where} has no column {' or '.join(dict.fromkeys(map(repr, usual)))} with the text to embed "
+                f"(columns: {', '.join(values) or 'none'}). `inlay embed --text COLUMN` names one."
+            )
+        found = next(iter(values))
+    if is_null(values[found]):
+        raise InlayError(f"{where}: there is no text in the column {found!r}.")
+    return as_text(values[found], found, where)
 
 
 def _without_gaps(what: str, value: Any, column: str, where: str) -> list[str]:
@@ -112,7 +130,10 @@ def find_image(value: Any, table: Path, column: str, where: str) -> Any:
 def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | None, where: str) -> Row:
     """What the model reads of a row of a table, and what its label says; `label` is the column, None for texts that
     are learnt by themselves."""
-    made = read_input(schema, row, where, None if table.path == Path(PYTHON) else table.path)
+    if schema.predicts == "vector":
+        made = {name: _text_of_pair(row, schema.columns.get(name, name), where) for name in schema.fields}
+    else:
+        made = read_input(schema, row, where, None if table.path == Path(PYTHON) else table.path)
     if label is None:
         return made
     made |= _read_label(schema, row[label], table, label, where)
@@ -125,6 +146,12 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
     return made
 
 
+def _text_of_pair(row: Row, column: str, where: str) -> str:
+    if column not in row or is_missing(row[column]):
+        raise InlayError(f"{where}: there is no text in the column {column!r}, which a pair needs.")
+    return as_text(row[column], column, where)
+
+
 def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where: str) -> Row:
     """What a label says, under the name that its kind has it by; classes and tags are named, not numbered."""
     if schema.predicts == "labels":
@@ -134,7 +161,7 @@ def _read_label(schema: TaskSchema, value: Any, table: Table, column: str, where
         return {"label": found}
     if schema.predicts in ("shares", "values"):
         return {"label": given_labels.read_all(value, schema, column, where)}
-    if schema.predicts == "value":
+    if schema.predicts in ("value", "vector"):
         numbers = labels.as_numbers([value])
         if numbers is None:
             said = as_text(value, column, where)
@@ -260,6 +287,8 @@ def _columns_named(schema: TaskSchema) -> list[str]:
 
 def columns_read(schema: TaskSchema) -> list[str]:
     """The user's columns that the model reads."""
+    if schema.predicts == "vector":
+        return ["text"]
     fields = prepare.INPUTS[schema.prepare][-1] if schema.prepare else schema.fields
     return [schema.columns.get(name, name) for name in fields]
 
@@ -344,10 +373,10 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     """
     notes: list[str] = []
     table = _table(schema, source, notes, label)
-    add_columns(table, [*columns_read(schema), *filter(None, [label])])
+    add_columns(table, [*_columns_scored(schema), *filter(None, [label])])
     if schema.chat:
         return _to_evaluate(schema, read_conversations(schema, table, table.path.name, notes), table, notes)
-    column = None if _learns_from_text_alone(schema) else _label_column(schema, table, label)
+    column = None if _has_no_label(schema) else _label_column(schema, table, label)
     spelled = table.untyped and not schema.writes_text
     numbered = list(table.numbered)
     kept = [(n, row) for n, row in numbered if column is None or not labels.is_absent(row.get(column), spelled)]
@@ -413,7 +442,7 @@ def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None)
     elif _learns_from_text_alone(schema) and tables.suffix(path) == ".txt":
         parts = {"all": tables.read_lines(path, schema.fields[0])}
     else:
-        parts = folders.by_split(tables.read_table(path), used=[*columns_read(schema), label or ""])
+        parts = folders.by_split(tables.read_table(path), used=[*_columns_scored(schema), label or ""])
     table = parts.get("test") or next(iter(parts.values()))
     notes += table.notes
     if len(parts) > 1:
@@ -426,12 +455,23 @@ def _learns_from_text_alone(schema: TaskSchema) -> bool:
     return schema.kind == kinds.CAUSAL_LM and not schema.answers and not schema.chat
 
 
+def _has_no_label(schema: TaskSchema) -> bool:
+    return _learns_from_text_alone(schema) or (schema.predicts == "vector" and not schema.scored)
+
+
+def _columns_scored(schema: TaskSchema) -> list[str]:
+    """The user's columns of rows to evaluate on, labels aside: texts are embedded one by one, and scored in pairs."""
+    if schema.predicts != "vector":
+        return columns_read(schema)
+    return [schema.columns.get(name, name) for name in schema.fields]
+
+
 def _label_column(schema: TaskSchema, table: Table, label: str | None) -> str:
     if label in table.columns:
         return str(label)
     if label is not None and not table.path.is_dir():  # a folder's classes are called as its folders are
         raise unknown(f"column of {table.path.name!r}", label, table.columns, "--label (label=...) names another.")
-    left = [name for name in table.columns if name not in columns_read(schema)]
+    left = [name for name in table.columns if name not in _columns_scored(schema)]
     usual = usual_labels(left)
     chosen = usual or left
     if len(chosen) == 1:

@@ -98,6 +98,11 @@ class TaskSchema:
         return self.predicts == "text"
 
     @property
+    def scored(self) -> bool:
+        """Whether pairs of texts to embed come with how alike they are."""
+        return self.predicts == "vector" and "spearman" in self.metrics
+
+    @property
     def generates(self) -> bool:
         """Whether some of the metrics need generated texts: generate, then `score_texts`."""
         from inlay.tasks import metrics
@@ -107,6 +112,8 @@ class TaskSchema:
     @property
     def full_template(self) -> str:
         """The template, or the default that the fields imply."""
+        if self.predicts == "vector":
+            return "{text}"  # the texts of a pair are read one by one
         return self.template or templates.default(self.fields)
 
     def template_of_chats(self, tokenizer: Any) -> ChatTemplate:
@@ -209,7 +216,10 @@ class TaskSchema:
         """
         from inlay.tasks.encode import TextCollator
         from inlay.tasks.images import ImageCollator
+        from inlay.tasks.pairs import PairCollator
 
+        if self.predicts == "vector":
+            return PairCollator(processor)
         return ImageCollator() if self.modality == "image" else TextCollator(processor, left=generation)
 
     # --------------------------------------------------------------------------------------------------- outputs
@@ -221,13 +231,19 @@ class TaskSchema:
 
         Classes: label and score (its probability), with `probabilities` those of all classes by name. A value: value.
         Sets of labels and the like: see `inlay.tasks.answers`. Token classification: a tag for each word, for which the
-        encoded `inputs` are needed. Language models: the generated texts as they are.
+        encoded `inputs` are needed. Language models: the generated texts as they are. A vector: embedding, and
+        with `inputs` the tokens that were read.
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
         import numpy as np
 
         predictions = np.asarray(predictions)
+        if self.predicts == "vector":
+            made: list[dict[str, Any]] = [{"embedding": vector.tolist()} for vector in predictions]
+            if inputs is None:
+                return made
+            return [each | {"tokens": int(n)} for each, n in zip(made, inputs.lengths, strict=True)]
         if self.predicts == "value":
             return [{"value": float(value)} for value in self.unscale(predictions.reshape(len(predictions)))]
         if self.predicts not in ("class", "tags"):
@@ -270,14 +286,19 @@ class TaskSchema:
     def compute_metrics(self, predictions: Any, labels: Any, encoded: Any = None) -> dict[str, float]:
         """The task's metrics from the model's outputs (for language models: from those of `reduce_logits`).
 
-        `encoded` is the split that was predicted. Token classification needs it to score against every word of the
-        texts, those that were cut off included; without it, only words that the model read are scored.
+        `encoded` is the split that was predicted. Vectors are scored by what it says of them. Token classification
+        needs it to score against every word of the texts, those that were cut off included; without it, only words
+        that the model read are scored.
         """
         import numpy as np
 
         from inlay.tasks import metrics
 
         predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
+        if self.predicts == "vector":
+            from inlay.tasks.retrieval import score
+
+            return score(self.metrics, predictions, encoded.judged)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.writes_text:
             return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])

@@ -15,6 +15,7 @@ from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.chat_encode import encode_conversations
 from inlay.tasks.chat_template import own_template
 from inlay.tasks.images import Augmentation
+from inlay.tasks.pairs import EncodedPairs, encode_pairs
 from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
 from inlay.tasks.targets import to_targets
@@ -139,7 +140,7 @@ class Task(Described):
         *,
         model_config: Any = None,
         augmentation: Augmentation | None = None,
-    ) -> encoding.Encoded | images.EncodedImages:
+    ) -> encoding.Encoded | EncodedPairs | images.EncodedImages:
         """A split as a data set for the Trainer; its `notes` say what was cut. Of the length see `with_length`."""
         data = self.split(split)
         if self.modality == "image":
@@ -157,10 +158,12 @@ class Task(Described):
         made.notes = tuple(notes)
         return made
 
-    def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
+    def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded | EncodedPairs:
         if self.schema.writes_text:
             return self._encode_language(split, data, tokenizer, length)
         rows = data.to_list()
+        if self.schema.predicts == "vector":
+            return encode_pairs(rows, self.fields, tokenizer, length, judged=split != "train")
         made = self.schema.encode_texts(rows, tokenizer, length)
         labels = [row["label"] for row in rows]
         if made.words is not None:

@@ -96,7 +96,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         schema=schema,
         splits=splits,
         source=source,
-        group="source" if choice.kind == kinds.DATA_TO_TEXT else None,
+        group=_group(schema),
         standardise=schema.predicts in ("value", "values"),
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
@@ -117,6 +117,13 @@ def _places(found: Mapping[str, tuple[Path, Numbered]]) -> dict[str, Places]:
         else:
             made[split] = Places.of(path.name, numbers)
     return made
+
+
+def _group(schema: TaskSchema) -> str | None:
+    """The field whose rows stay together: all that belongs to a source or an anchor."""
+    if schema.predicts == "vector":
+        return schema.fields[0]
+    return "source" if schema.kind == kinds.DATA_TO_TEXT else None
 
 
 def read(path: Path, spec: Spec) -> dict[str, Table]:
@@ -220,13 +227,19 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "data",
         kind=choice.kind,
         fields=(FIELD,) if choice.chat else kind.fields or tuple(field_of(name) for name in choice.texts),
-        metrics=("perplexity",) if lm or choice.chat else kind.metrics,
+        metrics=_metrics(kind, choice, lm),
         prepare="spans" if choice.kind == kinds.SPANS else None,
         columns=_input_columns(choice, kind),
         answers=answers,
         lm=lm,
         chat=choice.chat,
     )
+
+
+def _metrics(kind: kinds.TaskKind, choice: Choice, lm: str | None) -> tuple[str, ...]:
+    if kind.predicts == "vector" and choice.label is not None:
+        return ("spearman", "pearson")
+    return ("perplexity",) if lm or choice.chat else kind.metrics
 
 
 def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:

@@ -112,19 +112,24 @@ def score(
     for batch in batches(model, encoded, collate, place, stop, order):
         with torch.no_grad(), place.autocast(), replay(batch) as inputs:
             outputs = model(**inputs)
-        labels = batch["labels"]
-        losses.append((float(outputs["loss"]), int(count_items(labels, shifted=shifted))))
+        labels = batch.get("labels")
         kept.append(task.reduce_logits(outputs["logits"].float(), labels).cpu().numpy())
+        if labels is None:  # vectors: what is known of them is not known row by row
+            continue
+        losses.append((float(outputs["loss"]), int(count_items(labels, shifted=shifted))))
         truth.append(labels.cpu().numpy())
     gathered = gather((kept, truth, losses))
     seconds = time.perf_counter() - begin
-    predictions, known = (_whole([part[i] for part in gathered], order) for i in (0, 1))
+    predictions = _whole([part[0] for part in gathered], order)
+    known = _whole([part[1] for part in gathered], order) if truth else None
     if not np.isfinite(predictions).all():
         raise NotFinitePredictions(
             "The model's predictions are not finite numbers: it was trained at too high a learning rate"
             + (", or runs in too low a precision." if place.dtype else ".")
         )
     metrics = {name: float(value) for name, value in task.compute_metrics(predictions, known, encoded).items()}
+    if known is None:
+        return Scored(metrics, predictions, len(encoded), seconds)
     # A batch without a single label has no mean loss, and no weight.
     weighted = [(mean * items, items) for _, _, part in gathered for mean, items in part if items]
     total = sum(items for _, items in weighted)

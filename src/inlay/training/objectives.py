@@ -271,7 +271,7 @@ class SingleTask(Objective):
     def begin_update(self, batches: Sequence[dict[str, Any]], device: torch.device) -> tuple[int, Tensor | None]:
         world = self.setup.plan.world
         self._update_loss = None
-        examples = sum(count_examples(batch) for batch in batches) * world
+        examples = sum(self.count_rows(batch) for batch in batches) * world
         if len(batches) <= 1 and world == 1:
             return examples, None
         total = torch.stack([self._items(batch) for batch in batches]).sum().to(device)
@@ -283,7 +283,7 @@ class SingleTask(Objective):
         trainer = self.trainer
         share: Tensor | float = 1.0
         with trainer.replay(trainer._prepare_inputs(batch)) as inputs:
-            loss = model(**inputs)["loss"]
+            loss = self.compute_loss(model, inputs)
             if items is not None:
                 own = self._items(inputs)
                 # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
@@ -298,10 +298,19 @@ class SingleTask(Objective):
         self._update_loss = detached if self._update_loss is None else self._update_loss + detached
         return detached
 
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        """The mean loss of a micro-batch."""
+        loss: Tensor = model(**batch)["loss"]
+        return loss
+
+    def count_rows(self, batch: dict[str, Any]) -> int:
+        """How many examples a batch has."""
+        return count_examples(batch)
+
     def _items(self, batch: dict[str, Any]) -> Tensor:
         labels = batch.get("labels")
         if labels is None:
-            return torch.tensor(count_examples(batch), device=next(iter(batch.values())).device)
+            return torch.tensor(self.count_rows(batch), device=next(iter(batch.values())).device)
         return count_items(labels, shifted=self._shifted)
 
     def is_finite(self, norm: Tensor) -> bool:

@@ -1,4 +1,7 @@
-"""Whether methods are above chance: compared with the majority class, and whether they predict one class only."""
+"""Whether methods are above chance: compared with the majority class, and whether they predict one class only.
+
+Where texts are embedded, the vectors of the frozen model are what to compare with.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Standing:
     """One method and the majority class, over its runs: `constant` are the seeds that predict one class only.
 
     `values` and `majority` are the metric on the test set, a value for each run. Old runs, which did not record it,
-    have no `majority`.
+    have no `majority`. `frozen` is what the model's vectors have before training.
     """
 
     method: str
@@ -30,6 +33,7 @@ class Standing:
     answer: str = ""
     examples: int = 0
     constant: tuple[int, ...] = ()
+    frozen: float | None = None
 
     @property
     def above_chance(self) -> bool | None:
@@ -64,7 +68,9 @@ def standing(
     known: list[Any] = [record.get("chance") for _, record in runs]
     usable = [each for each in known if _says(each, metric)]
     if not usable or len(usable) < len(known):
-        return Standing(method, metric, tuple(values), constant=constant)
+        frozen = [_frozen(record, metric) for _, record in runs]
+        same = frozen[0] if frozen and len(set(frozen)) == 1 else None  # the test rows are the same for every seed
+        return Standing(method, metric, tuple(values), constant=constant, frozen=same)
     first, majority = usable[0], tuple(float(each["metrics"][metric]) for each in usable)
     return Standing(method, metric, tuple(values), majority, str(first["answer"]), first["examples"], constant)
 
@@ -75,6 +81,15 @@ def _says(entry: Any, metric: str) -> bool:
         return False
     value, examples = entry["metrics"].get(metric), entry.get("examples")
     return type(value) in (int, float) and math.isfinite(value) and type(examples) is int and examples > 0
+
+
+def _frozen(record: Mapping[str, Any], metric: str) -> float | None:
+    """What a record, which may hold anything, says of the model's vectors before training."""
+    entry = record.get("frozen")
+    metrics = entry.get("metrics") if isinstance(entry, Mapping) else None
+    value = metrics.get(metric) if isinstance(metrics, Mapping) else None
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None  # type: ignore[arg-type]
 
 
 def sentences(found: Sequence[Standing]) -> list[str]:
@@ -93,6 +108,11 @@ def sentences(found: Sequence[Standing]) -> list[str]:
             told.append(f"No method is {first.better} that{within}: do not rank them.")
         elif below:
             told.append(f"Not {first.better} that{within}: {', '.join(below)}.")
+    if tuned := [each for each in found if each.frozen is not None]:
+        first = tuned[0]
+        told.append(f"The frozen model has {first.metric} {first.frozen:.4f} on these test examples.")
+        if worse := [each.method for each in tuned if fmean(each.values) <= (each.frozen or 0.0)]:
+            told.append(f"Not above that: {', '.join(worse)}.")
     for each in found:
         if each.constant:
             seeds = "every seed" if len(each.constant) == len(each.values) else f"seed {_listed(each.constant)}"
@@ -114,6 +134,8 @@ def of_one(spec: Spec, metric: str, metrics: Mapping[str, Mapping[str, float]], 
             f"test {metric} {each.values[0]:.4f} does not differ from chance: always answering {each.answer!r}, the "
             f"most frequent class in training, has {each.majority[0]:.4f} on these {each.examples:,} examples{within}"
         )
+    if each.frozen is not None:
+        told.append(f"test {metric} {each.values[0]:.4f}; the frozen model has {each.frozen:.4f} on the same examples")
     return told
 
 

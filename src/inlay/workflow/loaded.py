@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from inlay.errors import InlayError, unknown
 from inlay.records.atomic import write_json
@@ -16,6 +16,9 @@ from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import LoadOptions, check_writable, join, restore
 from inlay.workflow.settle import select_adapter
 from inlay.workflow.tune import DEFAULT_OUT, select_metrics
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,12 @@ class LoadedRun:
         if top_k is not None:
             answers = [_with_likeliest(answer, top_k, probabilities) for answer in answers]
         return [join(row, answer) for row, answer in zip(given, answers, strict=True)]
+
+    def embed(self, rows: Any, *, batch_size: int | None = None) -> np.ndarray:
+        """A vector of length 1 for each text, N x D, in order. `rows` are given as to `predict`."""
+        from inlay.workflow.embed import make_vectors, read_texts
+
+        return make_vectors(self, read_texts(rows).texts, batch_size, self._say)
 
     def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
         """The run's own metrics on labelled rows, which are given as to `predict`.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 LORA = "LORA"  # PEFT's name of the type
 SHORT = 12  # characters of a revision
-EMBEDDING = "embedding"  # beside the kinds of task: what comes out is a vector
+EMBEDDING = kinds.EMBEDDING
 HEADS = {head.task_type: head for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE)}
-FEATURES = "FEATURE_EXTRACTION"
+FEATURES = kinds.VECTOR.task_type
 INSIDE = "adapter"  # of a run, the folder that it lies in
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/")
@@ -73,7 +73,8 @@ class LoraAdapter:
     def head(self) -> kinds.Head | None:
         """The head of Transformers' that it was trained with; None: none, or it does not say."""
         if self.schema is not None:
-            return kinds.get(self.schema.kind).head
+            head = kinds.get(self.schema.kind).head
+            return None if head is kinds.VECTOR else head
         found = self.settings.get("task_type")
         return HEADS.get(found) if isinstance(found, str) else None
 

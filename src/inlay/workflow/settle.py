@@ -68,6 +68,7 @@ def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
     asked, spec = spec, check(spec)
     tasks = tasks or load_tasks(spec)
     loaded = list(tasks.values())
+    check_vectors(spec, loaded[0].kind)
     spec = with_pooling(spec, loaded[0].kind)
     sizes = [task.examples for task in loaded]
     examples = None if None in sizes else sum(filter(None, sizes))
@@ -272,11 +273,36 @@ def check_together(tasks: Mapping[str, Task] | Mapping[str, TaskSchema]) -> None
     if len(tasks) < 2:
         raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
     found = {name: task.kind for name, task in tasks.items()}
+    if vectors := [name for name, kind in found.items() if kinds.get(kind).predicts == "vector"]:
+        raise InlayError(f"Texts are embedded in a run of their own: leave {', '.join(vectors)} out of the tasks.")
     if len({kinds.get(kind).head for kind in found.values()}) > 1:
         listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
         raise InlayError(
             f"These tasks cannot be mixed in one batch: {listed}. Train together what has one class or value a row, "
             "or what is language modelling, or what labels tokens, or images."
+        )
+
+
+def check_vectors(spec: Spec, kind: str) -> None:
+    """An error where a method cannot train vectors, or an option that only those have is given for something else."""
+    if kinds.get(kind).predicts != "vector":
+        if spec.similarity_temperature is not None:
+            raise InlayError(
+                f"similarity_temperature={spec.similarity_temperature!r} is of texts to embed (--kind "
+                f"{kinds.EMBEDDING}), and this is {kind}. Leave it out."
+            )
+        return
+    if spec.max_eval is not None:
+        raise InlayError(
+            f"max_eval={spec.max_eval}: part of the validation split would be another corpus to search, and an easier "
+            "one. Give --evaluations to evaluate less often."
+        )
+    method = registry.get(spec.method)
+    if reads_states(spec.method) or method.prompts_in_text or method.form == "head":
+        why = "trains a head alone" if method.form == "head" else "answers by classes of its own"
+        raise InlayError(
+            f"The method {spec.method!r} {why}, and texts that are embedded have none. Take another, such as lora, "
+            "bias or full."
         )
 
 

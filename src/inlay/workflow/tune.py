@@ -87,13 +87,19 @@ def tune(
             say(line)
         backbone = backbones.load_for(spec, settled.first)
         new = select_new(backbone.notes, spec.model, out)
-        for line in (f"model: {backbone.source}", *new, *explain_pooling(spec, backbone), *settled.notes):
+        for line in (
+            f"model: {backbone.source}",
+            *new,
+            *explain_pooling(spec, backbone, settled.first.schema.predicts),
+            *settled.notes,
+        ):
             say(line)
+        frozen = measure_frozen(backbone, settled)
         from inlay.training.fitting import FitOptions, fit
 
         options = FitOptions(progress=progress, log_to=log_to, watchers=watchers, stop=stop)
         result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
-        standings = {name: measure_chance(task, result, name) for name, task in result.tasks.items()}
+        standings = {name: measure_chance(task, result, name) | frozen for name, task in result.tasks.items()}
         for line in conclude(settled, result, standings):
             say(line)
         record = describe_tasks(spec, result, standings) | {
@@ -122,6 +128,10 @@ def identify(spec: Spec) -> tuple[Spec, str]:
 
 def make_objective(settled: Settled) -> Objective | Task:
     """What the run is trained for: its one task, or all of them together."""
+    if settled.first.schema.predicts == "vector":
+        from inlay.training.contrastive import Contrast
+
+        return Contrast(settled.first, settled.spec)
     if not settled.spec.tasks:
         return settled.first
     from inlay.training.joint import SeveralTasks
@@ -203,13 +213,15 @@ def find_earlier_defaults(settled: Settled, out: Path | str) -> list[str]:
     return [f"an earlier run had the earlier defaults: --set target_modules=null {does} it ({found.id})"]
 
 
-def explain_pooling(spec: Spec, backbone: Backbone) -> list[str]:
-    """A line for people: what the head reads. A method that stands in for the head says itself what it reads."""
+def explain_pooling(spec: Spec, backbone: Backbone, predicts: str) -> list[str]:
+    """A line for people: what the head reads, or what a text's vector is. A method that stands in for the head says
+    itself what it reads."""
     from inlay.backbones.pooling import IN_WORDS
 
     if backbone.pooling is None or reads_states(spec.method):
         return []
-    return [f"the head reads {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
+    said = "a text's vector is" if predicts == "vector" else "the head reads"
+    return [f"{said} {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
 
 
 # ---- the record
@@ -220,6 +232,17 @@ def measure_chance(task: Task, result: FitResult, name: str) -> dict[str, Any]:
     from inlay.tasks.metrics import majority
 
     return {"chance": majority(task), "classes_predicted": result.classes_predicted.get(name)}
+
+
+def measure_frozen(backbone: Backbone, settled: Settled) -> dict[str, Any]:
+    """How good the vectors of the model are on the test split before anything is trained; for other tasks nothing."""
+    task = settled.first
+    if task.schema.predicts != "vector" or not len(task.test):
+        return {}
+    from inlay.training import evaluate
+
+    metrics, _ = evaluate(backbone.model, task, "test", backbone.processor, settled.spec)
+    return {"frozen": {"examples": len(task.test), "metrics": metrics}}
 
 
 def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
