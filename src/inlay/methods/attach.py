@@ -45,7 +45,7 @@ _BY_CLASS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "ForImageClassification": None,
 }
-_PROBED = {"SEQ_CLS": "classification", "TOKEN_CLS": "token-classification", "CAUSAL_LM": "causal-lm"}
+_PROBED = {head.task_type: head.probed_as for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.TWO_PARTS)}
 
 
 def attach(
