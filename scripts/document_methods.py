@@ -42,6 +42,7 @@ TASKS = {
     "classification": "classification",
     "token-classification": "token classification",
     "causal-lm": "language modelling",
+    "sequence-to-sequence": "sequence to sequence",
 }
 
 

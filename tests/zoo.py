@@ -16,7 +16,7 @@ import transformers as hf
 from torch import nn
 from transformers import PretrainedConfig
 
-Task = Literal["base", "classification", "token-classification", "causal-lm"]
+Task = Literal["base", "classification", "token-classification", "causal-lm", "sequence-to-sequence"]
 
 VOCABULARY, LENGTH, IMAGE_SIZE = 48, 9, 32
 PAD, BOS, EOS = 1, 0, 2
@@ -126,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         "text",
         _CAUSAL,
     ),
-    "t5": Family(t5_config, "text", _TOKENS),
+    "t5": Family(t5_config, "text", (*_TOKENS, "sequence-to-sequence")),
     "vit": Family(lambda: hf.ViTConfig(**VISION), "image", _IMAGES),
     # Two classes answer to the task, and the auto class chooses by the architectures that a checkpoint names.
     "deit": Family(lambda: hf.DeiTConfig(**VISION, architectures=["DeiTForImageClassification"]), "image", _IMAGES),
@@ -191,6 +191,8 @@ def _build(family: str, description: Family, task: Task, num_labels: int) -> nn.
         return hf.T5EncoderModel(config) if family == "t5" else hf.AutoModel.from_config(config)
     if task == "causal-lm":
         return hf.AutoModelForCausalLM.from_config(config)
+    if task == "sequence-to-sequence":
+        return hf.AutoModelForSeq2SeqLM.from_config(config)
     config.num_labels = num_labels
     if task == "token-classification":
         return hf.AutoModelForTokenClassification.from_config(config)
@@ -222,6 +224,9 @@ def _text(task: Task, num_labels: int) -> dict[str, torch.Tensor]:
     inputs = {"input_ids": ids, "attention_mask": mask}
     if task == "causal-lm":
         inputs["labels"] = ids.masked_fill(mask == 0, -100)
+    elif task == "sequence-to-sequence":  # what is written is given too, for a pass without labels
+        inputs["labels"] = ids.roll(1, 0)[:, :6].masked_fill(ids.roll(1, 0)[:, :6] == PAD, -100)
+        inputs["decoder_input_ids"] = torch.cat([torch.full((len(lengths), 1), PAD), ids.roll(1, 0)[:, :5]], dim=1)
     elif task == "token-classification":
         inputs["labels"] = torch.randint(num_labels, ids.shape).masked_fill(mask == 0, -100)
     elif task == "classification":

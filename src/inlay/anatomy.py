@@ -68,13 +68,14 @@ class Block(Part):
     """One layer l of the trunk, counted from 1.
 
     `feed_forward` are the linear layers and convolutions outside of attention, `norms` every norm in the block;
-    both in the order in which the model registers them.
+    both in the order in which the model registers them. `cross` is the attention of a decoder to what its encoder read.
     """
 
     index: int
     attention: Attention | None
     feed_forward: tuple[Part, ...]
     norms: tuple[Part, ...]
+    cross: Attention | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class Anatomy:
     is it and all else that acts before the first block. `norms` are all of the backbone's, also those outside
     the blocks. `head` makes the final outputs: a classifier or a language-model head; None for a bare backbone.
     `leading_tokens` is how many tokens a vision transformer puts before its patches: class, distillation, registers.
+    `decoder` are the blocks of the decoder where a model writes what its encoder read: counted on from `blocks`, which
+    are the encoder's. A classifier made of such a model has none.
     """
 
     family: str
@@ -99,6 +102,12 @@ class Anatomy:
     norms: tuple[Part, ...]
     head: Part | None
     leading_tokens: int
+    decoder: tuple[Block, ...] = ()
+
+    @property
+    def all_blocks(self) -> tuple[Block, ...]:
+        """The blocks, and those of a decoder that is beside them."""
+        return (*self.blocks, *self.decoder)
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,8 @@ class Description:
     `stem` must exist; of `final_norm` the first that exists is taken. `head` is needed only where the backbone
     itself holds it. `hidden_size` is an attribute of the backbone; of a list the last entry counts. `leading` are the
     parameters, from the backbone, that are put before the patches of an image, those that exist. `pooling` is what the
-    classifier of a text model reads: the pooler's output, or the first or the last token's state.
+    classifier of a text model reads: the pooler's output, or the first or the last token's state. `decoder` are the
+    blocks beside an encoder that write, with the same attention; `cross` and `cross_output` are theirs to the encoder.
     """
 
     modality: Modality
@@ -128,6 +138,9 @@ class Description:
     family: str = ""
     leading: str = ""
     pooling: str = ""
+    decoder: str = ""
+    cross: str = ""
+    cross_output: str = ""
 
 
 # fmt: off
@@ -142,6 +155,14 @@ _VIT = Description("image", "encoder", stem="embeddings", blocks="layers.*", att
 _CLIP = replace(_VIT, root="vision_model", stem="embeddings pre_layrnorm", blocks="encoder.layers.*",
                 attention="self_attn", output="self_attn.out_proj", final_norm="post_layernorm", family="clip",
                 leading="embeddings.class_embedding")
+_T5 = Description("text", "encoder", stem="encoder.embed_tokens", blocks="encoder.block.*",
+                  attention="layer.0.SelfAttention", qkv="q k v", output="layer.0.SelfAttention.o",
+                  final_norm="encoder.final_layer_norm", decoder="decoder.block.*", cross="layer.1.EncDecAttention",
+                  cross_output="layer.1.EncDecAttention.o", family="t5")
+_BART = Description("text", "encoder", stem="encoder.embed_tokens encoder.embed_positions encoder.layernorm_embedding",
+                    blocks="encoder.layers.*", attention="self_attn", qkv="q_proj k_proj v_proj",
+                    output="self_attn.out_proj", decoder="decoder.layers.*", cross="encoder_attn",
+                    cross_output="encoder_attn.out_proj", family="bart")
 _RESNET = Description("image", "convolutional", stem="embedder", blocks="encoder.stages.*.layers.*",
                       hidden_size="config.hidden_sizes")
 _TIMM_VIT = Description("image", "encoder", stem="patch_embed pos_drop patch_drop norm_pre", blocks="blocks.*",
@@ -162,13 +183,13 @@ _DESCRIPTIONS: dict[str, Description] = {
                           output="attention.out_lin"),
     "modernbert": replace(_BERT, blocks="layers.*", attention="attn", qkv="Wqkv", output="attn.Wo",
                           final_norm="final_norm"),
-    "t5": Description("text", "encoder", stem="encoder.embed_tokens", blocks="encoder.block.*",
-                      attention="layer.0.SelfAttention", qkv="q k v", output="layer.0.SelfAttention.o",
-                      final_norm="encoder.final_layer_norm"),
-    "bart": Description("text", "encoder",
-                        stem="encoder.embed_tokens encoder.embed_positions encoder.layernorm_embedding",
-                        blocks="encoder.layers.*", attention="self_attn", qkv="q_proj k_proj v_proj",
-                        output="self_attn.out_proj"),
+    "t5": _T5,
+    "mt5": _T5,
+    "bart": _BART,
+    "mbart": replace(_BART, final_norm="encoder.layer_norm"),
+    "pegasus": replace(_BART, final_norm="encoder.layer_norm"),
+    "m2m_100": replace(_BART, final_norm="encoder.layer_norm"),
+    "marian": _BART,
     "gpt2": Description("text", "decoder", stem="wte wpe drop", blocks="h.*", attention="attn", qkv="c_attn",
                         output="attn.c_proj", final_norm="ln_f", pooling="last"),
     "gptj": Description("text", "decoder", stem="wte drop", blocks="h.*", attention="attn",
@@ -219,6 +240,9 @@ def anatomy(model: nn.Module) -> Anatomy:
     stem, *rest = description.stem.split()
     stem_parts = (_require(backbone, stem, description), *_existing(backbone, " ".join(rest)))
     blocks = [part for path in description.blocks.split() for part in _expand(backbone, path, description)]
+    writes = description.decoder and _language_head(whole) is not None
+    decoder = _expand(backbone, description.decoder, description) if writes else []
+    beside = replace(description, cross="")  # an encoder's blocks have none
     return Anatomy(
         family=description.family,
         modality=description.modality,
@@ -227,7 +251,8 @@ def anatomy(model: nn.Module) -> Anatomy:
         backbone=backbone,
         stem=stem_parts[0],
         stem_parts=stem_parts,
-        blocks=tuple(_block(part, index, description) for index, part in enumerate(blocks, start=1)),
+        blocks=tuple(_block(part, index, beside) for index, part in enumerate(blocks, start=1)),
+        decoder=tuple(_block(part, len(blocks) + index, description) for index, part in enumerate(decoder, start=1)),
         final_norm=next(iter(_existing(backbone, description.final_norm)), None),
         norms=tuple(_of_type(backbone, is_norm)),
         head=_head(whole, backbone, description),
@@ -380,19 +405,25 @@ def _find_backbone(whole: Part) -> tuple[Part, Description]:
 
 
 def _block(part: Part, index: int, description: Description) -> Block:
-    attention = None
+    attention = cross = None
     inside: set[nn.Module] = set()
     if description.attention:
-        place = _require(part, description.attention, description)
-        output = _require(part, description.output, description)
-        projections = [_require(place, name, description) for name in description.qkv.split()]
-        fused = len(projections) == 1
-        query, key, value = projections * 3 if fused else projections
-        attention = Attention(place.name, place.module, query, key, value, output, fused)
-        inside = {*place.module.modules(), output.module}
+        attention = _attention(part, description.attention, description.output, description)
+        inside = {*attention.module.modules(), attention.output.module}
+    if description.cross:
+        cross = _attention(part, description.cross, description.cross_output, description)
+        inside |= {*cross.module.modules(), cross.output.module}
     linear = _of_type(part, lambda module: isinstance(module, PROJECTIONS))
     feed_forward = tuple(found for found in linear if found.module not in inside)
-    return Block(part.name, part.module, index, attention, feed_forward, tuple(_of_type(part, is_norm)))
+    return Block(part.name, part.module, index, attention, feed_forward, tuple(_of_type(part, is_norm)), cross)
+
+
+def _attention(block: Part, path: str, output: str, description: Description) -> Attention:
+    place = _require(block, path, description)
+    projections = [_require(place, name, description) for name in description.qkv.split()]
+    fused = len(projections) == 1
+    query, key, value = projections * 3 if fused else projections
+    return Attention(place.name, place.module, query, key, value, _require(block, output, description), fused)
 
 
 def _head(whole: Part, backbone: Part, description: Description) -> Part | None:

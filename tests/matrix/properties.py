@@ -181,6 +181,7 @@ def reads_no_padding(case: Case) -> None:
         together = logits(each, batch)
         for i, length in enumerate(lengths):
             row = {name: batch[name][i : i + 1, :length] for name in ("input_ids", "attention_mask")}
+            row |= {name: batch[name][i : i + 1] for name in batch if name == "decoder_input_ids"}
             alone = logits(each, row)[0]
             wanted = together[i] if alone.ndim == 1 else together[i, : len(alone)]
             torch.testing.assert_close(alone, wanted, atol=1e-4, rtol=1e-4)

@@ -14,7 +14,7 @@ from inlay.backbones.embedded import EMBEDDED
 
 if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone, load, load_for
-    from inlay.backbones.locate import kind, modality, version
+    from inlay.backbones.locate import has_two_parts, kind, modality, version
     from inlay.backbones.new_parts import fingerprint
     from inlay.backbones.pooling import settle_pooling
     from inlay.backbones.processors import image_side
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Backbone": "loading",
     "fingerprint": "new_parts",
+    "has_two_parts": "locate",
     "image_side": "processors",
     "kind": "locate",
     "load": "loading",
@@ -35,6 +36,7 @@ __all__ = [
     "EMBEDDED",
     "Backbone",
     "fingerprint",
+    "has_two_parts",
     "image_side",
     "kind",
     "load",

@@ -235,12 +235,11 @@ def _auto_class(kind: kinds.TaskKind, place: Location, config: Any, trust_remote
     can = [
         name
         for name, entry in kinds.TABLE.items()
-        if model_type in heads(entry.head.name) and not (entry.head is kinds.LANGUAGE and both_ways)
+        if model_type in heads(entry.head.name) and not (entry.head is kinds.LANGUAGE and (both_ways or two_parts))
     ]
-    if two_parts:
-        can += [name for name in kinds.KINDS if name in kinds.LANGUAGE_MODELS and name not in can]
-    if kind.name not in can:
-        reason = ", because it reads in both directions" if language and both_ways and not two_parts else ""
+    # Of runs from before there was a kind for two parts.
+    if kind.name not in can and not (language and two_parts):
+        reason = ", because it reads in both directions" if language and both_ways else ""
         able = f"It can do: {', '.join(can)}." if can else "inlay has no task for this architecture."
         raise InlayError(
             f"{place.name!r} ({model_type}) cannot do {kind.name}{reason}. {able} Choose another model or task."

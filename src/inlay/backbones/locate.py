@@ -138,6 +138,17 @@ def kind(name: str, revision: str | None = None) -> str | None:
     return kind_of(find(name, revision).model_type)
 
 
+def has_two_parts(name: str, revision: str | None = None) -> bool:
+    """Whether a text model has an encoder and a decoder, by its config alone."""
+    from transformers import CONFIG_MAPPING
+
+    place = find(name, revision)
+    if place.model_type not in heads("sequence-to-sequence"):
+        return False
+    said = place.config.get("is_encoder_decoder")
+    return bool(CONFIG_MAPPING[place.model_type]().is_encoder_decoder if said is None else said)
+
+
 def version(name: str, revision: str | None = None) -> str:
     """What tells this backbone from an earlier one of the same name: the commit of a hub model, the source of an
     embedded one, the contents of a folder (but for what only people read)."""

@@ -83,7 +83,7 @@ HELPS: dict[str | None, dict[str, str]] = {
         "data": "Your own data: a CSV, TSV, JSONL or Parquet file, of conversations too, or a folder of images.",
         "text": "Column with the text, or a path into nested data as in review.body; twice for pairs of texts.",
         "label": "Column (or path) with the label, or several as in a,b,c; with --kind causal-lm the answer, which "
-        "follows the prompt in --text after one blank.",
+        "follows the prompt in --text after one blank; with --kind sequence-to-sequence the text to write.",
         "image": "Column with the paths of images.",
         "label_separator": "What stands between the labels of a row that has several (kind multi-label), as in '|'.",
         "classes": "Names of the classes, as in bad,ok,good: from the lowest to the highest with --kind ordinal; with "

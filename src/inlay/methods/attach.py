@@ -45,7 +45,10 @@ _BY_CLASS = {
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
     "ForImageClassification": None,
 }
-_PROBED = {head.task_type: head.probed_as for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.VECTOR)}
+_PROBED = {
+    head.task_type: head.probed_as
+    for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.TWO_PARTS, kinds.VECTOR)
+}
 
 
 def attach(

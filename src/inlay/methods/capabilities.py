@@ -89,14 +89,17 @@ def misfits(
 
     A type that was not probed is judged by the probed ones of its `build` (kind and modality), which is asked for then:
     decoders read a padded text's class from its padding behind PEFT's prompts, all of them alike. A task that was not
-    probed leaves nothing out.
+    probed leaves nothing out, nor does one that was probed on a single other type, which may lack what this one has.
     """
     known = capabilities()
     families = [family for family, kind in known["model_types"].items() if kind == model_type]
-    if not families:
+    own = bool(families)
+    if not own:
         alike = build()
         families = [f for f, kind in known["kinds"].items() if (kind, known["modalities"][f]) == alike]
     probed = [family for family in families if task in known["tasks"].get(family, ())]
+    if not own and len(probed) < 2:
+        return []
     works = known["methods"]
     return [
         name for name in methods if probed and name in works and not any(task in works[name].get(f, ()) for f in probed)

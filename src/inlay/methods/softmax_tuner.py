@@ -38,7 +38,7 @@ class SoftmaxTuner(InlayTuner):
         """The blocks whose attention can be adapted, by the plain name of the attention module."""
         if self.known is not None:
             return self.known
-        attentions = [(block, block.attention) for block in anatomy(self.model).blocks]
+        attentions = [(block, block.attention) for block in anatomy(self.model).all_blocks]
         return {plain_name(at.name): block for block, at in attentions if at is not None and why_not(at) is None}
 
     def _prepare_adapter_config(self, peft_config: Any, model_config: dict[str, Any]) -> Any:

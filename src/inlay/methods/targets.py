@@ -31,7 +31,7 @@ def chooses(settings: Mapping[str, Any]) -> bool:
 
 def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
     """Whether the module of this name is one of these blocks, counted from 1, or in one of them."""
-    blocks = {block.index: plain_name(block.name) for block in anatomy(model).blocks}
+    blocks = {block.index: plain_name(block.name) for block in anatomy(model).all_blocks}
     for layer in layers:
         if layer not in blocks:
             raise InlayError(f"layers={layers!r}: there is no layer {layer}; the model has 1 to {len(blocks)}.")
@@ -68,6 +68,6 @@ def narrow_targets(
         asked = ", ".join(f"{name}={value!r}" for name, value in {"layers": layers, **indices}.items() if value)
         raise InlayError(
             f"{asked} leave {method.name} nothing to adapt in {type(base_of(model)).__name__}, which has layers 1 to "
-            f"{len(anatomy(model).blocks)} (PEFT's layers_to_transform counts from 0)."
+            f"{len(anatomy(model).all_blocks)} (PEFT's layers_to_transform counts from 0)."
         )
     return kept

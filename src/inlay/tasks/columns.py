@@ -32,6 +32,19 @@ _PAIRS = (
 _BELONG = (("anchor", "positive"), ("query", "positive"), ("question", "answer"), *_PAIRS)
 _NEGATIVE = re.compile(r"(hard[_ ]?)?negative([_ ]?\d+)?", re.IGNORECASE)
 _SCORES = ("score", "similarity", "similarity_score")
+# What is read and what is to be written of it, as data sets of translations, summaries and answers call them.
+_READ_AND_WRITTEN = (
+    ("source", "target"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("input", "output"),
+    ("question", "answer"),
+    ("document", "summary"),
+    ("article", "summary"),
+    ("article", "highlights"),
+    ("dialogue", "summary"),
+    ("text", "summary"),
+)
 _NOT_TEXTS = ("id", "idx", "index", "guid", "uid", "uuid", "split", "source", "url", "path", "filename", "start", "end")
 _IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
 
@@ -363,15 +376,18 @@ def _doubts(table: Table, spec: Spec, kind: str, label: str) -> tuple[str, ...]:
 def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:
     """A text to continue, or a prompt and what should follow: --text PROMPT --label ANSWER, or --text twice."""
     assert spec.kind is not None
-    texts: list[str] = list(spec.text or _text_columns(table, spec.label or ""))
     answer = spec.label
+    if spec.kind == kinds.SEQUENCE_TO_SEQUENCE and not (spec.text and answer) and len(spec.text) < 2:
+        texts, answer = _read_and_written(table, spec)
+    else:
+        texts = list(spec.text or _text_columns(table, spec.label or ""))
     if answer is None and len(texts) == 2:
         (*texts, answer) = texts
     if len(texts) > 1:
         raise kinds.refuse(spec.kind, f"it needs one text and at most one answer, not {', '.join(texts)}.")
     if spec.kind == kinds.DATA_TO_TEXT and answer is None:
         raise kinds.refuse(spec.kind, f"it needs the text to write: name it with --label ({_listed(table)}).")
-    if not spec.text:
+    if not spec.text or spec.label != answer:
         notes.append(f"text from {texts[0]!r}" + (f", answer from {answer!r}" if answer else ""))
     return Choice(spec.kind, tuple(texts), answer)
 
@@ -425,3 +441,18 @@ def _texts_that_belong(table: Table) -> tuple[str, ...]:
         f"{table.path.name!r}: no two columns are plainly an anchor and its positive. Name them: --text ANCHOR --text "
         f"POSITIVE ({_listed(table)})."
     )
+
+
+def _read_and_written(table: Table, spec: Spec) -> tuple[list[str], str]:
+    """The two columns of a task that writes one text for another, where the spec names one of them or none."""
+    named = {name.lower(): name for name in table.columns}
+    for read, written in _READ_AND_WRITTEN:
+        text, answer = (spec.text or [named.get(read)])[0], spec.label or named.get(written)
+        if text and answer and text != answer and (spec.text or read in named) and (spec.label or written in named):
+            return [text], answer
+    left = [name for name in table.columns if name not in (*spec.text, spec.label)]
+    if len(left) == 1 and (spec.text or spec.label):
+        return [*spec.text, *left][:1], spec.label or left[0]
+    lacks = "the text to read: name it with --text" if spec.label else "the text to write: name it with --label"
+    lacks = lacks if spec.text or spec.label else "a text to read and one to write: name them with --text and --label"
+    raise kinds.refuse(spec.kind or "", f"it needs {lacks} ({_listed(table)}).")

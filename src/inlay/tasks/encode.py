@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ import torch
 from inlay.errors import InlayError
 from inlay.tasks import prepare, templates
 from inlay.tasks.cells import as_text
+
+T = TypeVar("T")
 
 IGNORED = -100
 DEFAULT_LENGTH = 512
@@ -91,8 +93,9 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
 
     Token classification needs more to come back from tokens to words: `words` holds for each token the word it begins,
     -1 for the others; `sizes` how many words each row has, read or not; `tags` the true tag of each of them. `notes`
-    are the things that a user should know of the encoding. `taken` are the positions of the rows that were encoded,
-    where some had to be left out.
+    are the things that a user should know of the encoding; `cut` and `targets_cut` count the rows whose text, or what
+    is to be written of it, was too long. `taken` are the positions of the rows that were encoded, where some had to be
+    left out.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class Encoded(torch.utils.data.Dataset[dict[str, Any]]):
         self.labels = labels
         self.words = words
         self.cut = cut
+        self.targets_cut = 0
         self.notes: tuple[str, ...] = ()
         self.taken: Sequence[int] | None = None
         self.sizes = sizes
@@ -167,7 +171,7 @@ def _render(rows: Iterable[Mapping[str, Any]], template: str, tokenizer: Any) ->
     return [first for first, _ in pairs], seconds or None
 
 
-def _batches(rows: Sequence[Mapping[str, Any]]) -> Iterable[list[Mapping[str, Any]]]:
+def _batches(rows: Sequence[T]) -> Iterable[list[T]]:
     for start in range(0, len(rows), _BATCH):
         yield [rows[i] for i in range(start, min(start + _BATCH, len(rows)))]
 
@@ -447,6 +451,20 @@ def encode_answers(
     return Encoded({"input_ids": inputs, "attention_mask": masks}, labels=labels, cut=cut)
 
 
+def with_targets(read: Encoded, targets: Sequence[str], tokenizer: Any, max_length: int) -> Encoded:
+    """Encoded texts with what a decoder is to write of each as labels, the end-of-text token last; the model itself
+    shifts them to what the decoder reads. A text that is too long loses its end."""
+    cut, labels = 0, []
+    for batch in _batches(targets):
+        whole = tokenizer(text_target=batch, verbose=False)["input_ids"]
+        for ids in whole:
+            said = ids if ids and ids[-1] == _end(tokenizer) else [*ids, _end(tokenizer)]
+            cut += len(said) > max_length
+            labels.append(said if len(said) <= max_length else [*said[: max_length - 1], said[-1]])
+    read.labels, read.targets_cut = labels, cut
+    return read
+
+
 def _adds_blank(tokenizer: Any) -> bool:
     """Whether the tokenizer puts a blank before every text by itself, as those of SentencePiece do."""
     ids = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -482,12 +500,12 @@ class TextCollator:
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         batch = {}
-        width = max(len(item["input_ids"]) for item in items)
         for name in items[0]:
             values = [item[name] for item in items]
             if name == "labels" and isinstance(values[0], list) and isinstance(values[0][0], float):
                 batch[name] = torch.tensor(values, dtype=torch.float32)  # a target for each output, and not for tokens
             elif isinstance(values[0], list):
+                width = max(map(len, values))  # of labels, not always that of the texts
                 fill = self.fill.get(name, 0)
                 rows = [self._pad(value, [fill] * (width - len(value))) for value in values]
                 batch[name] = torch.tensor(rows, dtype=torch.long)

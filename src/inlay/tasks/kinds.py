@@ -31,6 +31,9 @@ SEQUENCE: Final = Head("sequence", "AutoModelForSequenceClassification", "SEQ_CL
 TOKEN: Final = Head("token-classification", "AutoModelForTokenClassification", "TOKEN_CLS", "token-classification")
 LANGUAGE: Final = Head("causal-lm", "AutoModelForCausalLM", "CAUSAL_LM", "causal-lm")
 VECTOR: Final = Head("embedding", "AutoModel", "FEATURE_EXTRACTION", "classification")
+TWO_PARTS: Final = Head(
+    "sequence-to-sequence", "AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM", probed_as="sequence-to-sequence"
+)
 IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
 
 
@@ -71,6 +74,7 @@ SPANS: Final = "span-classification"
 CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
 EMBEDDING: Final = "embedding"
+SEQUENCE_TO_SEQUENCE: Final = "sequence-to-sequence"
 IMAGES: Final = "image-classification"
 MULTI_LABEL: Final = "multi-label"
 IMAGE_MULTI_LABEL: Final = "image-multi-label"
@@ -84,6 +88,7 @@ IMAGE_REGRESSION: Final = "image-regression"
 _CLASS_METRICS = ("accuracy", "macro-f1")
 _RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
+_TEXT_METRICS = ("rouge-l", "bleu", "chrf", "exact-match", "perplexity")
 _ONE_OF = "single_label_classification"
 _SET_METRICS = ("average-precision", "micro-f1", "macro-f1", "subset-accuracy")
 _ANY_OF = "multi_label_classification"
@@ -102,6 +107,7 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(CAUSAL_LM, LANGUAGE, "text", ("perplexity", "exact-match")),
         TaskKind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
         TaskKind(EMBEDDING, VECTOR, "vector", _RETRIEVAL_METRICS),
+        TaskKind(SEQUENCE_TO_SEQUENCE, TWO_PARTS, "text", _TEXT_METRICS),
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
         TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
         TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),
@@ -117,7 +123,8 @@ KINDS: Final = tuple(TABLE)
 ALL_OF_IMAGES: Final = tuple(name for name, kind in TABLE.items() if kind.head is IMAGE)
 # One class an example: the metrics, the strata of splits and the decoding are the same for all of these.
 ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "class")
-# The model predicts the next token, so that what is learnt is text.
+# The model predicts the next token, so that what is learnt is text. It reads the prompt in the same pass as what it
+# writes, or (`TWO_PARTS`) in an encoder of its own.
 LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "text")
 
 

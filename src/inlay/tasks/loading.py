@@ -49,7 +49,9 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         templates.check(schema.full_template, kinds.fields_of(schema.kind, schema.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {schema.kind!r}; leave --template out.")
-    found = replace(found, schema=schema, notes=(*found.notes, *([JOINED] if schema.answers else [])))
+    found = replace(
+        found, schema=schema, notes=(*found.notes, *([JOINED] if schema.answers and not schema.two_parts else []))
+    )
     try:
         parts = {split: _Part.of(rows, found, split) for split, rows in found.splits.items()}
         divided, notes = _divide(parts, found, spec, need_train)

@@ -1,7 +1,7 @@
 """What a prediction is worth. Each metric is a name, the direction that is better, and a function of a few lines.
 
-F1 and the correlations come from scikit-learn and SciPy, BLEU from sacrebleu; accuracy, the entity scorer, the official
-SemEval-2010 score and the matching of mathematical answers are here.
+F1 and the correlations come from scikit-learn and SciPy, BLEU and chrF from sacrebleu, ROUGE from rouge.py; accuracy,
+the entity scorer, the official SemEval-2010 score and the matching of mathematical answers are here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from inlay.errors import unknown
 from inlay.tasks import label_metrics
 from inlay.tasks.prepare import entities
+from inlay.tasks.rouge import rouge
 
 if TYPE_CHECKING:
     from inlay.tasks.task import Task
@@ -27,7 +29,7 @@ T = TypeVar("T")
 LOWER_IS_BETTER = frozenset({"mse", "perplexity"}) | label_metrics.LOWER_IS_BETTER
 
 # Metrics of texts that the model has to write first.
-OF_TEXTS = frozenset({"bleu", "answer-accuracy", "exact-match"})
+OF_TEXTS = frozenset({"bleu", "chrf", "rouge-1", "rouge-2", "rouge-l", "answer-accuracy", "exact-match"})
 
 
 def greater_is_better(name: str) -> bool:
@@ -163,13 +165,38 @@ def of_tokens(names: Sequence[str], losses: np.ndarray, counts: np.ndarray, righ
     return {name: made[name] for name in names if name in made}
 
 
+def of_texts(names: Sequence[str], texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Those of the named metrics that are of written texts. A row has a `target`, and perhaps several `references`."""
+    references = [row.get("references") or [row["target"]] for row in rows]
+    targets = [row["target"] for row in rows]
+    made: dict[str, Callable[[], float]] = {
+        "bleu": lambda: bleu(texts, references),
+        "chrf": lambda: chrf(texts, references),
+        "answer-accuracy": lambda: answer_accuracy(texts, targets),
+        "exact-match": lambda: exact_match(texts, targets),
+        **{name: partial(rouge, name, texts, references) for name in ("rouge-1", "rouge-2", "rouge-l")},
+    }
+    return {name: made[name]() for name in names if name in made}
+
+
 def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Corpus BLEU, 0 to 100, over all references of each text; sacrebleu's 13a tokens, case kept."""
     from sacrebleu import corpus_bleu
 
+    return float(corpus_bleu(list(texts), _columns(references)).score)
+
+
+def chrf(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus chrF2, 0 to 100: n-grams of characters up to 6, recall counted twice, as sacrebleu has it."""
+    from sacrebleu import corpus_chrf
+
+    return float(corpus_chrf(list(texts), _columns(references)).score)
+
+
+def _columns(references: Sequence[Sequence[str]]) -> list[list[Any]]:
+    """The first reference of every text, the second of every text, and so on, as sacrebleu takes them."""
     most = max((len(found) for found in references), default=1)
-    columns: list[list[Any]] = [[f[i] if i < len(f) else None for f in references] for i in range(most)]
-    return float(corpus_bleu(list(texts), columns).score)
+    return [[f[i] if i < len(f) else None for f in references] for i in range(most)]
 
 
 _BOXED = re.compile(r"\\boxed\s*\{|\\fbox\s*\{")
@@ -249,7 +276,7 @@ _ELSE = (
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy"),
     *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
-    *("bleu", "answer-accuracy", "exact-match"),
+    *("bleu", "chrf", "rouge-1", "rouge-2", "rouge-l", "answer-accuracy", "exact-match"),
 )
 ALL = tuple(dict.fromkeys((*_OF_CLASSES, *_ELSE, *label_metrics.ALL)))
 

@@ -103,6 +103,11 @@ class TaskSchema:
         return self.predicts == "vector" and "spearman" in self.metrics
 
     @property
+    def two_parts(self) -> bool:
+        """Whether the model reads in an encoder and writes in a decoder, and not both in one."""
+        return kinds.get(self.kind).head is kinds.TWO_PARTS
+
+    @property
     def generates(self) -> bool:
         """Whether some of the metrics need generated texts: generate, then `score_texts`."""
         from inlay.tasks import metrics
@@ -186,6 +191,8 @@ class TaskSchema:
         # What was settled on in training is what the model can read: never more, whatever is asked for.
         limits = (max_length, self.max_length, encode.length_limit(processor))
         length = min((limit for limit in limits if limit), default=encode.DEFAULT_LENGTH)
+        if self.two_parts:
+            return self.encode_texts(rows, processor, length)
         if self.writes_text:
             # What is written needs room after the prompt, but never more than half of it.
             room = max(length // 2, length - (self.max_new_tokens or 0))
@@ -199,7 +206,7 @@ class TaskSchema:
         return self.encode_texts(rows, processor, length)
 
     def encode_texts(self, rows: Sequence[Mapping[str, Any]], tokenizer: Any, length: int) -> Encoded:
-        """The texts of rows as tokens, without their labels; not for language models."""
+        """The texts of rows as tokens, without their labels; not for models that continue a text."""
         from inlay.tasks import encode
 
         if self.predicts == "tags":
@@ -210,7 +217,7 @@ class TaskSchema:
         return encode.Encoded(columns, cut=cut)
 
     def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
-        """What makes a batch of encoded rows; padded on the left when the batch is to be continued.
+        """What makes a batch of encoded rows; padded on the left when the texts themselves are to be continued.
 
         `model` is accepted for the convenience of callers and not needed.
         """
@@ -220,7 +227,8 @@ class TaskSchema:
 
         if self.predicts == "vector":
             return PairCollator(processor)
-        return ImageCollator() if self.modality == "image" else TextCollator(processor, left=generation)
+        left = generation and not self.two_parts
+        return ImageCollator() if self.modality == "image" else TextCollator(processor, left=left)
 
     # --------------------------------------------------------------------------------------------------- outputs
 
@@ -338,8 +346,9 @@ class TaskSchema:
         logits = logits[0] if isinstance(logits, tuple) else logits
         if not self.writes_text:
             return logits
-        ahead = logits[:, -labels.shape[1] : -1].float()
-        wanted = labels[:, 1:]
+        ahead, wanted = logits[:, -labels.shape[1] :].float(), labels
+        if not self.two_parts:  # whose labels are those of the decoder, one for each of its outputs
+            ahead, wanted = ahead[:, :-1], wanted[:, 1:]
         losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
         counted = wanted != IGNORED
         right = ((ahead.argmax(-1) == wanted) | ~counted).all(-1)
@@ -349,15 +358,7 @@ class TaskSchema:
         """The metrics of generated texts, one for each of `rows` (those of a split, in order)."""
         from inlay.tasks import metrics
 
-        texts = [text.strip() for text in texts]
-        found = {}
-        if "bleu" in self.metrics:
-            found["bleu"] = metrics.bleu(texts, [row["references"] for row in rows])
-        if "answer-accuracy" in self.metrics:
-            found["answer-accuracy"] = metrics.answer_accuracy(texts, [row["target"] for row in rows])
-        if "exact-match" in self.metrics:
-            found["exact-match"] = metrics.exact_match(texts, [row["target"] for row in rows])
-        return found
+        return metrics.of_texts(self.metrics, [text.strip() for text in texts], rows)
 
 
 class Described:

@@ -126,7 +126,8 @@ class Task(Described):
         wanted = max_length or self.schema.max_length or min(encoding.DEFAULT_LENGTH, limit or encoding.DEFAULT_LENGTH)
         length = min(wanted, limit or wanted)
         notes = [f"max_length={wanted} is more than the model reads: {limit} is used"] if length < wanted else []
-        encoding.check_room(length, processor, self.template, writes=self.schema.writes_text)
+        continues = self.schema.writes_text and not self.schema.two_parts
+        encoding.check_room(length, processor, self.template, writes=continues)
         changes: dict[str, Any] = {"max_length": length}
         if self.schema.chat and self.schema.chat_template is None:
             changes["chat_template"] = own_template(processor)
@@ -155,6 +156,10 @@ class Task(Described):
         notes = [note for note in task.notes if note not in self.notes] + list(made.notes)
         if made.cut and not self.schema.chat:
             notes.append(f"{made.cut:,} of {len(made):,} {split} texts are longer than {length} tokens and were cut")
+        if made.targets_cut:
+            notes.append(
+                f"{made.targets_cut:,} of {len(made):,} {split} answers are longer than {length} tokens and were cut"
+            )
         made.notes = tuple(notes)
         return made
 
@@ -175,6 +180,9 @@ class Task(Described):
         return made
 
     def _encode_language(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded:
+        if self.schema.two_parts:
+            read = self.schema.encode_texts(data, tokenizer, length)
+            return encoding.with_targets(read, list(data["target"]), tokenizer, length)
         if self.schema.chat:
             return encode_conversations(chat_rows.read(data), self.schema.template_of_chats(tokenizer), length, split)
         if self.schema.answers:

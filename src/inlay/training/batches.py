@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from inlay.errors import InlayError
+from inlay.methods.plain import base_of
 from inlay.methods.protocol import hooks_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
@@ -115,6 +116,18 @@ def count_virtual_tokens(model: nn.Module) -> int:
     """How many positions the active prompt, prefix or P-tuning takes."""
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
     return hooks_of(config).num_virtual_tokens
+
+
+def shift_labels(model: nn.Module, labels: Tensor) -> Tensor:
+    """What the decoder of a model with two parts reads to write these labels, as the model itself shifts them."""
+    base = base_of(model)
+    shift = getattr(base, "prepare_decoder_input_ids_from_labels", None)
+    if shift is None:
+        raise InlayError(
+            f"{type(base).__name__} does not say what its decoder reads: several tasks cannot be trained together on "
+            "it. Train each in a run of its own."
+        )
+    return shift(labels=labels)
 
 
 def settle_length(model: nn.Module, task: Any, processor: Any, max_length: int | None) -> int | None:

@@ -1,4 +1,5 @@
-"""Let a language model continue prompts, greedily, with a cache of keys and values, padded on the left."""
+"""Let a language model continue prompts, greedily, with a cache of keys and values, padded on the left; or write what
+its decoder makes of texts that its encoder reads."""
 
 from __future__ import annotations
 
@@ -67,9 +68,12 @@ def plan_generation(model: Any, task: Any, processor: Any, max_length: int | Non
     A method's virtual tokens take positions too. Encoding leaves the task's own `max_new_tokens` free by itself.
     """
     limit = length_limit(processor, model.config)
-    known = [each for each in (max_length, limit and limit - count_virtual_tokens(model)) if each]
+    room = limit and limit - count_virtual_tokens(model)
+    known = [each for each in (max_length, room) if each]
     wanted = task.max_new_tokens or MOST_TOKENS
     if not known:
         return wanted, None
+    if getattr(model.config, "is_encoder_decoder", False):  # what is written has a decoder's positions to itself
+        return min(wanted, room or wanted), min(known)
     most = min(wanted, max(1, min(known) // 2))
     return most, min(known) - most + (task.max_new_tokens or 0)

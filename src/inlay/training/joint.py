@@ -37,7 +37,7 @@ from inlay.records.spec import Spec
 from inlay.records.steps import BEST_OF_TASK
 from inlay.tasks import Task, kinds
 from inlay.tasks.metrics import LOWER_IS_BETTER
-from inlay.training.batches import Placement, Stop, gather, is_main
+from inlay.training.batches import Placement, Stop, gather, is_main, shift_labels
 from inlay.training.evaluation import NotFinitePredictions, Scored, score, shifts_labels, write
 from inlay.training.mixed_batches import ALONG, NAMES, JointCollator, JointRows, JointSampler, split_batch
 from inlay.training.objectives import Metrics, Objective
@@ -148,12 +148,15 @@ class SeveralTasks(Objective):
             tensors = {key: value[kept] for key, value in tensors.items()}
             names = [names[i] for i in kept]
         along: tuple[str, ...] = ALONG
-        if tensors["labels"].ndim > 1 and not getattr(self.setup.model.config, "is_encoder_decoder", False):
+        writes_apart = self.first.schema.two_parts
+        if tensors["labels"].ndim > 1 and not writes_apart:
             along = (*ALONG, "labels")  # one for each token that is read
         total = torch.zeros((), device=device)
         for rows, part in split_batch(tensors, device, along):
             part = trainer._prepare_inputs(part)
             labels, own = part.pop("labels"), [names[row] for row in rows]
+            if writes_apart:
+                part["decoder_input_ids"] = shift_labels(self.setup.model, labels)
             each = self.task_losses(model(**part, **{NAMES: own})["logits"], labels, own)
             trainer.accelerator.backward(each.sum())
             each = each.detach()

@@ -29,7 +29,7 @@ KIND_OF = {
     "SEQ_CLS": kinds.CLASSIFICATION,
     "TOKEN_CLS": kinds.TOKENS,
     "CAUSAL_LM": kinds.CAUSAL_LM,
-    "SEQ_2_SEQ_LM": kinds.CAUSAL_LM,
+    "SEQ_2_SEQ_LM": kinds.SEQUENCE_TO_SEQUENCE,
 }
 
 

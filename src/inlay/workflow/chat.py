@@ -60,6 +60,11 @@ class Chat:
 
     def __init__(self, speaker: Speaker, *, full: str | None = None, template: bool | None = None) -> None:
         self.speaker, self.writer = speaker, speaker.writer
+        if self.writer.two_parts:
+            raise InlayError(
+                f"{self.writer.name} has an encoder and a decoder and answers one text at a time: `inlay generate` "
+                "writes with it. A conversation needs a model that is a decoder alone."
+            )
         if template:
             speaker.check_template("leave --chat-template out")
         if full is not None and speaker.stands_for is None:

@@ -39,8 +39,7 @@ SET = "set.json"
 FORMAT = 1
 HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 PICKLED = ("adapter_model.bin", "adapter_model.pt")
-AUTO = {head.task_type: head.auto_class for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE)} | {
-    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+AUTO = {head.task_type: head.auto_class for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.TWO_PARTS)} | {
     None: kinds.IMAGE.auto_class,
 }
 

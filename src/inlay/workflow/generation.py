@@ -217,15 +217,19 @@ def _differently() -> RuntimeError:
 
 
 class Writer:
-    """A causal language model that continues texts, with the adapters that are in `model`."""
+    """A language model that continues texts, with the adapters that are in `model`.
+
+    One with an encoder and a decoder reads a text whole, as its tokenizer makes it, and writes one of its own.
+    """
 
     def __init__(self, backbone: Backbone, precision: str = "auto") -> None:
         device = pick_device()
         self.model: Any = backbone.model.to(device).eval()
         self.tokenizer, self.name, self.fingerprint = backbone.processor, backbone.name, backbone.fingerprint
         self.place = Placement(device, pick_dtype(precision, device, strict=False), 1)
-        self.lead = split(self.tokenizer, "a")[0]
         base = self.base
+        self.two_parts = bool(getattr(base.config, "is_encoder_decoder", False))
+        self.lead = [] if self.two_parts else split(self.tokenizer, "a")[0]
         self.context = context_of(base)
         own = getattr(base.generation_config, "eos_token_id", None)
         ends = [*(own if isinstance(own, list | tuple) else [own]), self.tokenizer.eos_token_id]
@@ -258,8 +262,10 @@ class Writer:
     ) -> Continuation:
         """A text to be continued. `before` are the tokens that it follows, by default those that the tokenizer puts
         before every text. Fewer tokens are written than `sampling` allows where the context has no room for them."""
-        given = [*(self.lead if before is None else before), *self.encode(text)]
         sampling = sampling or Sampling()
+        if self.two_parts:
+            return self._begin_apart(text, sampling, prompt, tell)
+        given = [*(self.lead if before is None else before), *self.encode(text)]
         if not given:
             raise InlayError("The text is empty, and this model needs a first token to go on from: give one or more.")
         taken = 0 if prompt is None else count_virtual_tokens(self.model)
@@ -273,6 +279,22 @@ class Writer:
             sampling = replace(sampling, max_new_tokens=int(room))
         decoder = lambda: TextPieces(self.tokenizer, given)  # noqa: E731
         return Continuation(given, sampling, decoder, self.ends, prompt=prompt, tell=tell)
+
+    def _begin_apart(
+        self, text: str, sampling: Sampling, prompt: str | None, tell: Callable[[str], None] | None
+    ) -> Continuation:
+        """A text that the encoder reads. What is written has the decoder's positions to itself."""
+        given = list(self.tokenizer(text, verbose=False).input_ids)
+        if self.context is not None:
+            taken = 0 if prompt is None else count_virtual_tokens(self.model)
+            if len(given) > self.context - taken:
+                raise TooLong(
+                    f"The text has {len(given):,} tokens, and {self.name} reads {self.context - taken:,}: shorten it."
+                )
+            sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, self.context - 1))
+        return Continuation(
+            given, sampling, lambda: TextPieces(self.tokenizer, ()), self.ends, prompt=prompt, tell=tell
+        )
 
     def write(self, rows: Sequence[Continuation]) -> None:
         """Continue texts to their ends: in one pass where rows may have different adapters, otherwise in one pass with
@@ -295,7 +317,7 @@ class Writer:
         return self._run([row], 1, keep=True)
 
     def _run(self, rows: Sequence[Continuation], most: int, *, cache: Any = None, keep: bool = False) -> Any:
-        ids, mask = self._padded([row.ids for row in rows])
+        ids, mask = self._padded([row.given if self.two_parts else row.ids for row in rows])
         pad = self._pad
         how: dict[str, Any] = {
             # Whatever sampling the checkpoint asks for: the rows say how they are continued.
@@ -330,10 +352,15 @@ class Writer:
         return pad if pad is not None else min(self.ends, default=0)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Rows of unlike lengths as one tensor, filled up on the left, and which of it is text."""
+        """Rows of unlike lengths as one tensor, filled up on the left where they are gone on with, and which of it is
+        text."""
         width = max(map(len, rows))
-        ids = torch.tensor([[self._pad] * (width - len(row)) + list(row) for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        ids = torch.full((len(rows), width), self._pad)
+        mask = torch.zeros_like(ids)
+        for number, row in enumerate(rows):
+            at = slice(0, len(row)) if self.two_parts else slice(width - len(row), width)
+            ids[number, at] = torch.tensor(row)
+            mask[number, at] = 1
         return ids.to(self.place.device), mask.to(self.place.device)
 
 

@@ -168,7 +168,7 @@ def _example(adapted: Adapted) -> dict[str, Any]:
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     config = adapted.model.config
     if getattr(config, "is_encoder_decoder", False):
-        if kinds.get(adapted.kind).head is kinds.LANGUAGE:
+        if kinds.get(adapted.kind).predicts == "text":
             batch["decoder_input_ids"] = batch["input_ids"][:, :1]
         elif config.eos_token_id is not None:  # whose state such a classifier reads
             batch["input_ids"][:, 0] = config.eos_token_id

@@ -67,6 +67,7 @@ def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
     """Check a spec, load its tasks and write in every default that depends on them; `tasks`, if they were loaded."""
     asked, spec = spec, check(spec)
     tasks = tasks or load_tasks(spec)
+    check_head(spec, tasks)
     loaded = list(tasks.values())
     check_vectors(spec, loaded[0].kind)
     spec = with_pooling(spec, loaded[0].kind)
@@ -347,6 +348,20 @@ def check_modality(spec: Spec) -> None:
                 f"The task {name!r} is about {needs}s, and the model {spec.model!r} reads {reads}s. Take a model for "
                 f"{needs}s (embedded: {'minilm, smollm2' if needs == 'text' else 'vit, resnet'}), or another task, "
                 f"such as {', '.join(fitting[:5])}."
+            )
+
+
+def check_head(spec: Spec, tasks: Mapping[str, Task]) -> None:
+    """An error where a task's texts are to be continued, and the model reads in an encoder what it is to write of."""
+    from inlay import backbones
+
+    for name, task in tasks.items():
+        if kinds.get(task.kind).head is kinds.LANGUAGE and backbones.has_two_parts(spec.model, spec.revision):
+            own = f" --kind {kinds.SEQUENCE_TO_SEQUENCE} --text <read> --label <written>"
+            raise InlayError(
+                f"{spec.model!r} has an encoder and a decoder, and {name!r} is of kind {task.kind!r}, in which one "
+                f"model reads a text and goes on with it. Give data of your own as --data FILE{own}, or take a model "
+                "that is a decoder alone."
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from inlay.errors import InlayError, first_line
 from inlay.methods.folder import DEFAULT
-from inlay.tasks import TaskSchema, kinds, templates
+from inlay.tasks import TaskSchema, templates
 from inlay.tasks.conversations import Unusable
 from inlay.workflow.generation import Writer
 from inlay.workflow.loaded import LoadedRun, find_run
@@ -113,10 +113,10 @@ def open_speaker(
 
 def _of_run(loaded: LoadedRun, model: str | None, trust_remote_code: bool) -> Speaker:
     run, schema = loaded.run, loaded.schema
-    if not schema.writes_text or kinds.get(schema.kind).head is not kinds.LANGUAGE:
+    if not schema.writes_text:
         raise InlayError(
             f"The run {run.id} is of kind {schema.kind!r} and writes no texts: `inlay predict --run {run.folder}` "
-            "answers with it. Give a run of a causal language model."
+            "answers with it. Give a run of a language model."
         )
     check_trust(run.spec.trust_remote_code, trust_remote_code, f"The run {run.id}")
     spec = run.spec.with_(model=model or run.spec.model, trust_remote_code=trust_remote_code)

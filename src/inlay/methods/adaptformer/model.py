@@ -28,7 +28,7 @@ class AdaptFormerModel(InlayTuner):
 
     def _ends(self) -> dict[str, str]:
         """The plain names of the last projections of feed-forwards by those of the first ones."""
-        ends = [feed_forward_ends(block) for block in anatomy(self.model).blocks]
+        ends = [feed_forward_ends(block) for block in anatomy(self.model).all_blocks]
         return {plain_name(pair[0].name): plain_name(pair[1].name) for pair in ends if pair is not None}
 
     @classmethod

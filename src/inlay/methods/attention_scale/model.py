@@ -30,7 +30,7 @@ class AttentionScaleModel(RescalingTuner):
         """Where the method acts, by the plain name of the host."""
         modules = dict(plain_modules(self.model))
         found: dict[str, ScaledChannels] = {}
-        for block in anatomy(self.model).blocks:
+        for block in anatomy(self.model).all_blocks:
             attention = block.attention
             if attention is None:
                 continue

@@ -23,7 +23,7 @@ class BottleneckAdapterModel(InlayTuner):
     def hosts(self, config: BottleneckAdapterConfig) -> list[str]:
         """The last projections of attention, for `houlsby`, and of the feed-forward, block by block."""
         found = []
-        for block in anatomy(self.model).blocks:
+        for block in anatomy(self.model).all_blocks:
             if block.attention is not None and config.placement == "houlsby":
                 found.append(block.attention.output.name)
             ends = feed_forward_ends(block)

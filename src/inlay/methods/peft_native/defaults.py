@@ -13,8 +13,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy import Block, Part, anatomy
+from inlay.anatomy import Attention, Block, Part, anatomy
 from inlay.errors import InlayError
+from inlay.methods.attention_parts import query_heads
 from inlay.methods.capabilities import alternatives
 from inlay.methods.plain import base_of, plain_name
 
@@ -37,8 +38,8 @@ def vera(model: nn.Module) -> dict[str, Any]:
 
 def ia3(model: nn.Module) -> dict[str, Any]:
     """Keys, values (whose outputs are scaled) and the last feed-forward layer of each block (whose input is)."""
-    blocks = anatomy(model).blocks
-    attention = [part for block in blocks if block.attention for part in (block.attention.key, block.attention.value)]
+    blocks = anatomy(model).all_blocks
+    attention = [part for each in _attentions(model) for part in (each.key, each.value)]
     down = [part for block in blocks if (part := _last(block)) is not None]
     return {"target_modules": _names([*attention, *down]), "feedforward_modules": _names(down)}
 
@@ -53,13 +54,19 @@ def ln(model: nn.Module) -> dict[str, Any]:
 
 
 def prompt(model: nn.Module) -> dict[str, Any]:
-    """Vectors as long as the token embeddings, which are not everywhere as long as the hidden states."""
-    return _sizes(model) | {"token_dim": base_of(model).get_input_embeddings().embedding_dim}
+    """Vectors as long as the token embeddings, which are not everywhere as long as the hidden states. Of a model with
+    two parts the encoder alone reads them; PEFT would make as many for the decoder, which nobody reads."""
+    own = {"num_transformer_submodules": 1} if anatomy(model).decoder else {}
+    return _sizes(model) | {"token_dim": base_of(model).get_input_embeddings().embedding_dim} | own
 
 
 def prefix(model: nn.Module) -> dict[str, Any]:
-    """Keys and values as long as the hidden states; PEFT itself halves them where heads share keys."""
-    return _sizes(model) | {"token_dim": anatomy(model).hidden_size}
+    """Keys and values as long as the hidden states, of a decoder beside an encoder as long as its heads together; PEFT
+    itself halves them where heads share keys."""
+    decoder = anatomy(model).decoder
+    attention = decoder[0].attention if decoder else None
+    width = anatomy(model).hidden_size if attention is None else query_heads(attention) * attention.head_size
+    return _sizes(model) | {"token_dim": width}
 
 
 def _sizes(model: nn.Module) -> dict[str, Any]:
@@ -69,18 +76,25 @@ def _sizes(model: nn.Module) -> dict[str, Any]:
             f"Prompt methods put vectors before the tokens of a text; {_name(model)} reads images. "
             f"{alternatives(model, 'prompt')}"
         )
+    if (decoder := anatomy(model).decoder) and (attention := decoder[0].attention):
+        return {"num_layers": len(decoder), "num_attention_heads": query_heads(attention)}
     config = base_of(model).config
     return {"num_layers": config.num_hidden_layers, "num_attention_heads": config.num_attention_heads}
 
 
 def _query_value(model: nn.Module) -> list[Part]:
-    attention = [block.attention for block in anatomy(model).blocks if block.attention is not None]
-    return [part for each in attention for part in (each.query, each.value)]
+    return [part for each in _attentions(model) for part in (each.query, each.value)]
+
+
+def _attentions(model: nn.Module) -> list[Attention]:
+    """Those of all blocks, and of a decoder to its encoder."""
+    found = [each for block in anatomy(model).all_blocks for each in (block.attention, block.cross)]
+    return [each for each in found if each is not None]
 
 
 def _feed_forward(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[Part]:
     """Linear layers and convolutions of the blocks; low-rank pieces do not fit a convolution in groups."""
-    parts = (part for block in anatomy(model).blocks for part in block.feed_forward)
+    parts = (part for block in anatomy(model).all_blocks for part in block.feed_forward)
     return [part for part in parts if isinstance(_inner(part), kinds) and not _grouped(part)]
 
 
