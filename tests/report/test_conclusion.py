@@ -57,7 +57,7 @@ def test_all_others_worse_and_none_worse(tmp_path: Path) -> None:
     five(tmp_path / "b", "lora", 0.9, 1000)
     five(tmp_path / "b", "norm", 0.899, 950, flip=True)
     told = said(tmp_path / "b")
-    assert "no method is significantly better than another. lora has the highest mean test accuracy" in told
+    assert "No method is significantly better than another. lora has the highest mean test accuracy" in told
     assert "fewer parameters" not in told, "950 are not worth saying"
 
 

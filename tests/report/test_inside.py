@@ -62,8 +62,8 @@ def picture(level: int) -> bytes:
     return stream.getvalue()
 
 
-def with_predictions(folder: Path, method: str, seed: int, wrong: set[int], task: str = "digits") -> Run:
-    """A run on record whose test rows are right but for those in `wrong`."""
+def predictions_of(wrong: set[int], task: str = "digits") -> dict[str, pa.Table]:
+    """What a run keeps that is right but for the rows in `wrong`."""
     true = [NAMES[i % 3] for i in range(30)]
     said = [NAMES[(i + (i in wrong)) % 3] for i in range(30)]
     score = [0.5 + i / 100 for i in range(30)]
@@ -79,10 +79,16 @@ def with_predictions(folder: Path, method: str, seed: int, wrong: set[int], task
         }
     )
     about = {"format": 1, "task": task, "kind": "image-classification", "predicts": "class", "labels": NAMES}
-    table = table.replace_schema_metadata({kept.METADATA: json.dumps(about).encode()})
-    known = {"source": "nowhere", "digest": "d" * 64, "notes": [], "schema": {}}
+    return {task: table.replace_schema_metadata({kept.METADATA: json.dumps(about).encode()})}
+
+
+def with_predictions(folder: Path, method: str, seed: int, wrong: set[int], task: str = "digits") -> Run:
+    """A run on record with such predictions."""
+    known: dict[str, Any] = {"source": "nowhere", "digest": "d" * 64, "notes": [], "schema": {}}
     known["classes"] = {"train": dict.fromkeys(NAMES, 7)}
-    return finished(folder, spec_of(method, seed, task=task), 1 - len(wrong) / 30, tables={task: table}, task=known)
+    return finished(
+        folder, spec_of(method, seed, task=task), 1 - len(wrong) / 30, tables=predictions_of(wrong, task), task=known
+    )
 
 
 def test_seeds_are_counted_together_and_the_surest_mistakes_come_first(tmp_path: Path) -> None:

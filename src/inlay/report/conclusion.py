@@ -19,12 +19,10 @@ def findings(found: Collected) -> list[str]:
     told = []
     for of, listed in found.by_set:
         rows = [row for row in listed if row.chosen]
-        said = conclude(of, rows)
         beside = sentences([row.standing for row in rows])
-        if len(beside) > 1:  # the first only says what the majority class scores, which the table does too
-            said += beside
-        said += _rates(rows, listed)
-        told.append(f"{of.label}: {' '.join(said)}")
+        # The first of these only says what the majority class scores, which the table does too.
+        parts = [*([beside] if len(beside) > 1 else []), [*conclude(of, rows), *_rates(rows, listed)]]
+        told += [f"{of.label}: {' '.join(said)}" if len(found.sets) > 1 else " ".join(said) for said in parts]
     return told
 
 
@@ -40,7 +38,7 @@ def conclude(of: Set, rows: Sequence[ResultRow]) -> list[str]:
     )
     what = f"{of.split} {of.metric}, {value}"
     if not worse:
-        told = [f"no method is significantly better than another. {best.label} has the highest mean {what}."]
+        told = [f"No method is significantly better than another. {best.label} has the highest mean {what}."]
     elif not ties and not few:
         told = [f"{best.label} has the best {what}{_lead(of, best, worse)}. All others are worse."]
     else:

@@ -39,7 +39,7 @@ function confused(each) {
   const words = each.predicts === 'tags' ? 'words' : 'rows';
   const classes = tableOf(['Class', ...(counted ? ['Trained on'] : []), `Test ${words}`, 'Precision', 'Recall', 'F1'],
     each.classes.map(([index, trained, tested, precision, recall, f1]) => [each.names[index], ...(counted ? [whole(trained)] : []), whole(tested), percent(precision), percent(recall), percent(f1)]), 'tight');
-  const most = each.confused.map(([a, b, count, all]) => el('li', {}, el('b', {}, each.names[a]), ' taken for ', el('b', {}, each.names[b]), ` ${plural(count, 'time')}, ${percent(count / all, 0)} of ${each.names[a]}`));
+  const most = each.confused.map(([a, b, count, all]) => el('li', {}, el('b', {}, each.names[a]), ' taken for ', el('b', {}, each.names[b]), `: ${plural(count, 'time')}, ${percent(count / all, 0)} of ${each.names[a]}`));
   return el('div', { class: 'columns' },
     titled('Scores by class', 'Precision: how many of those that were given this class have it. Recall: how many of those that have it were given it.', classes),
     titled('Most often mixed up', null, most.length ? el('ol', { class: 'mixed' }, ...most) : el('p', {}, 'Nothing: every test row is right.')));
@@ -69,7 +69,7 @@ function calibrated(each) {
 }
 
 function reliability(place, each) {
-  const ends = { low: 0, high: 1, show: (value) => percent(value, 0) };
+  const ends = { low: 0, high: 1, show: figure };
   const { drawn, at, box } = frame(place, { x: { ...ends, label: 'probability of the prediction' }, y: { low: 0, high: 1 }, label: `Share of right predictions against their probability, ${plural(each.bins.length, 'bin')}. Arrow keys go from mark to mark.` });
   drawn.append(svg('path', { class: 'front', d: `M${at(0, 0).join(' ')}L${at(1, 1).join(' ')}` }));
   const all = each.bins.reduce((sum, [count]) => sum + count, 0);
@@ -117,11 +117,12 @@ function mistakes(each) {
   if (!each.mistakes.length) return null;
   const sure = each.predicts === 'class';
   const title = { class: 'The most confident mistakes', value: 'The largest errors', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts];
-  return titled(title, sure ? 'Look here for wrong labels in the data, and for what the model cannot see.' : null, el('div', { class: 'mistakes' }, ...each.mistakes.map((row) => mistake(each, row, sure))));
+  return titled(title, sure ? 'Look here for wrong labels in the data, and for what the model cannot see.' : null, el('div', { class: `mistakes${each.mistakes[0].image ? ' pictures' : ''}` }, ...each.mistakes.map((row) => mistake(each, row, sure))));
 }
 
 function mistake(each, row, sure) {
-  const where = [row.file, missing(row.number) || row.image ? null : `row ${row.number.toLocaleString('en')}`].filter(Boolean).join(', ');
+  const own = row.image && /\.\w+$/.test(row.file ?? '');  // a file of its own needs no number
+  const where = [row.file === 'all' ? null : row.file, missing(row.number) || own ? null : `row ${row.number.toLocaleString('en')}`].filter(Boolean).join(', ');
   const said = (value) => typeof value === 'number' ? figure(value, 4) : value;
   const often = each.seeds > 1 && sure ? ` · wrong with ${row.wrong} of ${each.seeds} seeds` : '';
   return el('figure', { class: 'mistake' },
