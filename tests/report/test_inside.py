@@ -154,6 +154,14 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
                 "text": [None] * 30 + ["Ada Lovelace wrote"] * 10,
             },
         ),
+        "topics": (
+            "labels",
+            {
+                "label": [["a", "b"]] * 40,
+                "prediction": [["b", "a"]] * 20 + [["a", "c"]] * 20,
+                "text": [None] * 20 + ["about"] * 20,
+            },
+        ),
         "talk": ("text", {"loss": true, "tokens": [3] * 40, "text": ["a question"] * 40}),
     }
     for name, (predicts, columns) in tables.items():
@@ -166,8 +174,10 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
     assert errors["mean"] == pytest.approx(0.5)
     assert errors["most"] == pytest.approx(0.5)
     assert errors["explained"] == pytest.approx(1 - 0.25 / float(np.var(true)))
-    assert found["names"]["entities"] == [["per", 40.0, 0.75, 0.75, 0.75]]
+    assert found["names"]["found"] == [["per", 40.0, 0.75, 0.75, 0.75]]
     assert found["names"]["mistakes"][0]["prediction"] == "B-per O O"
+    assert found["topics"]["found"] == [["a", 40.0, 1, 1, 1], ["b", 40.0, 1, 0.5, 2 / 3], ["c", 0.0, 0, None, 0]]
+    assert (found["topics"]["mistakes"][0]["prediction"], found["topics"]["mistakes"][0]["weight"]) == ("a c", 2)
     assert found["talk"]["losses"][2] == pytest.approx(float(np.median(true)))
     assert found["talk"]["mistakes"][0]["weight"] == pytest.approx(max(true))
     assert all(len(each["mistakes"]) <= MISTAKES for each in found.values())

@@ -174,22 +174,41 @@ def _tags(parts: Sequence[pa.Table], about: Mapping[str, Any], _: Mapping[str, i
     pairs = [pair for rows in zip(true, said, strict=True) for pair in zip(*rows, strict=True)]
     counts = confusion([number[a] for a, _ in pairs], [number[b] for _, b in pairs], len(names))
     found = _of_matrix(counts, names, [None] * len(names), len(parts))
-    kinds = Counter(), Counter(), Counter()  # type: ignore[var-annotated]
-    for wanted, guess in zip(true, said, strict=True):
-        there, claimed = set(entities(wanted)), set(entities(guess))
-        for counter, those in zip(kinds, (there & claimed, claimed, there), strict=True):
-            counter.update(str(each[0]) for each in those)
-    hits, claims, present = kinds
+    of_rows = [[entities(row) for row in rows] for rows in (true, said)]
     return {
         **found,
-        "entities": [
-            [name, present[name] / len(parts), *_scores(hits[name], claims[name], present[name])]
-            for name in sorted({*claims, *present})
-        ],
+        "found": _found(*of_rows, lambda entity: entity[0], len(parts)),
         "mistakes": _mistakes(
             parts,
             lambda row: row["label"] != row["prediction"],
             lambda row: sum(a != b for a, b in zip(row["label"], row["prediction"], strict=True)),
+        ),
+    }
+
+
+def _found(
+    true: Sequence[Sequence[Any]], said: Sequence[Sequence[Any]], name: Callable[[Any], Any], seeds: int
+) -> list[list[Any]]:
+    """Of rows that have sets: for each name what is there a seed, and precision, recall and F1."""
+    hits, claims, present = Counter[str](), Counter[str](), Counter[str]()
+    for wanted, guess in zip(true, said, strict=True):
+        there, claimed = set(wanted), set(guess)
+        for counter, those in ((hits, there & claimed), (claims, claimed), (present, there)):
+            counter.update(str(name(each)) for each in those)
+    return [
+        [each, present[each] / seeds, *_scores(hits[each], claims[each], present[each])]
+        for each in sorted({*claims, *present})
+    ]
+
+
+def _sets(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
+    true, said = _column(parts, "label"), _column(parts, "prediction")
+    return {
+        "found": _found(true, said, lambda label: label, len(parts)),
+        "mistakes": _mistakes(
+            parts,
+            lambda row: set(row["label"]) != set(row["prediction"]),
+            lambda row: len(set(row["label"]) ^ set(row["prediction"])),
         ),
     }
 
@@ -219,6 +238,7 @@ def _texts(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int
 
 SAY: dict[str, Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, int]], Looked]] = {
     "class": _classes,
+    "labels": _sets,
     "value": _values,
     "tags": _tags,
     "text": _texts,
@@ -270,5 +290,5 @@ def as_picture(data: bytes | None) -> str | None:
 def _written(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
-    said = value if isinstance(value, str) else " ".join(map(str, value))
+    said = value if isinstance(value, str) else " ".join(map(str, value)) or "none"
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"

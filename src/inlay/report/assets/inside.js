@@ -20,7 +20,7 @@ function looked(each, row) {
   const trained = missing(each.trained) ? '' : `trained on ${plural(each.trained, 'row')}, `;
   const seeds = each.seeds > 1 ? ` The ${each.seeds} seeds are counted together.` : '';
   const about = el('p', { class: 'note' }, `${named(row)}: ${trained}tested on ${plural(each.tested, 'row')}.${seeds}`);
-  const parts = { class: [confused, matrix, calibrated], tags: [found, confused, matrix], value: [values], text: [losses] }[each.predicts];
+  const parts = { class: [confused, matrix, calibrated], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses] }[each.predicts] ?? [];
   return [about, ...parts.map((draw) => draw(each)), mistakes(each)];
 }
 
@@ -87,8 +87,11 @@ function reliability(place, each) {
 }
 
 function found(each) {
-  return each.entities.length ? titled('Entities', 'One is right when its type and both its ends are.', tableOf(['Type', 'In the test', 'Precision', 'Recall', 'F1'],
-    each.entities.map(([name, present, ...scores]) => [name, whole(present), ...scores.map((share) => percent(share))]), 'tight')) : null;
+  if (!each.found.length) return null;
+  const [title, note, name] = each.predicts === 'tags' ? ['Entities', 'One is right when its type and both its ends are.', 'Type']
+    : ['Scores by label', 'Precision: how many of those that were given this label have it. Recall: how many of those that have it were given it.', 'Label'];
+  return titled(title, note, tableOf([name, 'In the test', 'Precision', 'Recall', 'F1'],
+    each.found.map(([name, present, ...scores]) => [name, whole(present), ...scores.map((share) => percent(share))]), 'tight'));
 }
 
 function values(each) {
@@ -116,7 +119,7 @@ function losses(each) {
 function mistakes(each) {
   if (!each.mistakes.length) return null;
   const sure = each.predicts === 'class';
-  const title = { class: 'The most confident mistakes', value: 'The largest errors', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts];
+  const title = { class: 'The most confident mistakes', value: 'The largest errors', labels: 'The rows with most wrong labels', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts] ?? 'Rows';
   return titled(title, sure ? 'Look here for wrong labels in the data, and for what the model cannot see.' : null, el('div', { class: `mistakes${each.mistakes[0].image ? ' pictures' : ''}` }, ...each.mistakes.map((row) => mistake(each, row, sure))));
 }
 
