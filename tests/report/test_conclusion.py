@@ -73,7 +73,7 @@ def test_the_rates_are_said_where_several_were_tried(tmp_path: Path) -> None:
     finished(tmp_path, spec_of("bias"), 0.8)
     assert "Learning rates" not in said(tmp_path)
     finished(tmp_path, spec_of("lora", learning_rate=0.1), 0.7, metrics__validation__accuracy=0.1)
-    assert "Learning rates, selected on the validation set: lora 0.001 (of 2 tried), bias 0.001." in said(tmp_path)
+    assert "Learning rates: lora 0.001 (of 2 tried, by validation), bias 0.001." in said(tmp_path)
 
 
 def test_an_error_is_given_in_its_own_unit(tmp_path: Path) -> None:

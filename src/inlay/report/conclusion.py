@@ -103,11 +103,11 @@ def _rates(rows: Sequence[ResultRow], listed: Sequence[ResultRow]) -> list[str]:
         return []
     each = [
         f"{row.spec.method} {row.spec.learning_rate:g}"
-        + (f" (of {many} tried)" if (many := len(tried[row.spec.method])) > 1 else "")
+        + (f" (of {many} tried, by validation)" if (many := len(tried[row.spec.method])) > 1 else "")
         for row in rows
         if row.spec.learning_rate is not None
     ]
-    return [f"Learning rates, selected on the validation set: {', '.join(each)}."]
+    return [f"Learning rates: {', '.join(each)}."]
 
 
 def _names(rows: Sequence[ResultRow]) -> str:

@@ -174,10 +174,10 @@ def _tags(parts: Sequence[pa.Table], about: Mapping[str, Any], _: Mapping[str, i
     pairs = [pair for rows in zip(true, said, strict=True) for pair in zip(*rows, strict=True)]
     counts = confusion([number[a] for a, _ in pairs], [number[b] for _, b in pairs], len(names))
     found = _of_matrix(counts, names, [None] * len(names), len(parts))
-    of_rows = [[entities(row) for row in rows] for rows in (true, said)]
+    there, claimed = ([entities(row) for row in rows] for rows in (true, said))
     return {
         **found,
-        "found": _found(*of_rows, lambda entity: entity[0], len(parts)),
+        "found": _found(there, claimed, lambda entity: entity[0], len(parts)),
         "mistakes": _mistakes(
             parts,
             lambda row: row["label"] != row["prediction"],
