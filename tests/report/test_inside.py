@@ -137,7 +137,33 @@ def test_a_file_that_is_damaged_is_said_and_the_rest_is_shown(tmp_path: Path) ->
     run.predictions["digits"].write_bytes(b"PAR1")
     data = read(write_report(tmp_path, tmp_path / "r.html"))
     assert [each["task"] for each in data["inside"]] == ["digits"]
-    assert any("Cannot read" in text for text in data["damaged"])
+    assert any("damaged: predictions/digits.parquet has 4 bytes" in text for text in data["damaged"])
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"label": ["cat"] * 30},
+        {"label": [1] * 30, "prediction": [None] * 30, "score": [0.5] * 30},
+        {"label": ["cat"] * 30, "prediction": ["cat"] * 30, "score": ["sure"] * 30},
+        {"label": [["cat"]] * 30, "prediction": [["dog"]] * 30, "score": [0.5] * 30},
+        {"label": ["cat"] * 30, "prediction": ["dog"] * 30, "score": [float("nan")] * 30},
+    ],
+)
+@pytest.mark.parametrize("predicts", ["class", "labels", "value", "tags", "text"])
+def test_a_table_of_another_shape_is_said_and_the_rest_is_shown(
+    tmp_path: Path, predicts: str, columns: dict[str, Any]
+) -> None:
+    """Somebody else's run, with its digests as they should be."""
+    about = {"format": 1, "task": "digits", "kind": "?", "predicts": predicts, "labels": NAMES}
+    made = pa.table({"file": ["f.csv"] * 30, "row": list(range(1, 31)), "split": ["test"] * 30, **columns})
+    made = made.replace_schema_metadata({kept.METADATA: json.dumps(about).encode()})
+    finished(tmp_path, spec_of("bias"), 0.9, tables={"digits": made})
+    with_predictions(tmp_path, "lora", 0, {2})
+    data = read(write_report(tmp_path, tmp_path / "r.html"))
+    assert len(data["rows"]) == 2
+    assert "lora" in [data["rows"][each["row"]]["method"] for each in data["inside"]]
+    assert len(data["inside"]) + len(data["damaged"]) >= 2
 
 
 def test_runs_of_every_other_kind(tmp_path: Path) -> None:

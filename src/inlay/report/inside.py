@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from inlay.errors import InlayError
-from inlay.records import predictions
 from inlay.tasks.kept import METADATA
 from inlay.tasks.prepare import entities
 
@@ -57,10 +56,14 @@ def look_into(row: ResultRow, index: int) -> list[Looked]:
     """What is in the predictions of one row of the table, task by task."""
     tables: dict[str, list[pa.Table]] = defaultdict(list)
     for result in row.results:
-        for name, path in result.run.predictions.items():
-            table = predictions.read(path)
+        for name in result.run.predictions:
+            table = result.run.read_predictions(name)
             tables[name].append(table.filter(np.asarray([each == "test" for each in table["split"].to_pylist()])))
-    made = []
+    with row.results[0].run.reading():
+        return list(_of_tasks(row, index, tables))
+
+
+def _of_tasks(row: ResultRow, index: int, tables: Mapping[str, list[pa.Table]]) -> Iterator[Looked]:
     for name, parts in tables.items():
         about = _about(parts[0])
         say = SAY.get(str(about.get("predicts")))
@@ -68,18 +71,15 @@ def look_into(row: ResultRow, index: int) -> list[Looked]:
             continue
         known = row.results[0].record
         task = (known.get("tasks") or {}).get(name) or known.get("task") or {}
-        made.append(
-            {
-                "row": index,
-                "task": str(about.get("task") or name),
-                "predicts": str(about["predicts"]),
-                "seeds": len(parts),
-                "tested": len(parts[0]),
-                "trained": (task.get("examples") or known.get("examples") or {}).get("train"),
-                **say(parts, about, (task.get("classes") or {}).get("train") or {}),
-            }
-        )
-    return made
+        yield {
+            "row": index,
+            "task": str(about.get("task") or name),
+            "predicts": str(about["predicts"]),
+            "seeds": len(parts),
+            "tested": len(parts[0]),
+            "trained": (task.get("examples") or known.get("examples") or {}).get("train"),
+            **say(parts, about, (task.get("classes") or {}).get("train") or {}),
+        }
 
 
 def _about(table: pa.Table) -> dict[str, Any]:
@@ -135,11 +135,14 @@ def calibration(score: np.ndarray, right: np.ndarray, bins: int = BINS) -> tuple
 
 def _classes(parts: Sequence[pa.Table], about: Mapping[str, Any], trained: Mapping[str, int]) -> Looked:
     true, said, score = (_column(parts, name) for name in ("label", "prediction", "score"))
+    sure = np.asarray(score, dtype=np.float64)
+    if not np.isfinite(sure).all():
+        raise ValueError("a score that is not a number")
     names = list(dict.fromkeys([*(about.get("labels") or ()), *true, *said]))
     number = {name: i for i, name in enumerate(names)}
     counts = confusion([number[each] for each in true], [number[each] for each in said], len(names))
     right = np.asarray([a == b for a, b in zip(true, said, strict=True)])
-    bins, error = calibration(np.asarray(score, dtype=np.float64), right)
+    bins, error = calibration(sure, right)
     return {
         **_of_matrix(counts, names, [trained.get(name) for name in names], len(parts)),
         "bins": bins,
