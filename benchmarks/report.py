@@ -31,6 +31,7 @@ METHODS = ("linear-probe", "bias", "norm", "lora", "activation-prompt", "ssf", "
 def copy(folder: Path, runs: int) -> None:
     """A folder of that many runs: one real one, and its like."""
     from inlay import Spec
+    from inlay.records import predictions
     from inlay.records.store import Run, Store
     from inlay.workflow.tune import tune
 
@@ -41,6 +42,8 @@ def copy(folder: Path, runs: int) -> None:
     history = (real.folder / "metrics.jsonl").read_text(encoding="utf-8")
     chance = random.Random(0)
 
+    (kept,) = real.predictions.values()
+
     def one(spec: Spec) -> Run:
         record = json.loads(json.dumps(real.record))
         record["metrics"]["test"]["accuracy"] = chance.uniform(0.3, 0.99)
@@ -48,6 +51,7 @@ def copy(folder: Path, runs: int) -> None:
         record["portrait"]["parameters"]["trained"] = int(10 ** chance.uniform(3, 6.5))
         with Store(folder).open(spec, spec.digest()) as run:
             (run.folder / "metrics.jsonl").write_text(history, encoding="utf-8")
+            run.keep({"digits": predictions.read(kept)})
             run.finish(record)
         return run
 

@@ -43,8 +43,9 @@ def spec_of(method: str = "bias", seed: int = 0, **fields: Any) -> Spec:
     )
 
 
-def finished(out: Path, spec: Spec, value: float = 0.7, **changes: Any) -> Run:
-    """A finished run with this test accuracy. `changes` replace parts of the record by dotted names."""
+def finished(out: Path, spec: Spec, value: float = 0.7, tables: Any = None, **changes: Any) -> Run:
+    """A finished run with this test accuracy, and `tables` of predictions. `changes` replace parts of the record by
+    dotted names."""
     record = copy.deepcopy(RECORD)
     record["metrics"]["test"]["accuracy"] = value
     for name, change in changes.items():
@@ -58,6 +59,7 @@ def finished(out: Path, spec: Spec, value: float = 0.7, **changes: Any) -> Run:
         lines += [{"step": 10 * n, "epoch": n, "validation": {"accuracy": value * n / 3}} for n in (1, 2, 3)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (run.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+        run.keep(tables or {})
         run.finish(record)
     return run
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from test_inside import predictions_of
 
 from inlay.report.charts import drawing as charts
+from inlay.report.collect import collect
 from inlay.report.html import write_report
 from recorded import failed, finished, spec_of
 
@@ -39,13 +41,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 uneven,
                 portrait__parameters__trained=trained,
                 chance={"answer": "<b>3</b>", "examples": 50, "metrics": {"accuracy": 0.2}},
+                tables=predictions_of({1, 4, 5 + number}) if method in ("bias", "lora") else None,
             )
+            finished(folder / "earlier", spec_of(method, seed), value - 0.2 + seed / 50)
         finished(folder / "runs", spec_of("lora", seed, learning_rate=0.1), 0.5, metrics__validation__accuracy=0.2)
     finished(folder / "runs", spec_of("bias", task=NASTY, shots=16), 0.5)
     failed(folder / "runs", spec_of("full"), f"out of memory {NASTY}")
     facts = {"what": "cka", "sentence": NASTY, "command": [], "spec": spec_of().to_json()}
     charts.keep(folder / "runs" / "explain", "cka", charts.blank(), ("a",), [(1,)], facts)
-    return write_report(folder / "runs", folder / "report.html")
+    return write_report(folder / "runs", folder / "report.html", earlier=collect(folder / "earlier"))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,42 @@ def test_what_it_shows(tab: Page) -> None:
     assert NASTY in tab.locator("#lost pre").inner_text()
     assert NASTY in tab.locator("#explanations figcaption").inner_text()
     assert tab.evaluate("window.caught") is None
+
+
+def test_what_is_wrong(tab: Page) -> None:
+    """Scores, matrix, calibration and mistakes of the method that is chosen; names are text."""
+    inside = tab.locator("#inside")
+    assert inside.locator("select option").all_inner_texts() == [
+        "lora (learning rate 0.001) (digits · embedded:vit · all examples)",
+        "bias (digits · embedded:vit · all examples)",
+    ]
+    assert inside.locator(".matrix thead th").all_inner_texts()[1:] == ["cat", "dog", "<i>eel</i>"]
+    cells = [int(cell) if cell != "·" else 0 for cell in inside.locator(".matrix td").all_inner_texts()]
+    assert sum(cells) == 90
+    assert sum(cells[::4]) == 90 - 9
+    assert all(box["width"] > 20 for cell in inside.locator(".matrix td").all() if (box := cell.bounding_box()))
+    assert "Expected calibration error" in inside.inner_text()
+    assert inside.locator(".plot circle.mark").count() == 3
+    inside.locator(".plot circle.mark").first.hover()
+    assert "right" in tab.inner_text("#tip")
+    assert inside.locator(".mistake").count() == 3
+    inside.locator(".mistake").last.scroll_into_view_if_needed()
+    sync.expect(inside.locator(".mistake img").last).to_have_js_property("complete", True)
+    assert tab.evaluate("[...document.querySelectorAll('.mistake img')].pop().naturalWidth") == 30
+    assert "wrong with 3 of 3 seeds" in inside.locator(".mistake").first.inner_text()
+    first = inside.locator(".mistakes").inner_text()
+    tab.select_option("#inside-row", label="bias (digits · embedded:vit · all examples)")
+    assert inside.locator(".mistakes").inner_text() != first
+
+
+def test_what_changed_since(tab: Page) -> None:
+    """The table beside the earlier folder, and its sentence at the top."""
+    assert tab.locator("#against h2").inner_text() == "Against earlier"
+    rows = tab.locator("#against tbody tr")
+    assert rows.count() == 5
+    assert "only there" not in tab.inner_text("#against")
+    assert rows.last.inner_text().split("\t")[-2] == "new"
+    assert "Against earlier:" in tab.inner_text("#findings")
 
 
 def test_sorting_with_the_mouse_and_the_keyboard(tab: Page) -> None:

@@ -366,7 +366,7 @@ def test_the_command(tmp_path: Path, typed: Callable[..., tuple[int, str, str]])
     [
         (["nowhere"], "'nowhere' is not there: give a folder of runs"),
         (["empty"], "No runs in 'empty'. `inlay tune`"),
-        (["."], "No runs in '.'. There are some in good, unfinished."),
+        (["good", "--against", "empty"], "No runs in 'empty'. `inlay tune`"),
         (["unfinished"], "No finished run in 'unfinished'"),
         (["good", "--out", "empty"], "'empty' is a folder: give the name of a file in it, such as empty/report.html."),
         (["good", "--out", "page.txt"], "'page.txt' does not end in .html or .htm"),

@@ -6,8 +6,11 @@ The folder has all that it needs beside the base model: label names, tokenizer o
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,6 +194,11 @@ def expected(run: Run, kind: str) -> Any:
     return found.get("probabilities", found.get("value", found.get("text")))
 
 
+def state_of(kind: str) -> dict[str, Any]:
+    """What the head reads where the card loads it by Transformers alone."""
+    return {} if kind in OURS or "image" in kind or "lm" in kind or "text" in kind else {"pooling": "own"}
+
+
 ONE_LABEL = ("classification", "pair-classification", "span-classification")
 
 
@@ -221,9 +229,7 @@ def test_the_code_gives_what_the_run_predicts(
 ) -> None:
     if method == "linear-probe" and kind in ("causal-lm", "data-to-text"):
         pytest.skip("a language model has no new head")
-    run = run_of(
-        place, kind, method, **({} if "image" in kind or "lm" in kind or "text" in kind else {"pooling": "own"})
-    )
+    run = run_of(place, kind, method, **state_of(kind))
     answer, wanted = pasted(run.adapter, place, monkeypatch), expected(run, kind)
     if isinstance(answer, dict) and "label" in answer:
         answer = answer["label"]
@@ -244,6 +250,38 @@ def test_the_code_gives_what_the_run_predicts(
     whole = sum(path.stat().st_size for path in run.adapter.rglob("*") if path.is_file())
     beside = sum((run.adapter / name).stat().st_size for name in held)
     assert run.portrait["saved_bytes"] == whole - beside, "what belongs to the base model does not count"
+
+
+# A process that has imported what is heavy, but nothing of inlay: each card's code is run in a fork of it.
+PASTED = """
+import json, os, re, sys, transformers, peft
+assert "inlay" not in sys.modules
+for folder, out in json.load(open(sys.argv[1])):
+    if (child := os.fork()) == 0:
+        (code,) = re.findall("```python\\n(.*?)```", open(folder + "/README.md").read(), re.DOTALL)
+        names = {}
+        exec(code.replace("this/folder", folder), names)
+        json.dump(names["answer"], open(out, "w"), default=str)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, folder
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork, which this system does not have")
+def test_the_code_of_every_kind_in_a_fresh_process(place: Path) -> None:
+    """What the code needs it imports itself: by a method of PEFT's and by one of ours."""
+    runs = [run_of(place, kind, method, **state_of(kind)) for method in ("lora", "norm") for kind in KINDS]
+    work = [(str(run.adapter), str(place / f"answer-{number}.json")) for number, run in enumerate(runs)]
+    (place / "work.json").write_text(json.dumps(work))
+    command = [sys.executable, "-c", PASTED, str(place / "work.json")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for run, (_, out) in zip(runs, work, strict=True):
+        answer = json.loads(Path(out).read_text())
+        kind = run.record["task"]["schema"]["kind"]
+        if kind in ("classification", "pair-classification", "image-classification"):
+            assert answer == pytest.approx(expected(run, kind), abs=1e-5)
+        assert answer
 
 
 @pytest.mark.parametrize("method", ["lora", "full", "linear-probe", "norm"])

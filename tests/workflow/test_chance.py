@@ -17,7 +17,8 @@ from inlay import Spec, tasks
 from inlay.cli.app import app
 from inlay.report import exports
 from inlay.report.collect import collect
-from inlay.report.html import findings, page_data
+from inlay.report.conclusion import findings
+from inlay.report.html import page_data
 from inlay.tasks.metrics import majority
 from inlay.workflow.chance import Standing, sentences, standing
 from inlay.workflow.comparison import Comparison, rows_of, words
@@ -91,7 +92,7 @@ def test_nothing_at_chance_is_ranked(tmp_path: Path) -> None:
     assert not any(row.leads for row in page.rows)
     said = findings(page)
     assert "do not rank them" in said[0]
-    assert "no method is significantly better than another. lora has the highest mean test accuracy" in said[1]
+    assert "No method is significantly better than another. lora has the highest mean test accuracy" in said[1]
     assert page_data(page)["references"] == [{"set": 0, "name": "majority class (neg)", "mean": 0.525}]
     assert "**" not in exports.write_markdown(page, tmp_path / "t.md").read_text()
     assert "textbf" not in exports.write_latex(page, tmp_path / "t.tex").read_text()

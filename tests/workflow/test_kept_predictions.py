@@ -215,3 +215,27 @@ def test_many_classes_keep_the_probability_of_the_prediction_alone(
     assert table is not None
     assert "probabilities" not in table.column_names
     assert set(table.column_names) >= {"file", "row", "split", "label", "prediction", "score"}
+
+
+def test_conversations_that_a_template_refuses_shift_no_other_row(tmp_path: Path) -> None:
+    """Gemma's template has no system message: such a row is left out, and the others keep their texts and numbers."""
+    from chat_templates import FAMILIES
+    from inlay import tasks
+
+    rows = []
+    for i in range(20):
+        talk = [{"role": "user", "content": f"what is {i}?"}, {"role": "assistant", "content": "Paris"}]
+        rows.append({"messages": [{"role": "system", "content": "be kind"}, *talk] if i % 3 == 1 else talk})
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = tasks.load(
+        Spec(model="m", data=str(tmp_path / "chats.jsonl"), method="lora", test_data=str(tmp_path / "chats.jsonl"))
+    )
+    encoded = task.encode("test", FAMILIES["gemma"](), 256)
+    assert len(encoded) < len(task.test)
+    outputs = np.asarray([[float(i), 2.0, 0.0] for i in range(len(encoded))])
+    table = kept.keep(task, encoded, outputs)
+    assert table is not None
+    tested = [row for row in table.to_pylist() if row["split"] == TESTED]
+    assert [row["row"] for row in tested] == [i + 1 for i in range(20) if i % 3 != 1]
+    assert [row["text"] for row in tested] == [f"what is {i}?" for i in range(20) if i % 3 != 1]
+    assert [row["loss"] for row in tested] == [i / 2 for i in range(len(encoded))]

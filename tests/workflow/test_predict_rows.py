@@ -138,3 +138,34 @@ def test_only_classes_have_likeliest_ones(review_spec: Spec, tmp_path: Path) -> 
     run = tune(spec, tmp_path / "runs", progress=False)
     with pytest.raises(InlayError, match=r"the likeliest classes are those of a row's classes.*--top-k"):
         inlay.load(run).predict(["w1"], top_k=2)
+
+
+def test_a_table_of_paths_for_a_run_trained_on_a_folder(of_images: Any, photos: Path, tmp_path: Path) -> None:
+    """The column may have any name; the others come back. Two that may be meant, and none, are errors."""
+    paths = sorted((photos / "bright").glob("*.png"))[:3]
+    wanted = of_images.predict(paths)
+    rows = [f"{number},photos/bright/{path.name},bright" for number, path in enumerate(paths)]
+    for name in ("path", "image", "file name"):
+        table = tmp_path / "paths.csv"
+        table.write_text("\n".join([f"id,{name},label", *rows]) + "\n")
+        found = of_images.predict(table)
+        assert [each["id"] for each in found] == ["0", "1", "2"]
+        assert [each[name] for each in found] == [f"photos/bright/{path.name}" for path in paths], "as it was given"
+        assert [each["predicted_label"] for each in found] == [each["label"] for each in wanted]
+        scored = of_images.evaluate(table)
+        assert scored.examples == 3
+        assert scored.metrics["accuracy"] == np.mean([each["label"] == "bright" for each in wanted])
+    assert [each["label"] for each in of_images.predict([{"file": path} for path in paths])] == [
+        each["label"] for each in wanted
+    ]
+    table.write_text(f"id,one,two\n1,{paths[0]},{paths[1]}\n")
+    with pytest.raises(InlayError, match=r"'paths.csv' lacks the column 'image'.*several do \('one', 'two'\)"):
+        of_images.predict(table)
+    table.write_text("id,words\n1,no image\n")
+    with pytest.raises(InlayError, match=r"columns \('id', 'words'\) one should hold images .*: none does"):
+        of_images.predict(table)
+    with pytest.raises(InlayError, match="rows lacks the column 'image'"):
+        of_images.predict([{"a": 1}])
+    table.write_text("id,path\n1,photos/bright/0.png\n2,\n3,photos/none.png\n")
+    assert [each["id"] for each in of_images.predict(table, skip_unreadable=True)] == ["1"]
+    assert set(of_images.left_out) == {1, 2}

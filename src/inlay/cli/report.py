@@ -12,7 +12,9 @@ from inlay.cli import show
 
 
 def command(
-    runs: Annotated[Path, typer.Argument(help="Folder of runs, as `inlay tune` and `inlay compare` make it.")],
+    runs: Annotated[
+        Path, typer.Argument(help="Folder of runs, as `inlay tune` and `inlay compare` make it; or of such folders.")
+    ],
     out: Annotated[Path, typer.Option(help="The page.", rich_help_panel=o.OUTPUT)] = Path("report.html"),
     csv: Annotated[
         Path | None, typer.Option(help="Also a CSV file with a line a run.", rich_help_panel=o.OUTPUT)
@@ -22,6 +24,10 @@ def command(
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option(help="Also the table for Markdown.", rich_help_panel=o.OUTPUT)
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="An earlier folder of runs: what changed since, method by method, over the common seeds."),
     ] = None,
     explain: Annotated[
         list[Path] | None,
@@ -33,22 +39,26 @@ def command(
 ) -> None:
     """Make one web page of a folder of runs.
 
-    It has tables, plots, explanations, warnings, and the command of every run. The page is a single file that needs no
-    network: open it in any browser, or send it.
+    It has the conclusion in words, tables, plots, what each method gets wrong, and the command of every run. The page
+    is a single file that needs no network: open it in any browser, or send it.
 
     \b
     inlay report runs/ --out report.html
 
     \b
     inlay report runs/ --out report.html --csv runs.csv --latex table.tex --markdown table.md
+
+    \b
+    inlay report runs/ --against old-runs/
     """
     from inlay.report import exports, html
 
     html.check_out(out)
-    found = html.collect(runs)
+    found = html.collect(runs, but=against)
+    earlier = None if against is None else html.collect(against)
     tables = ((csv, exports.write_csv), (latex, exports.write_latex), (markdown, exports.write_markdown))
     written = [write(found, path) for path, write in tables if path is not None]
-    html.write_report(runs, out, explain, found=found)
+    html.write_report(runs, out, explain, found=found, earlier=earlier)
     lost = len(found.unfinished) + len(found.damaged)
     aside = f"; {lost} without a result are listed at its end" if lost else ""
     show.say(

@@ -147,6 +147,7 @@ def run_result(run: Run) -> None:
         *machine(run.portrait),
         *trunk(run.portrait),
         *whole_time(run.record),
+        *(("predictions of held-out rows", str(path)) for path in run.predictions.values()),
         ("run", str(run.folder)),
     ]
     table(("", run.spec.method), rows)

@@ -15,7 +15,7 @@ ANY = "*"  # as a key: every entry, whatever its name
 LARGEST = 1e100  # what can still be squared, averaged and printed
 
 RATE = {"mean": NUMBER, "spread": NUMBER, "repetitions": WHOLE, "weight": NUMBER}
-TASK = {"source": str, "digest": str, "notes": [str], "schema": dict}
+TASK = {"source": str, "digest": str, "notes": [str], "schema": dict, "classes": {ANY: {ANY: WHOLE}}}
 RECORD: dict[str, Any] = {
     "id": str,
     "digest": str,

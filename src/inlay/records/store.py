@@ -110,6 +110,14 @@ class Run:
         """The Parquet files of what was predicted of the held-out rows, by task; none of a run from before."""
         return predictions.files(self.folder)
 
+    def read_predictions(self, name: str) -> pa.Table:
+        """The table of what was predicted of one task, once its file is as it was written."""
+        path = self.predictions[name]
+        kept = path.relative_to(self.folder).as_posix()
+        if kept in (self.record.get("files") or {}):
+            self._verify(kept)
+        return predictions.read(path)
+
     def keep(self, tables: Mapping[str, pa.Table]) -> None:
         """Write what was predicted of the held-out rows, a table for each task."""
         if tables and not self.follower:

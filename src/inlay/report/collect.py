@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from inlay.workflow.statistics import Verdict
 
 CURVE_POINTS = 40
+DEPTH, MOST_FOLDERS = 4, 2000  # folders within the folder of runs: levels, and how many on each
 LESS = " (less is better)"  # of an average over tasks, whose name does not say it
 # What says which set a run belongs to, and the seed: none of them distinguishes two variants of a method.
 OF_THE_SET = (
@@ -194,14 +196,14 @@ def collect_comparisons(comparisons: Sequence[Comparison], baseline: str | None 
     return found
 
 
-def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -> Collected:
-    """Read runs, of a folder or given; an error where there is no finished one to report on.
+def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = (), *, but: Path | None = None) -> Collected:
+    """Read runs, of a folder and the folders in it, or given; an error where there is no finished one to report on.
 
-    `lost` are those that failed before they had a folder.
+    `lost` are those that failed before they had a folder. A folder `but` within the folder is passed over.
     """
     folder = Path(runs) if isinstance(runs, Path | str) else None
     if isinstance(runs, Path | str):
-        found, listed = _in_folder(Path(runs))
+        found, listed = _in_folder(Path(runs), but)
     else:
         listed = list(runs)
         found = Collected(listed[0].folder.resolve().parent.name if listed else "no runs")
@@ -218,14 +220,45 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = ()) -
     return found
 
 
-def _in_folder(folder: Path) -> tuple[Collected, list[Run]]:
+def _in_folder(folder: Path, but: Path | None) -> tuple[Collected, list[Run]]:
     if not folder.is_dir():
         kind = "a file" if folder.exists() else "not there"
         raise InlayError(
             f"{str(folder)!r} is {kind}: give a folder of runs, as `inlay tune --out` makes it.{misspelt(folder)}"
         )
-    runs, problems = Store(folder).read()
-    return Collected(folder.resolve().name, damaged=list(problems.values())), runs
+    found, newest = Collected(folder.resolve().name), dict[str, Run]()
+    twice = 0
+    for place in folders_below(folder):
+        if but is not None and place != folder and place.resolve().is_relative_to(but.resolve()):
+            continue
+        runs, problems = Store(place).read()
+        found.damaged += problems.values()
+        for run in runs:
+            known = newest.get(run.digest)
+            twice += known is not None
+            if known is None or (run.status == "finished", run.created) > (known.status == "finished", known.created):
+                newest[run.digest] = run
+    if twice:
+        found.said.append(f"{twice} runs lie in more than one folder: of each only the newest copy is counted.")
+    return found, sorted(newest.values(), key=lambda run: (run.created, run.id))
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """The folder itself and those within it that hold runs, a few levels deep; links are not followed."""
+    found, level = [folder], [folder]
+    for _ in range(DEPTH):
+        inner = [path for place in level for path in sorted(place.iterdir()) if _may_hold_runs(path)]
+        level = inner[:MOST_FOLDERS]
+        found += [path for path in level if any(path.glob("*/spec.json"))]
+    return found
+
+
+def _may_hold_runs(path: Path) -> bool:
+    """Whether this is a folder that is not itself a run."""
+    hidden = path.name.startswith(".")
+    if hidden or path.is_symlink() or not path.is_dir() or not os.access(path, os.R_OK | os.X_OK):
+        return False
+    return not os.path.lexists(path / "spec.json")
 
 
 def _explain_nothing(found: Collected, folder: Path | None) -> str:
@@ -239,9 +272,7 @@ def _explain_nothing(found: Collected, folder: Path | None) -> str:
         )
     if found.damaged:
         return f"No readable run {where}: {found.damaged[0]}"
-    below = sorted({path.parent.parent.as_posix() for path in folder.glob("*/*/spec.json")}) if folder else []
-    hint = f" There are some in {', '.join(below[:3])}." if below else " `inlay tune` or `inlay compare` makes some."
-    return f"No runs {where}.{hint}"
+    return f"No runs {where}. `inlay tune` or `inlay compare` makes some."
 
 
 def _add(found: Collected, run: Run) -> None:

@@ -34,7 +34,7 @@ class Column:
     key: str
     titles: Mapping[Place, str]
     read: Callable[[Sequence[Record]], Value]
-    kind: Literal["count", "bytes", "number", "text"]
+    kind: Literal["count", "bytes", "number", "duration", "text"]
     about: str
     better: Literal["less", "more"] | None = None
     unit: str = ""
@@ -73,8 +73,8 @@ class Column:
     def _short(self, value: Value) -> str:
         if value is None or isinstance(value, str):
             return value or "-"
-        if self.kind in ("count", "bytes"):
-            return (count if self.kind == "count" else size)(value)
+        if self.kind in ("count", "bytes", "duration"):
+            return {"count": count, "bytes": size, "duration": duration}[self.kind](value)
         spread = getattr(value, "spread", None)
         return figure(getattr(value, "mean", value)) + ("" if spread is None else f" ± {figure(spread, 2)}")
 
@@ -108,6 +108,14 @@ def size(number: float | None) -> str:
         if number >= step:
             return f"{number / step:.3g} {unit}"
     return f"{number:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    for step, unit in ((3600, "h"), (60, "min")):
+        if seconds >= step:
+            return f"{seconds / step:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def figure(value: float | None, digits: int = 3) -> str:
@@ -211,6 +219,21 @@ COLUMNS = (
         better="less",
         unit="s",
         cell=_epoch,
+    ),
+    Column(
+        key="time",
+        titles={"page": "Time", "csv": "seconds of the run"},
+        read=mean("seconds"),
+        kind="duration",
+        about="Time of a whole run: loading, training, evaluation.",
+        better="less",
+    ),
+    Column(
+        key="rate",
+        titles={"page": "Rate"},
+        read=mean("spec", "learning_rate"),
+        kind="number",
+        about="Learning rate. Of several that were tried, the one selected on the validation set is marked chosen.",
     ),
     Column(
         key="train_rate",

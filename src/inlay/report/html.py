@@ -25,39 +25,55 @@ from inlay.records.atomic import write_text, writing
 from inlay.records.spec import Spec
 from inlay.records.store import Run, now
 from inlay.report import explanations
+from inlay.report.against import changes, describe
 from inlay.report.collect import Collected, Result, ResultRow, collect, settings_of
 from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
+from inlay.report.conclusion import findings
+from inlay.report.inside import look
 from inlay.report.paths import cutter, everywhere
-from inlay.workflow.chance import NAME, sentences
+from inlay.workflow.chance import NAME
 
 ENDINGS = (".html", ".htm")
-SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "page.js")
+SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "inside.js", "page.js")
 PACKAGES = (
     *("inlay", "commit", "python", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors"),
     "numpy",
 )
 LISTED = 12  # values of one setting
+SPLITS = ("train", "validation", "test")
 MACHINE = ("cpu", "cores", "threads", "gpu", "cuda", "platform")
 
 
 def write_report(
-    runs: Path | Sequence[Run], out: Path, explain: Sequence[Path] | None = None, *, found: Collected | None = None
+    runs: Path | Sequence[Run],
+    out: Path,
+    explain: Sequence[Path] | None = None,
+    *,
+    found: Collected | None = None,
+    earlier: Collected | None = None,
 ) -> Path:
     """Write the page about the runs of a folder, or about those given, to `out`; the path comes back.
 
     `explain` are folders of explanations to show; by default those among the runs, and those in a folder `explain`
-    beside theirs that are about the same tasks. `found` is what `collect(runs)` gave, where that was done already. Of
-    absolute paths only the names are shown.
+    beside theirs that are about the same tasks. `found` is what `collect(runs)` gave, where that was done already, and
+    `earlier` what it gave of an earlier folder, to be compared with. Of absolute paths only the names are shown.
     """
     out = Path(out)
     check_out(out)
     found = found or collect(runs)
-    folders = [runs] if isinstance(runs, Path) else sorted({run.folder.parent for run in runs})
+    within = {result.run.folder.parent for result in found.results} if isinstance(runs, Path) else set()
+    folders = [runs, *sorted(within - {runs})] if isinstance(runs, Path) else sorted({r.folder.parent for r in runs})
     kept, problems = explanations.read(explain) if explain is not None else explanations.beside(folders, found.tasks)
     found.damaged += problems
-    whole = page_data(found) | {"explanations": [asdict(each) for each in kept]}
-    data = everywhere(whole, cutter(found.specs))
+    inside, left = look(found)
+    whole = page_data(found) | {"explanations": [asdict(each) for each in kept], "inside": inside, "inside_left": left}
+    whole["against"] = None
+    if earlier is not None:
+        changed = changes(found, earlier)
+        whole["against"] = {"name": earlier.name, "changes": [asdict(each) for each in changed]}
+        whole["findings"].append(describe(changed, earlier.name))
+    data = everywhere(whole, cutter([*found.specs, *(earlier.specs if earlier else ())]))
     data["cut"] = data != whole
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +153,7 @@ def page_data(found: Collected) -> dict[str, Any]:
         "models": _pair_up(
             (result.spec.model, (result.record.get("backbone") or {}).get("source")) for result in found.results
         ),
+        "examples": _count_examples(found.results),
         "data": _pair_up((task, source) for result in found.results for task, source in _sources_of(result)),
         "first": min(str(result.record.get("created", "")) for result in found.results),
         "last": max(str(result.record.get("finished", "")) for result in found.results),
@@ -185,6 +202,7 @@ def _run(result: Result) -> dict[str, Any]:
         "seconds": (portrait.get("seconds_per_epoch") or {}).get("mean"),
         "memory": (portrait.get("peak_memory") or {}).get("bytes"),
         "steps": record.get("steps"),
+        "whole": record.get("seconds"),
         "finished": record.get("finished"),
         "curve": result.curve,
         "command": result.command,
@@ -200,6 +218,13 @@ def _other_metrics(result: Result) -> dict[str, float]:
 def _sources_of(result: Result) -> list[tuple[str, str | None]]:
     tasks = result.record.get("tasks") or {result.spec.task or str(result.spec.data): result.record.get("task") or {}}
     return [(name, task.get("source")) for name, task in tasks.items()]
+
+
+def _count_examples(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """How many rows there are for training, validation and test, each combination once."""
+    known = [(result.of.label, result.record.get("examples") or {}) for result in results]
+    told = dict.fromkeys((name, *(each.get(split) for split in SPLITS)) for name, each in known if each)
+    return [dict(zip(("name", *SPLITS), each, strict=True)) for each in told]
 
 
 def _pair_up(pairs: Any) -> list[dict[str, str]]:
@@ -226,36 +251,4 @@ def _count_settings(specs: Sequence[Spec]) -> list[dict[str, Any]]:
         if set(values) - {"null", "[]", "{}", "false"}:
             listed = [{"value": value, "runs": runs} for value, runs in values.most_common(LISTED)]
             told.append({"name": name, "values": listed, "kinds": len(values)})
-    return told
-
-
-def findings(found: Collected) -> list[str]:
-    """Of each comparison: whether it is above chance, which method is best, and which do not differ from it."""
-    told = []
-    for name, listed in found.by_set:
-        rows = [row for row in listed if row.chosen]
-        beside = sentences([row.standing for row in rows])
-        if len(beside) > 1:  # the first only says what the majority class scores, which the table does too
-            told.append(f"{name.label}: {' '.join(beside)}")
-        if len(rows) < 2:
-            continue
-        best = next(row for row in rows if row.best)
-        width = "" if best.interval is None else f" ± {best.interval:.3f}"
-        words = {
-            "not distinguishable": "No significant difference from it",
-            "too few seeds": "Too few seeds to compare with it",
-            "worse": "Worse",
-        }
-        ties = {text: [row.spec.method for row in rows if row.verdict == word] for word, text in words.items()}
-        rest = "".join(f" {text}: {', '.join(names)}." for text, names in ties.items() if names)
-        if all(row.best or row.verdict == "worse" for row in rows):
-            rest = " All others are worse."
-        what = f"{name.split} {name.metric}, {best.mean:.3f}{width}.{rest}"
-        if best.leads:
-            told.append(f"{name.label}: {best.label} has the best {what}")
-        else:
-            told.append(
-                f"{name.label}: no method is significantly better than another. {best.label} has the highest mean "
-                f"{what}"
-            )
     return told

@@ -81,8 +81,10 @@ def keep(task: Task, encoded: Any, outputs: np.ndarray | None, texts: Sequence[s
     parts = []
     if outputs is not None:
         found = OF.get(schema.predicts, _of_others)(TestedRows(schema, task.test, encoded, outputs, texts))
+        taken = getattr(encoded, "taken", None)
+        inputs = _inputs(task, found.worst, range(len(task.test)) if taken is None else taken)
         count = len(next(iter(found.values.values())))
-        parts.append(_table("test", _places_of(task, encoded), count, {**found.values, **_inputs(task, found.worst)}))
+        parts.append(_table("test", _places_of(task, taken), count, {**found.values, **inputs}))
     if (held := task.places.get("validation")) is not None:
         parts.append(_table("validation", held, len(held), {}))
     if not parts:
@@ -93,12 +95,12 @@ def keep(task: Task, encoded: Any, outputs: np.ndarray | None, texts: Sequence[s
     return whole.replace_schema_metadata({METADATA: json.dumps(about, ensure_ascii=True).encode()})
 
 
-def _places_of(task: Task, encoded: Any) -> Places | None:
-    """Where the rows of the test split stand; None for running text, of which a row is no example."""
+def _places_of(task: Task, taken: Sequence[int] | None) -> Places | None:
+    """Where the rows of the test split stand, or those that were `taken`; None for running text, of which a row is no
+    example."""
     places = task.places.get("test")
     if places is None or task.examples is None:
         return None
-    taken = getattr(encoded, "taken", None)
     return places if taken is None else places.take(taken)
 
 
@@ -280,23 +282,25 @@ OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
 # -------------------------------------------------------------------------------------------------- what was read
 
 
-def _inputs(task: Task, worst: Sequence[int]) -> dict[str, Any]:
-    """The input of the rows that were got wrong most plainly; nothing of the others, nor of running text."""
+def _inputs(task: Task, worst: Sequence[int], taken: Sequence[int]) -> dict[str, Any]:
+    """The input of the rows that were got wrong most plainly; nothing of the others, nor of running text.
+
+    `taken` are the rows of the split that were scored, and `worst` positions among them.
+    """
     import pyarrow as pa
 
-    count = len(task.test)
-    if task.examples is None or not worst or max(worst) >= count:
+    if task.examples is None or not worst:
         return {}
-    shown: list[Any] = [None] * count
+    shown: list[Any] = [None] * len(taken)
     if task.modality == "image":
         from inlay.tasks.task import EncodedFiles
 
         files = EncodedFiles(task.test)
         for i in worst[:WORST]:
-            shown[i] = shrink(files[i])
+            shown[i] = shrink(files[taken[i]])
         return {"image": pa.array(shown, pa.binary())}
     for i in worst[:WORST]:
-        shown[i] = excerpt(task.schema, task.test[i])
+        shown[i] = excerpt(task.schema, task.test[taken[i]])
     return {"text": pa.array(shown, pa.string())}
 
 

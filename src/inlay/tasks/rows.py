@@ -235,7 +235,7 @@ def _unread(schema: TaskSchema, source: Any) -> tuple[list[Row], list[Reader]]:
     if not is_path(source):
         given = as_rows(source, schema)
         named = PYTHON if schema.modality == "image" else repr(PYTHON)
-        return given, _readers(schema, enumerate(given, start=1), named)
+        return given, _readers(find_image_column(schema, given, named), enumerate(given, start=1), named)
     path = Path(source).expanduser()
     if schema.modality == "image" and (path.is_dir() or tables.is_image(path)):
         found = _image_files(path)
@@ -251,7 +251,42 @@ def _unread(schema: TaskSchema, source: Any) -> tuple[list[Row], list[Reader]]:
     table = tables.read_lines(path, columns_read(schema)[0]) if lines else tables.read_table(path)
     given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
     table.add_paths(_columns_named(schema))
-    return given, _readers(schema, table.numbered, repr(path.name), path)
+    return given, _readers(
+        find_image_column(schema, table.rows, repr(path.name)), table.numbered, repr(path.name), path
+    )
+
+
+def find_image_column(schema: TaskSchema, rows: Sequence[Mapping[str, Any]], where: str) -> TaskSchema:
+    """The schema with the column that holds the images, where it was trained on a folder, which has no such name.
+
+    It is the only column of which every value that is there is an image or ends as the name of one.
+    """
+    if schema.modality != "image" or not rows or schema.columns.get(_IMAGE, _IMAGE) != _IMAGE:
+        return schema
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if _IMAGE in names:
+        return schema
+    found = [name for name in names if _holds_images([row.get(name) for row in rows])]
+    if len(found) != 1:
+        which = f"several do ({', '.join(map(repr, found))})" if found else "none does"
+        raise InlayError(
+            f"{where} lacks the column {_IMAGE!r}, and of its columns ({', '.join(map(repr, names)) or 'none'}) one "
+            f"should hold images or their paths: {which}. Name that column {_IMAGE!r}."
+        )
+    return replace(schema, columns={_IMAGE: found[0]})
+
+
+_IMAGE = "image"
+
+
+def _holds_images(values: Iterable[Any]) -> bool:
+    present = [value for value in values if not is_missing(value)]
+    return bool(present) and all(
+        (isinstance(value, str | os.PathLike) and tables.is_image(Path(value)))
+        or isinstance(value, bytes | np.ndarray)
+        or hasattr(value, "getpixel")
+        for value in present
+    )
 
 
 def _readers(
@@ -376,7 +411,11 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     add_columns(table, [*_columns_scored(schema), *filter(None, [label])])
     if schema.chat:
         return _to_evaluate(schema, read_conversations(schema, table, table.path.name, notes), table, notes)
-    column = None if _has_no_label(schema) else _label_column(schema, table, label)
+    reading = schema
+    if schema.modality == "image" and table.path.is_dir():
+        reading = replace(schema, columns={})  # trained on a table, evaluated on a folder
+    reading = find_image_column(reading, table.rows, repr(table.path.name))
+    column = None if _has_no_label(schema) else _label_column(reading, table, label)
     spelled = table.untyped and not schema.writes_text
     numbered = list(table.numbered)
     kept = [(n, row) for n, row in numbered if column is None or not labels.is_absent(row.get(column), spelled)]
@@ -385,9 +424,6 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
         notes.append(f"{name}: {dropped:,} of {len(numbered):,} rows have no {column!r} and are left out")
     if not kept:
         raise InlayError(f"{name!r} has no row with a label: there is nothing to evaluate on.")
-    reading = schema
-    if schema.modality == "image" and table.path.is_dir():
-        reading = replace(schema, columns={})  # trained on a table, evaluated on a folder
     rows = [read_labelled_row(reading, row, table, column, f"{name}, row {number}") for number, row in kept]
     rows = rows if column is None else number_labels(schema, rows, name)
     if schema.modality == "image":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,6 +250,7 @@ def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mappin
     """What a record keeps of the task, or of several, and by which metric the run is judged."""
     found: dict[str, dict[str, Any]] = {
         name: {"schema": task.to_json(), "source": task.source, "digest": task.digest, "notes": list(task.notes)}
+        | count_classes(task)
         for name, task in result.tasks.items()
     }
     if not spec.tasks:
@@ -266,6 +268,15 @@ def describe_tasks(spec: Spec, result: FitResult, standings: Mapping[str, Mappin
         "notes": result.notes,
         "failed": result.failed,
     }
+
+
+def count_classes(task: Task) -> dict[str, Any]:
+    """How many rows each class has in each split, where a row has one."""
+    if task.schema.predicts != "class":
+        return {}
+    names = task.label_names or ()
+    counted = {split: Counter(task.split(split)["label"]) for split in SPLITS}
+    return {"classes": {split: {names[i]: n for i, n in sorted(found.items())} for split, found in counted.items()}}
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:

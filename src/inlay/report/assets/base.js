@@ -42,7 +42,13 @@ function bytes(value) {
   return `${value} B`;
 }
 
-const WRITTEN = { count, bytes, number: (value) => figure(value), text: (value) => value ?? '–' };
+function duration(seconds) {
+  if (missing(seconds)) return '–';
+  for (const [size, unit] of [[3600, 'h'], [60, 'min']]) if (seconds >= size) return `${figure(seconds / size)} ${unit}`;
+  return `${figure(seconds)} s`;
+}
+
+const WRITTEN = { count, bytes, duration, number: (value) => figure(value), text: (value) => value ?? '–' };
 const shotsOf = (row) => missing(row.of.shots) ? 'all' : row.of.shots.toLocaleString('en');
 const named = (row) => row.variant ? `${row.method} (${row.variant})` : row.method;
 

@@ -17,6 +17,8 @@ function intro() {
   const [tasks, models] = ['task', 'model'].map((key) => [...new Set(DATA.sets.map((each) => each[key]))]);
   $('#name').textContent = tasks.length * models.length === 1 ? `${tasks[0]} on ${models[0]}` : DATA.name;
   const parts = [plural(DATA.runs.length, 'finished run'), plural(METHODS.length, 'method'), plural(tasks.length, 'task'), plural(models.length, 'model')];
+  const spent = DATA.runs.reduce((sum, run) => sum + (run.whole ?? 0), 0);
+  if (spent) parts.push(`${duration(spent)} in all`);
   const lost = DATA.unfinished.length + DATA.damaged.length;
   if (lost) parts.push(`${lost} without a result`);
   const where = $('#name').textContent === DATA.name ? '' : `${DATA.name}: `;
@@ -79,12 +81,13 @@ function made() {
   const settings = DATA.settings.map((each) => ({ ...each, name: each.name.replaceAll('_', ' ') }));
   const same = settings.filter((each) => each.kinds === 1), differing = settings.filter((each) => each.kinds > 1);
   $('#made .columns').replaceChildren(...[list('Differs between runs', differing), list('The same in all runs', same), list('Models', plain(DATA.models)), list('Data', plain(DATA.data)),
+    list('Rows', DATA.examples.slice(0, 8).map((each) => ({ name: each.name, values: [{ value: `${figure(each.train, 9)} trained on, ${figure(each.validation, 9)} for validation, ${figure(each.test, 9)} tested` }] }))),
     list('Versions', DATA.versions), list('Machine', DATA.machine)].filter(Boolean));
   $('#foot').textContent = `Made by inlay ${DATA.version} on ${DATA.made.slice(0, 16).replace('T', ' ')} UTC. This file holds everything it shows and asks nothing of the network.${DATA.cut ? ' Paths of its maker\u2019s disk are cut to their names: put your own into commands that have them.' : ''}`;
 }
 
 function navigation() {
-  const names = { results: 'Results', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
+  const names = { results: 'Results', against: 'Before', inside: 'Mistakes', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
   $('#nav').append(...Object.entries(names).filter(([id]) => !$(`#${id}`).hidden).map(([id, name]) => el('a', { href: `#${id}` }, name)));
 }
 
@@ -111,6 +114,8 @@ warned();
 filters(redraw);
 header();
 explanations();
+against();
+inside();
 lost();
 made();
 $('#curves').hidden = !DATA.runs.some((run) => Object.keys(run.curve).length);
