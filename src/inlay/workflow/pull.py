@@ -47,7 +47,7 @@ def _check(place: Path, name: str) -> Iterator[str]:
     if (place / CONFIG["peft"]).is_file():
         yield _adapter(place)
     elif (place / NOTE["head"]).is_file():
-        note = AdapterFolder(place, get("linear-probe")).read_note()
+        note = AdapterFolder(place, get(str(read_json(place / NOTE["head"]).get("method")))).read_note()
         check_hash(place / WEIGHTS["head"], note)
         yield f"a head for {note['base_model']}"
     elif (place / CONFIG["full"]).is_file() and any(place.glob("*.safetensors")):
