@@ -29,6 +29,8 @@ PUBLIC = {
     "load": "inlay.workflow.loaded",
     "load_backbone": "inlay.backbones.loading",
     "merge": "inlay.workflow.merge",
+    "pull": "inlay.workflow.pull",
+    "push": "inlay.workflow.push",
     "mix": "inlay.methods.mixture.lora",
     "predict": "inlay.workflow.predict",
     "rounded_once": "inlay.training.precision",

@@ -18,12 +18,18 @@ from inlay.backbones.embedded import PREFIX as EMBEDDED
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
 from inlay.methods.card_example import write_example
-from inlay.methods.folder import CARD, DEFAULT
+from inlay.methods.folder import CARD, CONFIG, DEFAULT, read_json
 from inlay.methods.registry import Method
 from inlay.tasks import kinds
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 PLACE = "this/folder"
+AUTO = {  # PEFT's classes that load the base model too, by the type of task
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "CAUSAL_LM": "ForCausalLM",
+    "SEQ_2_SEQ_LM": "ForSeq2SeqLM",
+}
 SPLITS = ("train", "validation", "test")
 
 
@@ -120,6 +126,29 @@ def write_merged_card(folder: Path, method: Method, about: About, model_class: s
     (folder / CARD).write_text(text, encoding="utf-8")
 
 
+def write_shared_card(folder: Path, method: Method, about: About, place: str, sections: Sequence[str]) -> None:
+    """Write the card of one adapter that is given away, with further sections; `place` is the repository of the hub
+    that it is loaded from."""
+    title = f"# {method.name} for {about.base}" + (f" on {about.task}" if about.task else "")
+    loading = f"## How to load it\n\n{_by_itself(folder, place)}{_loading(method, DEFAULT, about, place)}"
+    parts = [_front(method, about), title, _facts(method, about, {DEFAULT: about}), *sections, loading]
+    (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _by_itself(folder: Path, place: str) -> str:
+    """The lines with which PEFT loads an adapter and its base model at once; nothing for what is no adapter."""
+    path = folder / CONFIG["peft"]
+    if not path.is_file():
+        return ""
+    kind = read_json(path).get("task_type")
+    name = f"AutoPeftModel{AUTO.get(str(kind), '')}"
+    code = _code(
+        ["import inlay  # registers the method and sizes the head", f"from peft import {name}"],
+        [f'model = {name}.from_pretrained("{place}").eval()'],
+    )
+    return f"With `pip install inlay`, in one line:\n\n{code}\n\nStep by step, and asked something:\n\n"
+
+
 def card(method: Method, abouts: Mapping[str, About]) -> str:
     """The card's text."""
     first = next(iter(abouts.values()))
@@ -176,8 +205,8 @@ def _result(about: About) -> str:
     return f"{values} on {on}, seed {about.seed}"
 
 
-def _loading(method: Method, name: str, about: About) -> str:
-    place = PLACE if name == DEFAULT else f"{PLACE}/{name}"
+def _loading(method: Method, name: str, about: About, where: str = PLACE) -> str:
+    place = where if name == DEFAULT else f"{where}/{name}"
     imports, lines = _base(about) if method.form != "full" else ([f"from transformers import {about.model_class}"], [])
     if method.form == "full" and about.replaced:  # what the head reads is said in files that inlay heeds
         imports, lines = ["import inlay"], [*_load_backbone(place, about)[:1], "model = backbone.model.eval()"]
@@ -185,7 +214,11 @@ def _loading(method: Method, name: str, about: About) -> str:
         lines = [f'model = {about.model_class}.from_pretrained("{place}").eval()']
     elif method.form == "head":
         imports.append("from inlay.methods.attach import restore")
-        lines.append(f'model = restore(base, "{method.name}", "{place}")')
+        found = json.dumps(place)
+        if where != PLACE:
+            imports.append("from huggingface_hub import snapshot_download")
+            found = f"snapshot_download({found})"
+        lines.append(f'model = restore(base, "{method.name}", {found})')
     else:
         imports.append("from peft import PeftModel")
         if method.tuner is not None or about.replaced:

@@ -143,9 +143,10 @@ def _extend_model_card(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _extend_peft() -> None:
-    """Let PEFT's doors heed what an adapter's note says of what the head reads, and write it where PEFT saves one. And
-    let models that mix LoRAs take in those with other heads."""
+    """Let PEFT's doors heed what an adapter's note says of what the head reads and of its outputs, and write it where
+    PEFT saves one. And let models that mix LoRAs take in those with other heads."""
     from peft import PeftModel
+    from peft.auto import _BaseAutoPeftModel
 
     from inlay.methods.mixture.taking_in import taking_in
     from inlay.methods.pooling_notes import agreeing_with_note, write_notes
@@ -174,6 +175,15 @@ def _extend_peft() -> None:
 
         return save_pretrained
 
+    def choosing(original: Callable[..., Any]) -> Callable[..., Any]:
+        def from_pretrained(cls: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            from inlay.methods.noted_heads import with_noted_head
+
+            return original(cls, source, *args, **with_noted_head(source, kwargs))
+
+        return from_pretrained
+
+    wrap_once(_BaseAutoPeftModel, "from_pretrained", choosing)
     wrap_once(PeftModel, "create_or_update_model_card", _extend_model_card)
     wrap_once(PeftModel, "load_adapter", loading)
     wrap_once(PeftModel, "from_pretrained", making)
