@@ -18,7 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import zoo
+from inlay.anatomy import anatomy
 from inlay.errors import InlayError
+from inlay.methods.registry import all_methods
 from inlay.records import Spec
 from inlay.training import sharding
 from inlay.training.shares import Filler, FillerCollator, ProcessShare, WithFillers, divide, keeps_step
@@ -29,7 +32,7 @@ LIMIT = 100  # seconds: where one process waits for another in vain, it waits fo
 CUT = 3  # the update after which a run is interrupted: in the middle of an epoch
 
 
-def launch(processes: int, folder: Path, *what: str, **environment: str) -> str:
+def launch(processes: int, folder: Path, *what: str, limit: float = LIMIT, **environment: str) -> str:
     """Train under `accelerate launch`; what it printed."""
     options = "--use_fsdp --fsdp_version 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     with subprocess.Popen(
@@ -44,7 +47,7 @@ def launch(processes: int, folder: Path, *what: str, **environment: str) -> str:
         start_new_session=True,
     ) as process:
         try:
-            out, errors = process.communicate(timeout=LIMIT)
+            out, errors = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the processes that it started, too
             raise
@@ -139,6 +142,40 @@ def test_two_processes_are_followed_by_three(folder: Path) -> None:
         assert three.pop("resumed_from") is not None
         alike(three, {name: value for name, value in one.items() if name != "resumed_from"})
         adapters_alike(folder / "from-two", folder / "one", each)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "vit", "gpt2"])
+def test_every_method_comes_to_what_it_does_in_one_process(tmp_path: Path, family: str) -> None:
+    """Those that do not work on a family say so in two processes too."""
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+    methods = list(all_methods())
+    sharded_runs.main(tmp_path, [f"one/{method}:{family}" for method in methods])
+    launch(2, tmp_path, *(f"two/{method}:{family}" for method in methods), limit=900)
+    trained = 0
+    for method in methods:
+        what = f"{method}:{family}"
+        one, two = read(tmp_path / "one" / what, 1), read(tmp_path / "two" / what, 2)
+        if method == "infoprompt" and "refused" not in one:  # it draws what it compares, in each process anew
+            assert two["metrics"]["test"]["loss"] == pytest.approx(one["metrics"]["test"]["loss"], rel=0.01)
+            continue
+        alike(two, one)
+        if "refused" not in one:
+            adapters_alike(tmp_path / "two", tmp_path / "one", what)
+            trained += 1
+    assert trained >= 15
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "swin", "gpt2", "resnet"])
+def test_all_blocks_are_units_and_inner_ones_come_first(family: str) -> None:
+    model, _ = zoo.tiny(family)
+    found = sharding.units(model)
+    assert {block.module for block in anatomy(model).blocks} <= set(found)
+    for number, unit in enumerate(found):
+        assert not set(found[number + 1 :]) & set(unit.modules())
+    if family == "t5":
+        assert set(model.get_decoder().block) <= set(found)
 
 
 # ------------------------------------------------------------------------------------------------ shares of an epoch

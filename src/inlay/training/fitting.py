@@ -243,6 +243,13 @@ class Fit:
                     f"{error} The parameters after step {step}, with which they were finite, are in "
                     f"{self.save_last_good()}."
                 ) from error
+            except RuntimeError as error:
+                if not sharded.is_alone(error):
+                    raise
+                raise sharded.Alone(
+                    f"Another of the {setup.plan.world} processes of this run has ended, and the others cannot go on "
+                    "without it: see what it said. The same command resumes the run."
+                ) from error
             finally:
                 if self.kept is not None:
                     self.kept.close()

@@ -51,6 +51,17 @@ _REFUSED_OF_FSDP = {
 }
 
 
+class Alone(InlayError):
+    """Another process of the run has ended."""
+
+
+def is_alone(error: RuntimeError) -> bool:
+    """Whether an error says that another process is gone, by the words of gloo or of NCCL."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    return isinstance(error, distributed.DistError) or "gloo/transport" in str(error)
+
+
 @dataclass(frozen=True)
 class Sharding:
     """How a model is divided among processes. `reshard` gives up a block after its forward pass, and gathers it once
@@ -118,14 +129,15 @@ def _on(name: str, default: str = "false") -> bool:
 
 
 def units(model: nn.Module) -> list[nn.Module]:
-    """What is gathered and given up together: the blocks, of the decoder as well where there is one."""
+    """What is gathered and given up together: the blocks, of the decoder as well where there is one. What lies in
+    another one comes before it."""
     base = base_of(model)
     alike = set(getattr(base, "_no_split_modules", None) or ())
     lists = [module for module in base.modules() if isinstance(module, nn.ModuleList)]
-    found = [part for parts in lists for part in parts if type(part).__name__ in alike]
+    found = {part for parts in lists for part in parts if type(part).__name__ in alike}
     with suppress(InlayError):  # an architecture that is not known has the layers that it says itself, if any
-        found += [block.module for block in anatomy(base).blocks]
-    return list(dict.fromkeys(found))
+        found.update(block.module for block in anatomy(base).blocks)
+    return [module for module in reversed(list(base.modules())) if module in found]
 
 
 # ---- tensors in parts
