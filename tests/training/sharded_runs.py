@@ -3,8 +3,8 @@
     accelerate launch --use_fsdp --fsdp_version 2 sharded_runs.py FOLDER WHAT...
 
 WHAT is PLACE/METHOD:FAMILY, a run in a folder PLACE, or one that goes on from what is there; with @STEP after it, it is
-interrupted after a step. `tasks` in the place of METHOD are several tasks, and FAMILY is then their method. Every
-process writes what it found of each into PLACE.
+interrupted after a step. `tasks` in the place of METHOD are several tasks, and FAMILY is then their method; `texts`
+are written by an untrained model with that method. Every process writes what it found of each into PLACE.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from transformers import TrainerCallback, ViTImageProcessor  # noqa: E402
 
 import zoo  # noqa: E402
 from inlay.errors import InlayError  # noqa: E402
+from inlay.methods.attach import attach  # noqa: E402
 from inlay.methods.registry import get  # noqa: E402
 from inlay.records import Spec  # noqa: E402
 from inlay.training import FitOptions, FitResult, Interrupted, fit  # noqa: E402
+from inlay.training.batches import Placement  # noqa: E402
+from inlay.training.generation import generate  # noqa: E402
 from inlay.training.joint import SeveralTasks  # noqa: E402
+from inlay.training.sharding import Sharding  # noqa: E402
 
 
 def case(method: str, family: str) -> tuple[Any, Any, Spec]:
@@ -98,12 +102,48 @@ def fit_tasks(method: str, folder: Path, options: FitOptions) -> FitResult:
     return fit(joint.backbone(), SeveralTasks(tasks), get(method), spec, folder, options)
 
 
+class Writing:
+    """A task of prompts to be continued, and its tokenizer: an id is its own text."""
+
+    max_new_tokens, model_max_length, pad_token_id = 6, 64, zoo.PAD
+
+    def encode_inputs(self, rows: Any, processor: Any, length: int | None) -> Any:
+        return rows
+
+    def collator(self, processor: Any, model: Any, *, generation: bool) -> Any:
+        def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+            widest = max(len(row["input_ids"]) for row in rows)
+            fill = {"input_ids": zoo.PAD, "attention_mask": 0}
+            return {
+                name: torch.tensor([[pad] * (widest - len(row[name])) + row[name] for row in rows])
+                for name, pad in fill.items()
+            }
+
+        return collate
+
+    def stops(self, processor: Any) -> list[int]:
+        return [44]
+
+    def batch_decode(self, ids: list[list[int]], **how: Any) -> list[str]:
+        return [" ".join(map(str, row)) for row in ids]
+
+
+def write(method: str) -> dict[str, Any]:
+    """Five texts in batches of two: processes have other numbers of batches, and texts end at other places."""
+    torch.manual_seed(0)
+    model = attach(toys.backbone("gpt2", "causal-lm", dropout=0.0).model, method).eval()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        Sharding().divide(model, torch.device("cpu"), whole=False)
+    rows, task = toys.lm_task(train=5).train, Writing()
+    return {"texts": generate(model, task, rows, task, 40, Placement(torch.device("cpu"), None, 2))}
+
+
 def main(folder: Path, everything: list[str]) -> None:
     """Carry out everything, and write down what came of it."""
     torch.set_num_threads(1)
     rank = os.environ.get("RANK", "0")
     for what in everything:
-        found = train(what, folder)
+        found = write(what.rpartition(":")[2]) if "texts:" in what else train(what, folder)
         (folder / f"{what.partition('@')[0]}.{rank}.json").write_text(json.dumps(found))
         if rank == "0":
             print(what, found.get("refused", "done"), flush=True)

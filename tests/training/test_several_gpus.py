@@ -105,9 +105,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for place in ("one", "two", "from-one", "from-two", "from-two-in-one"):
         (folder / place).mkdir()
-    one = [f"one/{what}" for what in WHOLE] + [f"from-one/{what}@{CUT}" for what in RESUMED]
+    one = [f"one/{what}" for what in (*WHOLE, "texts:prompt")] + [f"from-one/{what}@{CUT}" for what in RESUMED]
     sharded_runs.main(folder, one)
-    two = [f"two/{what}" for what in WHOLE] + [f"from-one/{what}" for what in RESUMED]
+    two = [f"two/{what}" for what in (*WHOLE, "texts:prompt")] + [f"from-one/{what}" for what in RESUMED]
     launch(2, folder, *two, *(f"from-two/{what}@{CUT}" for what in RESUMED), STOPS="1")
     shutil.rmtree(folder / "from-two-in-one")
     shutil.copytree(folder / "from-two", folder / "from-two-in-one")
@@ -122,6 +122,12 @@ def test_two_processes_come_to_what_one_does(folder: Path, what: str) -> None:
     assert "metrics" in one
     alike(two, one)
     adapters_alike(folder / "two", folder / "one", what)
+
+
+def test_two_processes_write_what_one_does(folder: Path) -> None:
+    one, two = read(folder / "one" / "texts:prompt", 1), read(folder / "two" / "texts:prompt", 2)
+    assert two == one
+    assert len({len(text.split()) for text in one["texts"]}) > 1, "they end at other places"
 
 
 @pytest.mark.parametrize(("place", "processes"), [("from-one", 2), ("from-two-in-one", 1)])
