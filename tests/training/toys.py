@@ -84,7 +84,7 @@ class ToyTask:
         return self.selection_metric == "accuracy"
 
     def reduce_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return logits
+        return logits[:, -labels.shape[1] :] if labels.ndim > 1 else logits  # virtual tokens come first
 
     def compute_metrics(self, predictions: np.ndarray, labels: np.ndarray, encoded: Any) -> dict[str, float]:
         if self.metrics == ("mse",):

@@ -81,7 +81,10 @@ def count(weight: Tensor) -> int:
 
 
 def parts(tensor: Tensor) -> list[Tensor]:
-    """The tensors that lie in memory for one: those that a weight of torchao's is made of, otherwise itself."""
+    """The tensors that lie in memory for one: those that a weight of torchao's is made of, this process's part of one
+    that lies in parts on several, otherwise itself."""
+    if hasattr(tensor, "to_local"):
+        return [tensor.to_local()]
     if PACKAGES.get(kind_of_weight(tensor) or "") != "torchao":
         return [tensor]
     names, _ = tensor.__tensor_flatten__()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,8 @@ from inlay.tasks import kinds
 from inlay.tasks.encode import DEFAULT_LENGTH, length_limit
 from inlay.tasks.splits import stream
 from inlay.training.plan import pick_device, pick_dtype, pick_workers
+from inlay.training.sharding import is_divided
+from inlay.training.shares import Filler, keeps_step
 
 Stop = Callable[[], None]
 TOGETHER = 50  # batches whose rows are sorted by length together: the more, the less is padded and the less is random
@@ -77,7 +79,9 @@ def batches(
 ) -> Iterator[dict[str, Tensor]]:
     """This process's share of a split, batch by batch, on the device, with the model in eval mode.
 
-    `order` has the numbers of all rows; without it they come as they are. Of either a process takes every n-th.
+    `order` has the numbers of all rows; without it they come as they are. Of either a process takes every n-th. Where
+    the model lies in parts on several processes and another one has a batch more, the last is a `Filler`: run it, and
+    leave out what comes of it.
     """
     rank, world = rank_and_world()
     mine = range(rank, len(encoded), world) if order is None else order[rank::world]
@@ -88,6 +92,9 @@ def batches(
         if stop is not None:
             stop()
         yield {name: value.to(place.device) for name, value in batch.items()}
+    if world > 1 and keeps_step(encoded, place.batch_size, rank, world) and is_divided(model):
+        first = collate([data[0 if order is None else order[0]]])
+        yield Filler({name: value.to(place.device) for name, value in first.items()})
 
 
 def is_main() -> bool:
@@ -110,6 +117,12 @@ def gather(mine: Any) -> list[Any]:
     found: list[Any] = [None] * world
     distributed.all_gather_object(found, mine)
     return found
+
+
+def mean_of_all(mine: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """The mean over the processes of each value that they have under one name."""
+    found = gather({name: float(value) for name, value in mine.items()})
+    return {name: sum(each[name] for each in found) / len(found) for name in mine}
 
 
 def count_virtual_tokens(model: nn.Module) -> int:

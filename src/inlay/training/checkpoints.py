@@ -35,6 +35,7 @@ from inlay.records import steps
 from inlay.records.atomic import clear_leftovers, file_digest, open_plain, write_file, write_folder, writing
 from inlay.records.sealed import parse, read_plain
 from inlay.records.steps import BEST, STEP
+from inlay.training.sharding import like
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "trainer_state.json"
 
@@ -208,7 +209,7 @@ def copy_into(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor], source
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(saved[name])
+            tensor.copy_(like(saved[name], tensor))
 
 
 def split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -26,6 +26,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.batches import Placement, Stop, batches, gather, order_by_length, settle_length
 from inlay.training.seeds import undisturbed
+from inlay.training.shares import Filler
 
 if TYPE_CHECKING:
     from inlay.training.trunk.cut import TrunkCache
@@ -112,6 +113,8 @@ def score(
     for batch in batches(model, encoded, collate, place, stop, order):
         with torch.no_grad(), place.autocast(), replay(batch) as inputs:
             outputs = model(**inputs)
+        if isinstance(batch, Filler):
+            continue
         labels = batch.get("labels")
         kept.append(task.reduce_logits(outputs["logits"].float(), labels).cpu().numpy())
         if labels is None:  # vectors: what is known of them is not known row by row
@@ -229,7 +232,9 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
         order = order_by_length(encoded)
         for batch in batches(model, encoded, task.collator(processor, model), place, None, order):
             with torch.no_grad(), place.autocast():
-                found.append(model(**batch)["logits"].float().cpu().numpy())
+                logits = model(**batch)["logits"]
+            if not isinstance(batch, Filler):
+                found.append(logits.float().cpu().numpy())
     return _whole(gather(found), order), encoded
 
 

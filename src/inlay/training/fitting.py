@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from inlay.tasks import Task, kinds
 from inlay.tasks.images import Augmentation
 from inlay.training import boards, packing
 from inlay.training import plan as plans
+from inlay.training import sharding as sharded
 from inlay.training.batches import Placement, describe_bound, describe_outlier, gather, is_main, settle_length
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
 from inlay.training.evaluation import NotFinitePredictions
@@ -35,6 +36,7 @@ from inlay.training.modes import Modes
 from inlay.training.objectives import Metrics, Objective, SingleTask
 from inlay.training.progress import Display, Interrupted, Interrupts
 from inlay.training.seeds import deterministic
+from inlay.training.sharding import whole_state
 from inlay.training.trainer import InlayTrainer, NotFinite, Setup
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ def prepare(
     backbone: Backbone, objective: Objective, method: Method, spec: Spec, folder: Path, options: FitOptions
 ) -> Fit:
     """Attach the method, encode the data, plan the training and make the trainer."""
+    sharding = sharded.asked(spec)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     set_seed(spec.seed)
@@ -152,15 +155,11 @@ def prepare(
         interrupts=Interrupts(options.stop),
         checkpoint_seconds=options.checkpoint_seconds,
         pack=packing.collator(objective.first, backbone.processor) if spec.pack else None,
+        sharding=sharding,
     )
     show = options.progress and is_main()
     display = Display(f"{objective.title} {method.name}", show=show, log=folder / "log.txt" if is_main() else None)
     trainer = InlayTrainer(setup, objective, [display, *options.watchers, *boards.make(options.log_to, spec, folder)])
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise InlayError(
-            "tune trains under plain data parallelism (`accelerate launch --multi_gpu`). For FSDP or DeepSpeed, attach "
-            "the method with `inlay.methods.attach` and use your own Trainer."
-        )
     if lengths is not None and (told := describe_batches(trainer, lengths)):
         notes.append(told)
         display.say(told)
@@ -218,11 +217,15 @@ class Fit:
         with ExitStack() as stack:
             stack.enter_context(setup.interrupts)
             stack.enter_context(deterministic(setup.plan.device))
-            stack.enter_context(lean_loss(setup.model))
+            if trainer.sharding is None:  # a head in parts is whole only while the model runs it
+                stack.enter_context(lean_loss(setup.model))
             if setup.plan.dtype is not None:
                 from inlay.training.precision import rounded_once
 
-                stack.enter_context(rounded_once(setup.model, setup.plan.dtype))
+                for_good = setup.sharding is not None
+                stack.enter_context(rounded_once(setup.model, setup.plan.dtype, for_good=for_good))
+            if setup.sharding is not None:
+                setup.sharding.divide(setup.model, setup.plan.device, whole=setup.method.form == "full")
             # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode
             # otherwise.
             if not setup.spec.gradient_checkpointing:
@@ -242,6 +245,13 @@ class Fit:
                 raise NotFinitePredictions(
                     f"{error} The parameters after step {step}, with which they were finite, are in "
                     f"{self.save_last_good()}."
+                ) from error
+            except RuntimeError as error:
+                if not sharded.is_alone(error):
+                    raise
+                raise sharded.Alone(
+                    f"Another of the {setup.plan.world} processes of this run has ended, and the others cannot go on "
+                    "without it: see what it said. The same command resumes the run."
                 ) from error
             finally:
                 if self.kept is not None:
@@ -279,9 +289,7 @@ class Fit:
         """Write the adapter, and say what the run came to."""
         trainer, progress, objective = self.trainer, self.trainer.progress, self.objective
         adapter = self.setup.folder / "adapter"
-        self.leave_training()
-        if is_main():
-            objective.save(adapter, metrics)
+        self.write(adapter, metrics)
         trainer.accelerator.wait_for_everyone()
         for note in objective.notes(metrics):
             self.notes.append(note)
@@ -335,10 +343,15 @@ class Fit:
     def save_last_good(self) -> Path:
         """Write the parameters as they are now into `last-good`."""
         target = self.setup.folder / "last-good"
-        self.leave_training()
-        if is_main():
-            self.objective.save(target)
+        self.write(target)
         return target
+
+    def write(self, target: Path, metrics: Metrics | None = None) -> None:
+        """Leave training, and let the first process write what was trained."""
+        self.leave_training()
+        with whole_state(self.setup.model) if self.setup.method.form == "full" else nullcontext():
+            if is_main():
+                self.objective.save(target, metrics)
 
     def return_to_checkpoint(self) -> int | None:
         """Go back to the last checkpoint if its predictions are finite; its step, or None where there is none."""

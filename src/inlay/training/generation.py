@@ -11,6 +11,8 @@ import torch
 
 from inlay.tasks.encode import length_limit
 from inlay.training.batches import Placement, Stop, batches, count_virtual_tokens, gather
+from inlay.training.sharding import is_divided
+from inlay.training.shares import Filler
 
 MOST_TOKENS = 128  # where the task does not say
 
@@ -30,7 +32,8 @@ def generate(
     texts: list[str] = []
     ends = task.stops(processor)
     for batch in batches(model, encoded, task.collator(processor, model, generation=True), place, stop):
-        texts += write_texts(model, batch, processor, most, place, ends)
+        written = write_texts(model, batch, processor, most, place, ends)
+        texts += [] if isinstance(batch, Filler) else written
     parts = gather(texts)
     whole = [""] * len(encoded)
     for rank, part in enumerate(parts):
@@ -51,6 +54,7 @@ def write_texts(
         "max_new_tokens": most,
         "pad_token_id": processor.pad_token_id,
         "eos_token_id": list(ends) or None,
+        "synced_gpus": is_divided(model),  # all processes write as long as the longest text
     }
     inputs = {name: value for name, value in batch.items() if name != "token_type_ids"}
     with torch.no_grad(), place.autocast():

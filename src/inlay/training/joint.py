@@ -43,6 +43,8 @@ from inlay.training.mixed_batches import ALONG, NAMES, JointCollator, JointRows,
 from inlay.training.objectives import Metrics, Objective
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
+from inlay.training.sharding import add_up, add_up_gradients
+from inlay.training.shares import Filler
 from inlay.training.trainer import InlayTrainer, NotFinite
 
 if TYPE_CHECKING:
@@ -122,6 +124,8 @@ class SeveralTasks(Objective):
         self._losses_so_far = None
         self._totals = torch.zeros(len(self.names), dtype=torch.long)
         for batch in batches:
+            if isinstance(batch, Filler):
+                continue
             labels = batch["labels"].cpu()
             counted = labels[:, 1:] if self._shifted else labels
             check_labels(labels, batch[NAMES], self._outputs)
@@ -139,30 +143,51 @@ class SeveralTasks(Objective):
         """
         trainer, device = self.trainer, self.trainer.args.device
         world, model = self.setup.plan.world, self.setup.model if self.setup.plan.world > 1 else model
-        names = batch[NAMES]
-        kept = [i for i, name in enumerate(names) if self.is_trained(name)]
-        if not kept:
-            return torch.zeros((), device=device)
-        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
-        if len(kept) < len(names):
-            tensors = {key: value[kept] for key, value in tensors.items()}
-            names = [names[i] for i in kept]
-        along: tuple[str, ...] = ALONG
-        writes_apart = self.first.schema.two_parts
-        if tensors["labels"].ndim > 1 and not writes_apart:
-            along = (*ALONG, "labels")  # one for each token that is read
+        counts = not isinstance(batch, Filler)
+        kept = [i for i, name in enumerate(batch[NAMES]) if counts and self.is_trained(name)]
         total = torch.zeros((), device=device)
-        for rows, part in split_batch(tensors, device, along):
-            part = trainer._prepare_inputs(part)
-            labels, own = part.pop("labels"), [names[row] for row in rows]
-            if writes_apart:
-                part["decoder_input_ids"] = shift_labels(self.setup.model, labels)
+        parts = list(self._parts_of(batch, kept)) if kept else []
+        fillers = self._count_fillers(len(parts)) if trainer.sharding is not None else 0
+        for part, own in parts:
+            labels = part.pop("labels")
             each = self.task_losses(model(**part, **{NAMES: own})["logits"], labels, own)
             trainer.accelerator.backward(each.sum())
             each = each.detach()
             self._losses_so_far = each if self._losses_so_far is None else self._losses_so_far + each
             total += torch.where(torch.isfinite(each), each, 0.0).sum()
+        for _ in range(fillers):
+            self._keep_step(model, batch)
         return total * world  # of which the Trainer logs the mean over processes
+
+    def _parts_of(self, batch: dict[str, Any], kept: Sequence[int]) -> Iterator[tuple[dict[str, Any], list[str]]]:
+        """These rows of a batch in parts, on the device, and whose they are."""
+        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor)}
+        names = [batch[NAMES][i] for i in kept]
+        if len(kept) < len(batch[NAMES]):
+            tensors = {key: value[kept] for key, value in tensors.items()}
+        along: tuple[str, ...] = ALONG
+        writes_apart = self.first.schema.two_parts
+        if tensors["labels"].ndim > 1 and not writes_apart:
+            along = (*ALONG, "labels")  # one for each token that is read
+        for rows, part in split_batch(tensors, self.trainer.args.device, along):
+            part = self.trainer._prepare_inputs(part)
+            if writes_apart:
+                part["decoder_input_ids"] = shift_labels(self.setup.model, part["labels"])
+            yield part, [names[row] for row in rows]
+
+    def _count_fillers(self, parts: int) -> int:
+        """How many parts more than this process another one has."""
+        most = torch.tensor(parts, device=self.trainer.args.device)
+        distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
+        return int(most) - parts
+
+    def _keep_step(self, model: nn.Module, batch: dict[str, Any]) -> None:
+        """Run the model forwards and backwards as the others do, and forget what comes of it."""
+        ((part, own),) = self._parts_of(batch, [0])
+        part.pop("labels")
+        logits = model(**part, **{NAMES: own})["logits"]
+        trained = [parameter for task in self.names for parameter in self.owned[task]]
+        torch.autograd.grad(logits.float().sum(), trained, allow_unused=True)
 
     def task_losses(self, logits: Tensor, labels: Tensor, names: Sequence[str]) -> Tensor:
         """Each task's part of the update's loss."""
@@ -206,14 +231,8 @@ class SeveralTasks(Objective):
     def _add_up(self) -> None:
         """Let every process have the losses and gradients of all. A parameter that no process has a gradient of keeps
         none: its task had no row."""
-        device, trained = self.trainer.args.device, [p for task in self.names for p in self.owned[task]]
-        there = torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=device)
-        moved = [p for p, anywhere in zip(trained, add_up(there).tolist(), strict=True) if anywhere]
-        for dtype in dict.fromkeys(p.dtype for p in moved):
-            own = [p for p in moved if p.dtype is dtype]
-            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in own])
-            for p, gradient in zip(own, add_up(flat).split([p.numel() for p in own]), strict=True):
-                p.grad = gradient.view_as(p)
+        device = self.trainer.args.device
+        add_up_gradients([p for task in self.names for p in self.owned[task]], device)
         losses = self._losses_so_far
         losses = torch.zeros(len(self.names), device=device) if losses is None else losses
         self._losses_so_far = add_up(losses.double())
@@ -234,13 +253,9 @@ class SeveralTasks(Objective):
         if not any(self.is_trained(task) for task in self.names):
             self.trainer.progress.stopped = self.trainer.control.should_training_stop = True
 
-    def mean_parts(self, parts: Mapping[str, Tensor | float], steps: int) -> dict[str, float]:
+    def mean_parts(self, parts: Mapping[str, float], steps: int) -> dict[str, float]:
         """Each task's loss over the updates that it had rows in."""
-        return {
-            f"{task}_loss": round(float(parts[task]) / float(parts[f"{task} steps"]), 6)
-            for task in self.names
-            if task in parts
-        }
+        return {f"{task}_loss": round(parts[task] / parts[f"{task} steps"], 6) for task in self.names if task in parts}
 
     # ---- between updates
 
@@ -398,12 +413,6 @@ class SeveralTasks(Objective):
     def count_parameters(self) -> dict[str, Any]:
         model: Any = self.setup.model
         return super().count_parameters() | {"shared": model.base_model.counted_parameters()["shared"]}
-
-
-def add_up(own: Tensor) -> Tensor:
-    """The sum over the processes."""
-    distributed.all_reduce(own)
-    return own
 
 
 def belongs(parameter: str, task: str) -> bool:

@@ -31,6 +31,8 @@ from inlay.training.evaluation import Scored, Validation, count_items, score, sc
 from inlay.training.packing import count_examples
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
+from inlay.training.sharding import add_up_gradients, put_together
+from inlay.training.shares import Filler
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,7 +165,7 @@ class Objective(ABC):
         return True
 
     @abstractmethod
-    def mean_parts(self, parts: Mapping[str, Tensor | float], steps: int) -> dict[str, float]:
+    def mean_parts(self, parts: Mapping[str, float], steps: int) -> dict[str, float]:
         """The parts of the loss to log, from their sums over so many updates."""
 
     # ---- between updates
@@ -274,7 +276,8 @@ class SingleTask(Objective):
         examples = sum(self.count_rows(batch) for batch in batches) * world
         if len(batches) <= 1 and world == 1:
             return examples, None
-        total = torch.stack([self._items(batch) for batch in batches]).sum().to(device)
+        own = [self._items(batch) * (not isinstance(batch, Filler)) for batch in batches]
+        total = torch.stack(own).sum().to(device)
         if world > 1:
             distributed.all_reduce(total)
         return examples, total
@@ -282,10 +285,11 @@ class SingleTask(Objective):
     def step(self, model: nn.Module, batch: dict[str, Any], items: Tensor | int | None) -> Tensor:
         trainer = self.trainer
         share: Tensor | float = 1.0
+        counts = not isinstance(batch, Filler)
         with trainer.replay(trainer._prepare_inputs(batch)) as inputs:
             loss = self.compute_loss(model, inputs)
             if items is not None:
-                own = self._items(inputs)
+                own = self._items(inputs) * counts
                 # DDP averages the processes' gradients: times their number, it is the sum that the mean over all needs.
                 # Without a single label the mean is 0 / 0, and counts for nothing.
                 share = own / items * self.setup.plan.world
@@ -297,6 +301,14 @@ class SingleTask(Objective):
         detached = loss.detach()
         self._update_loss = detached if self._update_loss is None else self._update_loss + detached
         return detached
+
+    def clip(self) -> Tensor | None:
+        """What every process holds whole has the gradients of its own rows; the Trainer clips."""
+        trainer = self.trainer
+        if trainer.sharding is not None:
+            trained = [p for p in self.setup.model.parameters() if p.requires_grad and not hasattr(p, "full_tensor")]
+            add_up_gradients(trained, trainer.args.device, 1 / self.setup.plan.world)
+        return None
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         """The mean loss of a micro-batch."""
@@ -325,8 +337,8 @@ class SingleTask(Objective):
             watched = watched + norm
         return bool(torch.isfinite(watched))
 
-    def mean_parts(self, parts: Mapping[str, Tensor | float], steps: int) -> dict[str, float]:
-        return {f"{name}_loss": round(float(part) / steps, 6) for name, part in parts.items()}
+    def mean_parts(self, parts: Mapping[str, float], steps: int) -> dict[str, float]:
+        return {f"{name}_loss": round(part / steps, 6) for name, part in parts.items()}
 
     def validate(self, stop: Stop) -> Scored:
         assert self.scoring is not None
@@ -352,10 +364,10 @@ class SingleTask(Objective):
         return False
 
     def _write_best(self) -> dict[str, str]:
-        trainer = self.trainer
+        trainer, tensors = self.trainer, put_together(self.setup.modes.trained_tensors())
         if not trainer.args.should_save:
             return {"file": ""}
-        return trainer.store.write_best(trainer.state.global_step, self.setup.modes.trained_tensors())
+        return trainer.store.write_best(trainer.state.global_step, tensors)
 
     def load_best(self) -> None:
         if (best := self.trainer.progress.best) is not None:

@@ -42,7 +42,7 @@ ROUNDED = (nn.Linear, Conv1D, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # exactly these:
 
 
 @contextmanager
-def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+def rounded_once(model: nn.Module, dtype: torch.dtype | None, *, for_good: bool = False) -> Iterator[None]:
     """Inside, the frozen weights of a model are kept as autocast to `dtype` rounds them; None: nothing is done.
 
         with inlay.rounded_once(model, torch.bfloat16):
@@ -58,6 +58,9 @@ def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     - adapters may be added and changed, but not merged: that is an error. Merge afterwards;
     - change no frozen weight yourself, and unfreeze weights before. Whatever differs from what was rounded is kept in
       the end, with its few digits, and a warning names the weights.
+
+    `for_good`: the weights as they were are not kept, and not put back. A model that is then divided among processes
+    has others in their place.
     """
     if dtype is None:
         yield
@@ -69,7 +72,7 @@ def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         )
     hosts = _to_round(model)
     frozen: dict[str, nn.Parameter] = {f"{name}.weight": module.weight for name, module in hosts.items()}
-    originals = {name: weight.data.cpu() for name, weight in frozen.items()}
+    originals = {} if for_good else {name: weight.data.cpu() for name, weight in frozen.items()}
     before = partial(_round_first, dtype=dtype)
     handles = [place.register_forward_pre_hook(before, with_kwargs=True) for place in _projecting(model)]
     handles += [module.register_forward_pre_hook(_needs_autocast) for module in list(hosts.values())[:1]]
@@ -77,6 +80,8 @@ def rounded_once(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     try:
         for weight in frozen.values():
             weight.data = weight.data.to(dtype)
+        if for_good:
+            frozen.clear()
         for layer in refusing:
             vars(layer).update({action: _Refusal(layer, action) for action in _REFUSED})
         yield

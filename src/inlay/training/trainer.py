@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,15 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import TrainOutput, seed_worker
 
 from inlay.backbones.quantised import as_adapted
 from inlay.errors import InlayError
 from inlay.portrait import PeakMemory, Speed
 from inlay.training import checkpoints as files
-from inlay.training.batches import Placement, gather, is_main
+from inlay.training.batches import Placement, gather, is_main, mean_of_all
 from inlay.training.checkpoints import Checkpoints
 from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.modes import Modes
@@ -48,6 +49,8 @@ from inlay.training.packing import PackedCollator
 from inlay.training.plan import Plan, make_arguments, pick_workers
 from inlay.training.progress import Interrupted, Interrupts, Journal, Progress
 from inlay.training.seeds import random_state, set_random_state, undisturbed
+from inlay.training.sharding import Sharding, average, hidden, load_state, put_together, state_of, whole
+from inlay.training.shares import FillerCollator, ProcessShare, WithFillers
 
 if TYPE_CHECKING:
     from inlay.backbones.loading import Backbone
@@ -69,7 +72,8 @@ class Setup:
 
     `encode` encodes a split of a task, by its name, for this model. `collate` makes batches of rows, `pack` training
     batches in which rows are shared, where they are to be. `lengths` are those of the training texts, where batches are
-    to be of one length. `checkpoint_seconds` is about how much work may be lost.
+    to be of one length. `checkpoint_seconds` is about how much work may be lost. `sharding` divides the model among the
+    processes.
     """
 
     backbone: Backbone
@@ -87,6 +91,7 @@ class Setup:
     interrupts: Interrupts
     checkpoint_seconds: float
     pack: PackedCollator | None = None
+    sharding: Sharding | None = None
 
 
 class InlayTrainer(Trainer):
@@ -94,7 +99,8 @@ class InlayTrainer(Trainer):
 
     def __init__(self, setup: Setup, objective: Objective, callbacks: Sequence[TrainerCallback]) -> None:
         plan, folder = setup.plan, setup.folder
-        with as_adapted(setup.model):
+        self.sharding = setup.sharding
+        with as_adapted(setup.model), hidden():
             super().__init__(
                 model=setup.model,
                 args=make_arguments(plan, setup.spec, folder / "checkpoints", pick_workers(plan.device, setup.rows)),
@@ -103,6 +109,8 @@ class InlayTrainer(Trainer):
                 callbacks=[Pace(self), *callbacks],
             )
         self.remove_callback(PrinterCallback)
+        # The Trainer's own word for a model that lies in parts when training begins: it wraps it in nothing.
+        self.is_distributed_loading_by_transformers = self.sharding is not None
         self.setup, self.objective = setup, objective
         self.plan, self.modes, self.interrupts = plan, setup.modes, setup.interrupts
         self.store = Checkpoints(folder / "checkpoints", base=setup.backbone.fingerprint)
@@ -140,6 +148,27 @@ class InlayTrainer(Trainer):
         sampler.epoch = 0
         return list(sampler)
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The batches of an epoch. Several processes share them so that no row comes twice: see shares.py."""
+        if self.plan.world == 1:
+            return super().get_train_dataloader()
+        workers = self.args.dataloader_num_workers
+        return DataLoader(
+            WithFillers(self.train_dataset),
+            batch_sampler=ProcessShare(self._sampler, self.plan.micro_batch, self.args.process_index, self.plan.world),
+            collate_fn=FillerCollator(self.data_collator),
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            worker_init_fn=partial(seed_worker, num_workers=workers, rank=self.args.process_index),
+        )
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        if self.sharding is None:
+            super()._move_model_to_device(model, device)
+
+    def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
+        """Not here: all processes begin with the same parameters, and gradients are added up once an update."""
+
     # ---- one update
 
     def get_batch_samples(
@@ -165,11 +194,13 @@ class InlayTrainer(Trainer):
         self._parts[name] = self._parts.get(name, 0.0) + value
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if self._statistics and self.plan.world > 1:
+            average(self._statistics.values())
         norm = self.objective.clip()
         return super()._clip_grad_norm(model) if norm is None else norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm)
+        norm = whole(super()._get_grad_norm(model, grad_norm))
         if not self.objective.is_finite(norm):
             for name, before in self._statistics_before.items():
                 self._statistics[name].copy_(before)
@@ -225,7 +256,7 @@ class InlayTrainer(Trainer):
         """Put the training loss over time into the history; the summary of the end is ours to write."""
         if "loss" in logs:
             steps = max(1, self.state.global_step - self._parts_since)
-            parts = self.objective.mean_parts(self._parts, steps)
+            parts = self.objective.mean_parts(mean_of_all(self._parts), steps)
             self._parts, self._parts_since = {}, self.state.global_step
             logs |= parts
             kept = ("loss", *parts, "learning_rate", "grad_norm")
@@ -285,18 +316,20 @@ class InlayTrainer(Trainer):
         """Write a checkpoint of this moment, which lies between two updates."""
         begin = time.perf_counter()
         self.progress.evaluation_due = evaluation_due
-        self.progress.open_loss = float(self._tr_loss)
-        self.progress.open_parts = {name: float(part) for name, part in self._parts.items()}
+        # Of all processes: however many go on from here, what they log is the mean of what each has.
+        self.progress.open_loss = mean_of_all({"loss": self._tr_loss})["loss"]
+        self.progress.open_parts = mean_of_all(self._parts)
         self.progress.logged_step = self._globalstep_last_logged
         self.progress.speed = self.speed.blocks
         self.progress.peak_memory = max(self.progress.peak_memory, self.memory.now())
         randoms = gather(random_state())
+        trained, optimizer = put_together(self.modes.trained_tensors()), state_of(self.optimizer)
         if self.args.should_save:
             scaler = self.accelerator.scaler
             self.store.write(
                 self.state.global_step,
-                trained=self.modes.trained_tensors(),
-                optimizer=self.optimizer.state_dict(),
+                trained=trained,
+                optimizer=optimizer,
                 plain={
                     "scheduler": self.lr_scheduler.state_dict(),
                     "scaler": None if scaler is None else scaler.state_dict(),
@@ -326,7 +359,7 @@ class InlayTrainer(Trainer):
             tensors = files.load_tensors(folder / files.OPTIMIZER)
             with files.reading(folder / "optimizer.json"):
                 rest = files.load_json(folder / "optimizer.json")
-                self.optimizer.load_state_dict(files.join_optimizer(tensors, rest))
+                load_state(self.optimizer, files.join_optimizer(tensors, rest))
             with files.reading(folder / "scheduler.json"):
                 self.lr_scheduler.load_state_dict(files.load_json(folder / "scheduler.json"))
 

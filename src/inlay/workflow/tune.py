@@ -7,6 +7,7 @@ cut short goes on where it stopped.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +77,7 @@ def tune(
         log_to = boards.check(log_to)
     settled = settle(spec)
     spec = settled.spec
+    check_launch(spec)
     began = time.monotonic()
     with Store(out).open(spec, settled.digest_in(out), retry_failed=retry_failed) as run:
         if opened is not None:
@@ -119,6 +121,14 @@ def tune(
         run.keep(result.predictions)
         run.finish(record)
         return run
+
+
+def check_launch(spec: Spec) -> None:
+    """Refuse what `accelerate launch` asks for and cannot be, before anything is made."""
+    if any(name.startswith("ACCELERATE_USE_") for name in os.environ):
+        from inlay.training import sharding
+
+        sharding.asked(spec)
 
 
 def identify(spec: Spec) -> tuple[Spec, str]:

@@ -2,7 +2,8 @@
 
 `Phi(X)` needs no gradient and comes from the frozen encoder alone. It is kept by the text's unpadded tokens, and only
 while the encoder is in eval mode, has nothing of its own to train and no other adapter in it: a pass where it has not
-throws everything away. So does a change of a weight, of its device or precision, or of autocast.
+throws everything away. So does a change of a weight, of its device or precision, or of autocast. Nothing is kept of an
+encoder that lies in parts on several processes (FSDP): each must run it as often as the others.
 
 A weight's change is known by its version and its place in memory. To look at all of them in every step takes time, and
 is done once where it is promised that nothing changes, as under `inlay tune`.
@@ -166,7 +167,7 @@ def _look_at(encoder: nn.Module, own: nn.Module) -> Look | None:
         for parameter in module._parameters.values():
             if parameter is None:
                 continue
-            if parameter.requires_grad:
+            if parameter.requires_grad or hasattr(parameter, "full_tensor"):
                 return None
             versions += 0 if parameter.is_inference() else parameter._version
             pointers += parameter.data_ptr()
