@@ -178,7 +178,10 @@ def test_reasons() -> None:
     assert [trial.ties for trial in (best, tied, worse)] == [True, True, False]
     assert reason([best], best, best, 9) == "the only one that was tried to the end"
     assert reason([best, worse], best, best, 9) == "better than the others on 9 held-out rows"
-    assert reason([best, tied, worse], best, tied, 9).startswith("not distinguishable from a, the best on 9 held-out")
+    assert reason([best, tied, worse], best, tied, 9) == (
+        "not distinguishable from a, the best on 9 held-out rows, and the fewest trained parameters (10; a, 0.1 better "
+        "here: 100)"
+    )
     cheap = of("d", 0, 0, 0, 1)
     assert (
         reason([cheap, best], cheap, cheap, 9)

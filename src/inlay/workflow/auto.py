@@ -225,7 +225,7 @@ def reason(trials: Sequence[MethodTrial], best: MethodTrial, picked: MethodTrial
         return f"the best on {rows:,} held-out rows, and with fewer trained parameters than {', '.join(tied)}"
     return (
         f"not distinguishable from {best.method}, the best on {rows:,} held-out rows, and the fewest trained "
-        f"parameters ({picked.trained:,}; {best.method}: {best.trained:,})"
+        f"parameters ({picked.trained:,}; {best.method}, {picked.behind:.3g} better here: {best.trained:,})"
     )
 
 
