@@ -18,7 +18,7 @@ from inlay.methods import registry
 from inlay.methods.folder import DEFAULT
 from inlay.records import task_fields
 from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spec, updates
-from inlay.records.store import Store
+from inlay.records.store import Run, Store
 from inlay.tasks import kinds
 from inlay.workflow.defaults_spelled_out import without_defaults
 from inlay.workflow.writing import BEFORE, with_writing_defaults
@@ -51,11 +51,14 @@ class Settled:
 
     def digest_in(self, out: Path | str) -> str:
         """The digest of the run in a folder: where an earlier inlay made one of the same words, that one's."""
-        literal = digest_of(self.spec, self.data)
+        found = self.find(out, self.spec)
+        return self.digest if found is None else found.digest
+
+    def find(self, out: Path | str, spec: Spec) -> Run | None:
+        """The run of a spec with these tasks in a folder: with what is spelled out left aside, or of these words."""
         store = Store(out)
-        if literal == self.digest or store.find(self.digest) is not None or store.find(literal) is None:
-            return self.digest
-        return literal
+        digests = dict.fromkeys(digest_of(each, self.data) for each in (without_defaults(spec, self.tasks), spec))
+        return next((run for digest in digests if (run := store.find(digest)) is not None), None)
 
     @property
     def first(self) -> Task:

@@ -20,7 +20,7 @@ from inlay.records.versions import versions
 from inlay.tasks.counting import count
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
-from inlay.workflow.settle import Settled, digest_of, reads_states, settle
+from inlay.workflow.settle import Settled, reads_states, settle
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -183,7 +183,7 @@ def find_earlier_pooling(settled: Settled, wanted: str, out: Path | str) -> list
         return []
     earlier = None
     with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
-        earlier = Store(out).find(digest_of(spec.with_(pooling="own"), settled.data))
+        earlier = settled.find(out, spec.with_(pooling="own"))
     if earlier is None:
         return []
     does = "finds" if earlier.status == "finished" else "resumes"
@@ -196,7 +196,7 @@ def find_earlier_defaults(settled: Settled, out: Path | str) -> list[str]:
         return []
     found = None
     with contextlib.suppress(InlayError):  # a damaged one is nothing to go on with
-        found = Store(out).find(digest_of(settled.earlier, settled.data))
+        found = settled.find(out, settled.earlier)
     if found is None:
         return []
     does = "finds" if found.status == "finished" else "resumes"

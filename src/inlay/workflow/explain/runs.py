@@ -19,7 +19,7 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.folder import CONFIG, read_json
 from inlay.records.spec import Spec
-from inlay.records.store import Run, Store, load, name
+from inlay.records.store import Run, load, name
 from inlay.workflow.compare import make_runs
 from inlay.workflow.comparison import improves_upwards
 from inlay.workflow.explain.explanation import Value
@@ -372,7 +372,8 @@ def find_free_choice(spec: Spec, out: Path | str) -> Run | None:
         known = {"epochs": free.epochs, "batch_size": free.batch_size, "pooling": free.pooling}
         if all(run.spec.with_(**known) != free for run in alike):
             return None
-        run = Store(out).find(settle(free).digest)
+        settled = settle(free)
+        run = settled.find(out, settled.spec)
         if run is None or run.status != "finished":
             return None
         try:
