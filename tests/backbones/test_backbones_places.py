@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from hub_server import SHA, Hub
 from safetensors.torch import load_file
 
 import zoo
 from checkpoints import Write
+from hub_server import SHA, Hub
 from inlay import backbones
 from inlay.backbones import embedded
 from inlay.errors import InlayError
