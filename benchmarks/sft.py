@@ -185,6 +185,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One arm in this process."""
     import torch
 
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda: PyTorch sees no CUDA device here. Leave it out to measure on the CPU.")
     watch = clock(args.device)
     losses = train_trl(args, watch) if args.arm == "trl" else train_inlay(args, watch, args.arm == "inlay --pack")
     rows, order = rows_of(args, load(args))
