@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-PLACES = ("--results", "--out")
+PLACES = ("--results", "--out", "--trl")
 
 
 def command() -> str:

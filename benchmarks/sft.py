@@ -185,6 +185,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One arm in this process."""
     import torch
 
+    from inlay.records.versions import versions
+
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: PyTorch sees no CUDA device here. Leave it out to measure on the CPU.")
     watch = clock(args.device)
@@ -200,6 +202,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds,
         "tokens_per_processor_second": tokens / processor,
         "peak_gpu_mib": peak,
+        "versions": versions() | ({"trl": sys.modules["trl"].__version__} if args.arm == "trl" else {}),
     }
 
 
@@ -260,17 +263,16 @@ def main() -> None:
     if args.arm is not None:
         print(json.dumps(measure(args)))
         return
-    from inlay.records.versions import versions
-
     with tempfile.TemporaryDirectory() as folder:
         args.folder = Path(folder)
         draw(args.folder / "chats.jsonl", args.steps * args.batch_size, args.max_length)
         before = os.getloadavg()[0]
-        found = compare(take_turns(args))
+        rounds = take_turns(args)
+    found = compare(rounds)
     for arm, made in found.items():
         print(f"{arm}: {json.dumps({name: value for name, value in made.items() if name != 'losses'})}")
-    where = {"trl": "1.16.0", "load": [before, os.getloadavg()[0]], **versions()}
-    result = {"arms": found, "command": called_by(), "versions": where}
+    load = [before, os.getloadavg()[0]]
+    result = {"arms": found, "command": called_by(), "load": load, "versions": rounds["trl"][0]["versions"]}
     (RESULTS / f"sft-{args.device}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
