@@ -19,7 +19,7 @@ from test_report_data import read
 from inlay.records.store import Run
 from inlay.report.collect import collect
 from inlay.report.html import write_report
-from inlay.report.inside import MISTAKES, MOST_CLASSES, by_class, calibration, confusion, look
+from inlay.report.inside import MISTAKES, MOST_CLASSES, SAY, by_class, calibration, confusion, look
 from inlay.tasks import kept
 from recorded import finished, spec_of
 
@@ -150,7 +150,7 @@ def test_a_file_that_is_damaged_is_said_and_the_rest_is_shown(tmp_path: Path) ->
         {"label": ["cat"] * 30, "prediction": ["dog"] * 30, "score": [float("nan")] * 30},
     ],
 )
-@pytest.mark.parametrize("predicts", ["class", "labels", "value", "tags", "text"])
+@pytest.mark.parametrize("predicts", SAY)
 def test_a_table_of_another_shape_is_said_and_the_rest_is_shown(
     tmp_path: Path, predicts: str, columns: dict[str, Any]
 ) -> None:
@@ -188,10 +188,32 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
                 "text": [None] * 20 + ["about"] * 20,
             },
         ),
+        "mix": (
+            "shares",
+            {
+                "label": [[0.75, 0.25, 0.0]] * 40,
+                "prediction": ["cat"] * 40,
+                "score": [0.5] * 40,
+                "probabilities": [[0.5, 0.25, 0.25]] * 39 + [[0.0, 0.0, 1.0]],
+                "text": ["a mix"] * 40,
+            },
+        ),
+        "stars": ("rank", {"label": ["cat"] * 40, "prediction": ["dog"] * 40, "score": [0.5] * 40, "text": ["x"] * 40}),
+        "sizes": (
+            "values",
+            {
+                "label": [[v, 2 * v] for v in true],
+                "prediction": [[v + 1, 2 * v] for v in true],
+                "text": ["a size"] * 40,
+            },
+        ),
+        "search": ("vector", {"cosine": [0.5] * 40, "rank": [1] * 20 + [3] * 10 + [40] * 10, "text": ["q"] * 40}),
+        "pairs": ("vector", {"cosine": true, "label": true, "prediction": true, "text": ["q"] * 40}),
         "talk": ("text", {"loss": true, "tokens": [3] * 40, "text": ["a question"] * 40}),
     }
     for name, (predicts, columns) in tables.items():
         about = {"format": 1, "task": name, "kind": "?", "predicts": predicts, "labels": None}
+        about |= {"labels": NAMES} if predicts in ("shares", "rank") else {}
         made = pa.table({"file": ["f.csv"] * 40, "row": list(range(1, 41)), "split": ["test"] * 40, **columns})
         made = made.replace_schema_metadata({kept.METADATA: json.dumps(about).encode()})
         finished(tmp_path, spec_of("bias", task=name), 0.5, tables={name: made})
@@ -204,6 +226,16 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
     assert found["names"]["mistakes"][0]["prediction"] == "B-per O O"
     assert found["topics"]["found"] == [["a", 40.0, 1, 1, 1], ["b", 40.0, 1, 0.5, 2 / 3], ["c", 0.0, 0, None, 0]]
     assert (found["topics"]["mistakes"][0]["prediction"], found["topics"]["mistakes"][0]["weight"]) == ("a c", 2)
+    assert found["mix"]["apart"] == pytest.approx((39 * 0.25 + 1) / 40)
+    assert found["mix"]["matrix"] == [[39, 0, 1], [0, 0, 0], [0, 0, 0]]
+    first = found["mix"]["mistakes"][0]
+    assert (first["number"], first["label"], first["weight"]) == (40, "cat 75%, dog 25%", 1.0)
+    assert found["stars"]["confused"] == [[0, 1, 40, 40]]
+    assert [row[:3] for row in found["sizes"]["each"]] == [["1", pytest.approx(1), pytest.approx(1)], ["2", 0.0, 0.0]]
+    assert found["sizes"]["each"][0][3] == pytest.approx(1 - 1 / float(np.var(true)))
+    assert (found["search"]["ranks"], found["search"]["median"]) == ([0.5, 0.75, 0.75], 2.0)
+    assert found["search"]["mistakes"][0]["weight"] == 40
+    assert (found["pairs"]["predicts"], found["pairs"]["errors"]["mean"]) == ("value", 0.0)
     assert found["talk"]["losses"][2] == pytest.approx(float(np.median(true)))
     assert found["talk"]["mistakes"][0]["weight"] == pytest.approx(max(true))
     assert all(len(each["mistakes"]) <= MISTAKES for each in found.values())

@@ -353,7 +353,7 @@ def test_the_command(tmp_path: Path, typed: Callable[..., tuple[int, str, str]])
     failed(tmp_path / "runs", spec_of("lora"), "no")
     status, _, said = typed("report", "runs", "--csv", "a.csv", "--latex", "a.tex", "--markdown", "a.md")
     assert status == 0, said
-    assert "1 runs in report.html" in said
+    assert "1 run in report.html" in said
     assert "1 without a result" in said
     assert all((tmp_path / name).stat().st_size for name in ("report.html", "a.csv", "a.tex", "a.md"))
     assert [line["command"] for line in read(tmp_path / "report.html")["unfinished"]] == [

@@ -30,6 +30,7 @@ MISTAKES = 12
 CONFUSIONS = 8
 BINS = 10
 POINTS = 400
+RANKS = (1, 5, 10)  # among the first so many a search finds what it should
 LONGEST = 400  # characters of a label or a text
 JPEG = b"\xff\xd8"
 Looked = dict[str, Any]
@@ -216,10 +217,73 @@ def _sets(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]
     }
 
 
+def _shares(parts: Sequence[pa.Table], about: Mapping[str, Any], _: Mapping[str, int]) -> Looked:
+    """Probabilities beside true ones: the likeliest class, and half the sum of the differences."""
+    names = [str(name) for name in about.get("labels") or ()]
+    true, said = (np.asarray(_column(parts, name), dtype=np.float64) for name in ("label", "probabilities"))
+    counts = confusion(true.argmax(axis=1), said.argmax(axis=1), len(names))
+
+    def apart(row: Any) -> float:
+        return float(np.abs(np.subtract(row["label"], row["probabilities"])).sum()) / 2
+
+    mistakes = _mistakes(parts, lambda row: apart(row) > 0, apart)
+    for each, shares in zip(mistakes, _labels_of(parts, mistakes), strict=True):
+        each["label"] = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True) if share)
+    return {
+        **_of_matrix(counts, names, [None] * len(names), len(parts)),
+        "apart": float(np.abs(true - said).sum(axis=1).mean() / 2),
+        "mistakes": mistakes,
+    }
+
+
+def _labels_of(parts: Sequence[pa.Table], rows: Sequence[Looked]) -> Iterator[Any]:
+    """The labels of some rows, as they are on record."""
+    known = {(row["file"], row["row"]): row["label"] for part in parts for row in part.to_pylist()}
+    return (known[row["file"], row["number"]] for row in rows)
+
+
+def _several_values(parts: Sequence[pa.Table], about: Mapping[str, Any], _: Mapping[str, int]) -> Looked:
+    true, said = (np.asarray(_column(parts, name), dtype=np.float64) for name in ("label", "prediction"))
+    errors, scale = np.abs(said - true), true.std(axis=0)
+    names = [str(name) for name in about.get("labels") or range(1, true.shape[1] + 1)]
+    scale[scale == 0] = 1.0
+    return {
+        "each": [
+            [
+                name,
+                float(errors[:, i].mean()),
+                float(np.quantile(errors[:, i], 0.9)),
+                _explained(true[:, i], said[:, i]),
+            ]
+            for i, name in enumerate(names)
+        ],
+        "mistakes": _mistakes(
+            parts,
+            lambda row: True,
+            lambda row: float((np.abs(np.subtract(row["label"], row["prediction"])) / scale).sum()),
+        ),
+    }
+
+
+def _explained(true: np.ndarray, said: np.ndarray) -> float | None:
+    spread = float(np.sum((true - true.mean()) ** 2))
+    return 1 - float(np.sum((true - said) ** 2)) / spread if spread else None
+
+
+def _vectors(parts: Sequence[pa.Table], about: Mapping[str, Any], trained: Mapping[str, int]) -> Looked:
+    if "rank" not in parts[0].column_names:
+        return {**_values(parts, about, trained), "predicts": "value"}
+    rank = np.asarray(_column(parts, "rank"), dtype=np.int64)
+    return {
+        "ranks": [float((rank <= most).mean()) for most in RANKS],
+        "median": float(np.median(rank)),
+        "mistakes": _mistakes(parts, lambda row: row["rank"] > 1, lambda row: row["rank"]),
+    }
+
+
 def _values(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
     true, said = (np.asarray(_column(parts, name), dtype=np.float64) for name in ("label", "prediction"))
     errors = np.abs(said - true)
-    spread = float(np.sum((true - true.mean()) ** 2))
     shown = np.unique(np.linspace(0, len(true) - 1, min(POINTS, len(true))).round().astype(int))
     return {
         "points": [[float(f"{true[i]:.6g}"), float(f"{said[i]:.6g}")] for i in shown],
@@ -227,7 +291,7 @@ def _values(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, in
             "mean": float(errors.mean()),
             "median": float(np.median(errors)),
             "most": float(np.quantile(errors, 0.9)),
-            "explained": 1 - float(np.sum((true - said) ** 2)) / spread if spread else None,
+            "explained": _explained(true, said),
         },
         "mistakes": _mistakes(parts, lambda row: True, lambda row: abs(row["label"] - row["prediction"])),
     }
@@ -241,7 +305,11 @@ def _texts(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int
 
 SAY: dict[str, Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, int]], Looked]] = {
     "class": _classes,
+    "rank": _classes,
+    "shares": _shares,
     "labels": _sets,
+    "values": _several_values,
+    "vector": _vectors,
     "value": _values,
     "tags": _tags,
     "text": _texts,
@@ -293,5 +361,6 @@ def as_picture(data: bytes | None) -> str | None:
 def _written(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
-    said = value if isinstance(value, str) else " ".join(map(str, value)) or "none"
+    parts = [f"{each:.4g}" if isinstance(each, float) else str(each) for each in value]
+    said = value if isinstance(value, str) else " ".join(parts) or "none"
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"

@@ -20,7 +20,7 @@ function looked(each, row) {
   const trained = missing(each.trained) ? '' : `trained on ${plural(each.trained, 'row')}, `;
   const seeds = each.seeds > 1 ? ` The ${each.seeds} seeds are counted together.` : '';
   const about = el('p', { class: 'note' }, `${named(row)}: ${trained}tested on ${plural(each.tested, 'row')}.${seeds}`);
-  const parts = { class: [confused, matrix, calibrated], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses] }[each.predicts] ?? [];
+  const parts = { class: [confused, matrix, calibrated], rank: [confused, matrix, calibrated], shares: [apart, confused, matrix], values: [everyValue], vector: [ranks], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses] }[each.predicts] ?? [];
   return [about, ...parts.map((draw) => draw(each)), mistakes(each)];
 }
 
@@ -111,6 +111,20 @@ function values(each) {
   return made;
 }
 
+function apart(each) {
+  return titled('Probabilities', `On average ${percent(each.apart)} of the probability lies on other classes than it should. Below, the likeliest class stands for a row.`);
+}
+
+function everyValue(each) {
+  return titled('Errors by value', 'The mean of the absolute error, what 90 % of the rows stay below, and the share of the variance that is explained (R²).',
+    tableOf(['Value', 'Mean error', '90 % below', 'R²'], each.each.map(([name, mean, most, explained]) => [name, figure(mean), figure(most), percent(explained)]), 'tight'));
+}
+
+function ranks(each) {
+  const [first, five, ten] = each.ranks.map((share) => percent(share));
+  return titled('What a search finds', `What belongs to a query is found first for ${first}, among the first five for ${five}, among the first ten for ${ten}. The median rank is ${figure(each.median)}.`);
+}
+
 function losses(each) {
   const [least, low, middle, high, most] = each.losses.map((value) => figure(value));
   return titled('Loss by row', `Half of the test rows have a mean loss between ${low} and ${high}, with ${middle} in the middle; the smallest is ${least}, the largest ${most}.`);
@@ -118,8 +132,8 @@ function losses(each) {
 
 function mistakes(each) {
   if (!each.mistakes.length) return null;
-  const sure = each.predicts === 'class';
-  const title = { class: 'The most confident mistakes', value: 'The largest errors', labels: 'The rows with most wrong labels', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts] ?? 'Rows';
+  const sure = each.predicts === 'class' || each.predicts === 'rank';
+  const title = { class: 'The most confident mistakes', rank: 'The most confident mistakes', shares: 'The rows farthest from their labels', value: 'The largest errors', values: 'The largest errors', vector: 'The rows found last', labels: 'The rows with most wrong labels', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts] ?? 'Rows';
   return titled(title, sure ? 'Look here for wrong labels in the data, and for what the model cannot see.' : null, el('div', { class: `mistakes${each.mistakes[0].image ? ' pictures' : ''}` }, ...each.mistakes.map((row) => mistake(each, row, sure))));
 }
 
@@ -134,6 +148,7 @@ function mistake(each, row, sure) {
     el('figcaption', {},
       missing(row.prediction) ? null : el('div', { class: 'bad' }, 'predicted ', el('b', {}, said(row.prediction)), missing(row.score) ? null : ` (${percent(row.score, 0)})`),
       missing(row.label) ? null : el('div', {}, 'true ', el('b', {}, said(row.label))),
+      each.predicts === 'vector' ? el('div', { class: 'bad' }, 'found at rank ', el('b', {}, row.weight.toLocaleString('en'))) : null,
       each.predicts === 'text' ? el('div', {}, `loss ${figure(row.weight)}`) : null,
       el('div', { class: 'kind' }, `${where}${often}`)));
 }
