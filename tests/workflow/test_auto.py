@@ -260,6 +260,24 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
             [0.75, 1.0],
         ),
         (
+            TaskSchema("t", "soft-labels", ("x",), ("kl",), label_names=("a", "b")),
+            {"label": [[0.5, 0.5], [1.0, 0.0]]},
+            np.array([[0.0, 0.0], [np.log(3), 0.0]]),
+            [0.0, -0.125],
+        ),
+        (
+            TaskSchema("t", "ordinal", ("x",), ("rank-mae",), label_names=("a", "b", "c")),
+            {"label": [0, 0, 2]},
+            np.array([[-3.0, 0], [3, 3], [3, 3]]),
+            [0.0, -2.0, 0.0],
+        ),
+        (
+            TaskSchema("t", "multi-regression", ("x",), ("r2",), ("a", "b"), means=(1.0, 0.0), deviations=(10.0, 2.0)),
+            {"label": [[1.0, 0.0], [11.0, 2.0]]},
+            np.array([[1.0, 0.0], [1.0, 3.0]]),
+            [-0.5, -2.0],
+        ),
+        (
             TaskSchema("t", "regression", ("x",), ("mse",), mean=10.0, deviation=2.0),
             {"label": [10.0, 14.0]},
             np.array([[0.5], [1.0]]),
@@ -272,7 +290,7 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
             [-3.0, -1.0],
         ),
     ],
-    ids=["class", "labels", "value", "text"],
+    ids=["class", "labels", "shares", "rank", "values", "value", "text"],
 )
 def test_scores_of_rows(schema: TaskSchema, rows: dict[str, Any], outputs: np.ndarray, expected: list[float]) -> None:
     assert score_rows(schema, Dataset.from_dict(rows), None, outputs) == pytest.approx(expected)

@@ -30,7 +30,7 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     auto = "AutoImageProcessor" if task.modality == "image" else "AutoTokenizer"
     imports = ["import torch"] + ([f"from transformers import {auto}"] if processor is None else [])
     lines = [f"processor = {processor or f'{auto}.from_pretrained({json.dumps(place)})'}"]
-    plain = task.predicts in ("class", "value", "tags", "text")  # what Transformers' outputs say by themselves
+    plain = not kinds.get(task.kind).has_own_answers
     if task.modality == "image" and plain:
         own_imports, own = _of_image()
     elif task.kind == kinds.SPANS or task.prompt_tokens or not plain:

@@ -29,10 +29,12 @@ def _noun(task: Task) -> str:
 
 
 def _classes(task: Task) -> str:
-    """The classes with how many rows they have, over all splits; of several labels a row, how many there are."""
-    if task.schema.predicts == "labels":
-        return f", {len(task.schema.label_names or ())} labels"
-    if task.schema.predicts != "class":
+    """The classes with how many rows they have, over all splits; of several labels or values a row, how many there
+    are."""
+    several = {"labels": "labels", "values": "values", "shares": "classes"}.get(task.schema.predicts)
+    if several is not None:
+        return f", {len(task.schema.label_names or ())} {several}"
+    if task.schema.predicts not in ("class", "rank"):
         return ""
     found: Counter[int] = Counter()
     for split in SPLITS:

@@ -65,6 +65,11 @@ class TaskKind:
         """Whether an answer has a probability for each class or label."""
         return self.predicts in ("class", "labels", "shares", "rank")
 
+    @property
+    def has_own_answers(self) -> bool:
+        """Whether `inlay.tasks.answers` says what the outputs mean, which Transformers does not."""
+        return self.predicts in ("labels", "shares", "rank", "values")
+
 
 CLASSIFICATION: Final = "classification"
 PAIR: Final = "pair-classification"
@@ -162,7 +167,7 @@ def of_images(name: str) -> str | None:
 
 def may_be_mixed(name: str) -> bool:
     """Whether tasks of this kind can be trained in batches with others of the same head."""
-    return get(name).predicts in ("class", "value", "tags", "text")
+    return not get(name).has_own_answers
 
 
 def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:

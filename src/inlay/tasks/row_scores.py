@@ -13,6 +13,9 @@ from inlay.tasks.schema import TaskSchema
 WORDS = {
     "class": "share of rows that are right",
     "labels": "share of a row's labels that are right",
+    "shares": "squared distance of the probabilities, less is better",
+    "rank": "ranks off, less is better",
+    "values": "squared error of the standardised values, less is better",
     "value": "squared error, less is better",
     "tags": "share of a row's tags that are right",
     "text": "loss per token, less is better",
@@ -29,12 +32,21 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
     if schema.predicts == "text":
         losses, tokens = (np.asarray(found[name].to_pylist(), dtype=np.float64) for name in ("loss", "tokens"))
         return (-losses * tokens / max(tokens.mean(), 1.0)).tolist()
+    if schema.predicts == "shares":
+        true, said = (np.asarray(found[name].to_pylist()) for name in ("label", "probabilities"))
+        return (-((true - said) ** 2).sum(-1)).tolist()
+    if schema.predicts == "values":
+        true, said = (np.asarray(found[name].to_pylist()) for name in ("label", "prediction"))
+        return (-(((true - said) / (schema.deviations or 1.0)) ** 2).mean(-1)).tolist()
     pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     if schema.predicts == "value":
         return [-((true - said) ** 2) for true, said in pairs]
     if schema.predicts == "labels":
         many = len(schema.label_names or ()) or 1
         return [1 - len(set(true) ^ set(said)) / many for true, said in pairs]
+    if schema.predicts == "rank":
+        names = schema.label_names or ()
+        return [-abs(float(names.index(true) - names.index(said))) for true, said in pairs]
     if schema.predicts == "tags":
         return [fmean(a == b for a, b in zip(*pair, strict=True)) if pair[0] else 1.0 for pair in pairs]
     return [float(true == said) for true, said in pairs]
@@ -42,4 +54,4 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
 
 def shown(schema: TaskSchema, mean: float) -> float:
     """A mean of these numbers as people know it: errors and losses are positive."""
-    return abs(mean) if schema.predicts in ("value", "text") else mean
+    return abs(mean) if schema.predicts in ("value", "values", "shares", "rank", "text") else mean
