@@ -198,11 +198,11 @@ class Spec:
 
     def digest(self, contents: Mapping[str, Any] | None = None) -> str:
         """Identity of the run: 64 hex digits. `contents` maps fields that name files to digests of what is in them."""
-        fields = {
-            name: value for name, value in self.to_json().items() if name not in LATER or value not in LATER[name]
-        } | dict(contents or {})
-        if fields["settings"].get("target_modules", "") is None:  # the method's default, spelled out
-            fields["settings"] = {name: value for name, value in fields["settings"].items() if name != "target_modules"}
+        own = self.to_json()
+        if own["settings"].get("target_modules", "") is None:  # the method's default, spelled out
+            del own["settings"]["target_modules"]
+        fields = {name: value for name, value in own.items() if name not in LATER or value not in LATER[name]}
+        fields |= dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
