@@ -32,7 +32,7 @@ from inlay.training import FitOptions, FitResult, Interrupted, fit  # noqa: E402
 from inlay.training.batches import Placement  # noqa: E402
 from inlay.training.generation import generate  # noqa: E402
 from inlay.training.joint import SeveralTasks  # noqa: E402
-from inlay.training.sharding import Sharding  # noqa: E402
+from inlay.training.sharding import Alone, Sharding  # noqa: E402
 
 
 def case(method: str, family: str) -> tuple[Any, Any, Spec]:
@@ -61,7 +61,10 @@ class Stop(TrainerCallback):
         self.at, self.now = at, False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.now = state.global_step == self.at and os.environ.get("RANK", "0") == os.environ.get("STOPS", "0")
+        rank = os.environ.get("RANK", "0")
+        self.now = state.global_step == self.at and rank == os.environ.get("STOPS", "0")
+        if state.global_step == 2 and rank == os.environ.get("FAILS"):
+            raise ZeroDivisionError("as a mistake in one process does")
 
 
 def told(outcome: FitResult) -> dict[str, Any]:
@@ -87,6 +90,8 @@ def train(what: str, folder: Path) -> dict[str, Any]:
             return told(fit_tasks(family, place, options))
         backbone, task, spec = case(method, family)
         return told(fit(backbone, task, get(method), spec, place, options))
+    except Alone:
+        raise
     except InlayError as error:
         return {"refused": str(error)}
     except Interrupted:

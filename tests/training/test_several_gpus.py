@@ -33,7 +33,7 @@ CUT = 3  # the update after which a run is interrupted: in the middle of an epoc
 
 
 def launch(processes: int, folder: Path, *what: str, limit: float = LIMIT, **environment: str) -> str:
-    """Train under `accelerate launch`; what it printed."""
+    """Train under `accelerate launch`; what it printed. It ends well, unless one process is told to fail."""
     options = "--use_fsdp --fsdp_version 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     with subprocess.Popen(
         [
@@ -51,8 +51,9 @@ def launch(processes: int, folder: Path, *what: str, limit: float = LIMIT, **env
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)  # the processes that it started, too
             raise
-    assert process.returncode == 0, errors
-    return out
+    if (process.returncode == 0) == ("FAILS" in environment):
+        raise AssertionError(errors)
+    return out + errors
 
 
 def read(what: Path, processes: int) -> dict[str, Any]:
@@ -137,6 +138,17 @@ def test_a_run_goes_on_in_another_number_of_processes(folder: Path, what: str, p
     assert other.pop("resumed_from") is not None
     alike(other, {name: value for name, value in one.items() if name != "resumed_from"})
     adapters_alike(folder / place, folder / "one", what)
+
+
+@pytest.mark.parametrize("fails", ["1", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_process_that_fails_ends_the_others(tmp_path: Path, fails: str) -> None:
+    """It says why, the other that it is alone, and nobody waits."""
+    (tmp_path / "two").mkdir()
+    printed = launch(2, tmp_path, "two/lora:bert", FAILS=fails)
+    assert "ZeroDivisionError: as a mistake in one process does" in printed
+    assert not (tmp_path / "two" / "lora-bert" / "adapter").exists()
+    if "Another of the 2 processes of this run has ended" not in printed:  # the launcher was faster
+        assert "SIGTERM" in printed
 
 
 @pytest.mark.slow

@@ -157,13 +157,13 @@ def put_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors put together, in the memory of the CPU where they lay in parts. All processes must ask for it; those that
     do not write keep nothing."""
     writes = int(os.environ.get("RANK", "0")) == 0
-    found = {}
+    found: dict[str, Tensor] = {}
+    made: dict[int, Tensor] = {}  # what is tied has two names, and is one tensor
     for name, tensor in tensors.items():
-        if hasattr(tensor, "full_tensor"):
+        if hasattr(tensor, "full_tensor") and id(tensor) not in made:
             full = tensor.full_tensor()
-            found[name] = full.detach().cpu() if writes else full.new_empty(0)
-        else:
-            found[name] = tensor
+            made[id(tensor)] = full.detach().cpu() if writes else full.new_empty(0)
+        found[name] = made.get(id(tensor), tensor)
     return found
 
 
@@ -173,7 +173,7 @@ def whole_state(model: nn.Module) -> Iterator[None]:
     if not is_divided(model):
         yield
         return
-    state = put_together(model.state_dict())
+    state = put_together(model.state_dict(keep_vars=True))
     model.__dict__["state_dict"] = lambda *args, **kwargs: state
     try:
         yield
