@@ -28,7 +28,7 @@ from inlay.training.shares import Filler, FillerCollator, ProcessShare, WithFill
 
 # What is added up in another order, in float64; what the Trainer and an adapter keep is float32.
 NEAR = {"rel": 1e-5, "abs": 1e-6}
-LIMIT = 100  # seconds: where one process waits for another in vain, it waits for ever
+LIMIT = 240  # seconds: where one process waits for another in vain, it waits for ever
 CUT = 3  # the update after which a run is interrupted: in the middle of an epoch
 
 
