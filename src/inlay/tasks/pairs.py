@@ -52,6 +52,7 @@ class EncodedPairs(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, texts: Encoded, judged: Judged) -> None:
         self.texts, self.judged, self.cut = texts, judged, texts.cut
+        self.targets_cut = texts.targets_cut
         self.notes: tuple[str, ...] = ()
         self._known = dict(zip(judged.queries, judged.relevant, strict=True))
 
