@@ -16,6 +16,7 @@ import zoo
 from checkpoints import write_tokenizer
 from inlay import InlayError, Spec
 from inlay.records.store import Run
+from inlay.training import Interrupted
 from inlay.workflow.answer import Tasks
 from inlay.workflow.export import export
 from inlay.workflow.notes import silent
@@ -147,6 +148,23 @@ def test_tasks_of_these_kinds_are_trained_alone(place: Path, kind: str) -> None:
     spec = Spec(model=str(place / "text-model"), method="lora", tasks=("a", "b"), task_fields={"a": entry, "b": entry})
     with pytest.raises(InlayError, match=r"trained each in a run of its own: a \("):
         inlay.tune(spec, place / "none", progress=False, say=silent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(place: Path, kind: str) -> None:
+    whole, asked = run_of(place, kind, "text"), [0]
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > 5
+
+    spec = spec_of(place, kind, "text")
+    with pytest.raises(Interrupted):
+        inlay.tune(spec, place / "cut", progress=False, say=silent, stop=stop)
+    resumed = inlay.tune(spec, place / "cut", progress=False, say=silent)
+    assert resumed.record["resumed_from"] is not None
+    assert resumed.record["metrics"] == whole.record["metrics"]
+    assert resumed.record["task"]["schema"] == whole.record["task"]["schema"]
 
 
 def test_thresholds_are_kept_with_the_run(place: Path) -> None:
