@@ -6,7 +6,7 @@ kind of task, and what its outputs are called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,6 +25,7 @@ from inlay.workflow.tune import DEFAULT_OUT
 if TYPE_CHECKING:
     from inlay.tasks import TaskSchema
 
+EXAMPLES = ("the first of two short texts", "and the other one, which is a little longer")
 KIND_OF = {
     "SEQ_CLS": kinds.CLASSIFICATION,
     "TOKEN_CLS": kinds.TOKENS,
@@ -150,6 +151,30 @@ def _load_task(source: Origin, task: str, **how: Unpack[LoadOptions]) -> Adapted
     model, backbone = restore_adapters(spec, schema, source.folder, [task])
     known = about(source.method, source.folder, task)
     return Adapted(model, backbone.processor, source.method, schema.kind, known, schema)
+
+
+def make_example(adapted: Adapted, texts: Sequence[str] = EXAMPLES) -> dict[str, Any]:
+    """A small batch that the model reads, to see that what is made of it computes the same: these texts, or as many
+    images of noise."""
+    processor: Any = adapted.processor
+    if adapted.modality == "image":
+        import numpy as np
+        from PIL import Image
+
+        from inlay.backbones.processors import image_side
+
+        side = image_side(processor)
+        pixels = np.random.default_rng(0).integers(0, 256, (len(texts), side, side, 3), dtype=np.uint8)
+        return dict(processor(images=[Image.fromarray(each) for each in pixels], return_tensors="pt"))
+    batch = dict(processor(list(texts), padding=True, truncation=True, return_tensors="pt"))
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    config = adapted.model.config
+    if getattr(config, "is_encoder_decoder", False):
+        if kinds.get(adapted.kind).predicts == "text":
+            batch["decoder_input_ids"] = batch["input_ids"][:, :1]
+        elif config.eos_token_id is not None:  # whose state such a classifier reads
+            batch["input_ids"][:, 0] = config.eos_token_id
+    return batch
 
 
 # ---- an adapter that is neither in a run nor among tasks

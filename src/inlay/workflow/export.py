@@ -36,6 +36,7 @@ from inlay.workflow.answer_files import find_run_of, locate_tasks, read_facts, v
 from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
+ONNX = "onnx"  # a whole model, adapter and all, for other programs
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
 KEPT = (
     "base_model",
@@ -72,11 +73,16 @@ def export(
     there may be several, of a method that mixes tasks. As `lora`, one adapter becomes a plain LoRA of PEFT's: which
     methods have which forms they declare (`Method.exports`). As `tasks`, those of all adapter folders are joined in
     one, or only the named ones (`rte,sst2=mood`: sst2 by another name); a list of several such texts has one for each
-    folder, in their order. No weights of a model are loaded; `model` names the base model where its config is needed
-    and it has moved since. `say` receives a line for each task that failed in training; an adapter folder records that,
-    a LoRA adapter has no place for it.
+    folder, in their order. As `onnx`, the model with its adapter becomes an ONNX file (onnx.py). No weights of a model
+    are loaded for the other forms; `model` names the base model where its config is needed and it has moved since.
+    `say` receives a line for each task that failed in training; an adapter folder records that, a LoRA adapter has no
+    place for it.
     """
-    forms = [*dict.fromkeys(form for method in registry.all_methods().values() for form in method.exports), JOINED]
+    forms = [
+        *dict.fromkeys(form for method in registry.all_methods().values() for form in method.exports),
+        JOINED,
+        ONNX,
+    ]
     if to not in forms:
         raise unknown("form to export to", to, forms)
     folders = [Path(adapter)] if isinstance(adapter, (str, Path)) else [Path(each) for each in adapter]
@@ -90,9 +96,11 @@ def export(
     if to == JOINED:
         return _as_tasks(folders, names, target, or_log(say))
     if len(folders) > 1:
-        raise InlayError(
-            f"An adapter of the form {to} holds one task, of one folder; got {len(folders)}. Join them with --to tasks."
-        )
+        raise InlayError(f"The form {to} holds one task, of one folder; got {len(folders)}. Join them with --to tasks.")
+    if to == ONNX:
+        from inlay.workflow.onnx import export_onnx
+
+        return export_onnx(folders[0], target, task=names[0] if names else None, model=model, say=say)
     return _as_form(to, folders[0], names[0] if names else None, target, model, or_log(say))
 
 

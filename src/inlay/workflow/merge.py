@@ -10,14 +10,13 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.card import write_merged_card
 from inlay.records.atomic import write_folder
 from inlay.records.store import Run
-from inlay.tasks import answers, kinds
+from inlay.tasks import answers
 from inlay.tasks.templates import SEPARATOR
-from inlay.workflow.adapted import Adapted, find_source, load_adapted
+from inlay.workflow.adapted import Adapted, find_source, load_adapted, make_example
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.tune import DEFAULT_OUT
 
 DTYPES = ("float32", "bfloat16", "float16")
-EXAMPLES = ("the first of two short texts", "and the other one, which is a little longer")
 
 
 def merge(
@@ -146,30 +145,7 @@ def _fold(adapted: Adapted, dtype: str) -> Any:
     from inlay.methods.merging import fold
 
     with quiet():
-        plain: Any = fold(adapted.model, adapted.method, _example(adapted))
+        plain: Any = fold(adapted.model, adapted.method, make_example(adapted))
     if adapted.schema is not None and adapted.schema.predicts == "shares":
         plain.config.problem_type = "single_label_classification"  # for pipelines, which take the softmax by it
     return plain.to(getattr(torch, dtype)).eval()
-
-
-def _example(adapted: Adapted) -> dict[str, Any]:
-    """A small batch that the model reads, to see that merging changes nothing."""
-    processor: Any = adapted.processor
-    if adapted.modality == "image":
-        import numpy as np
-        from PIL import Image
-
-        from inlay.backbones.processors import image_side
-
-        side = image_side(processor)
-        pixels = np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8)
-        return dict(processor(images=[Image.fromarray(each) for each in pixels], return_tensors="pt"))
-    batch = dict(processor(list(EXAMPLES), padding=True, truncation=True, return_tensors="pt"))
-    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    config = adapted.model.config
-    if getattr(config, "is_encoder_decoder", False):
-        if kinds.get(adapted.kind).predicts == "text":
-            batch["decoder_input_ids"] = batch["input_ids"][:, :1]
-        elif config.eos_token_id is not None:  # whose state such a classifier reads
-            batch["input_ids"][:, 0] = config.eos_token_id
-    return batch
