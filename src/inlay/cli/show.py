@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from inlay.records.store import Run
     from inlay.workflow.comparison import Comparison, Difference
     from inlay.workflow.forecast import Forecast
+    from inlay.workflow.harness import HarnessResult
     from inlay.workflow.loaded import Evaluation
     from inlay.workflow.planning import Planned
 
@@ -112,6 +113,21 @@ def evaluation(found: Evaluation) -> None:
     ]
     columns = ("metric", f"these rows (n = {found.examples:,})", f"the run's test split (n = {found.test_examples:,})")
     table(columns, rows, right=(1, 2))
+
+
+def harness(found: HarnessResult) -> None:
+    """What lm-evaluation-harness found."""
+    rows = [
+        (
+            score.task,
+            score.metric if score.filter == "none" else f"{score.metric} ({score.filter})",
+            f"{score.value:.4f}",
+            "-" if score.error is None else f"{score.error:.4f}",
+            f"{score.examples:,}",
+        )
+        for score in found.scores
+    ]
+    table(("task", "metric", "value", "standard error", "questions"), rows, right=(2, 3, 4))
 
 
 def result(run: Run) -> tuple[str, ...]:
