@@ -73,8 +73,8 @@ def command(
         from inlay.workflow.harness import evaluate_harness
         from inlay.workflow.speakers import open_speaker
 
-        who: dict[str, Any] = {"adapter": adapter, "model": model, "task": task, "out": out}
-        speaker = open_speaker(run, **who, trust_remote_code=trust_remote_code, say=show.say)
+        who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
+        speaker = open_speaker(run, adapter=adapter, say=show.say, **who)
         given: dict[str, Any] = {"shots": shots, "limit": limit, "trust": trust_remote_code, "output": output}
         show.harness(evaluate_harness(speaker, o.names_in(harness), **given, say=show.say))
         return

@@ -29,6 +29,7 @@ from inlay.workflow.adapted import EXAMPLES, Adapted, find_source, load_adapted,
 from inlay.workflow.notes import Say, or_log
 
 FILE, FACTS, OUTPUT = "model.onnx", "onnx.json", "logits"
+WRITTEN = ("class", "labels", "shares", "value", "tags")  # what the head's outputs say by themselves
 CLOSE = 1e-4  # of the largest output, or of 1 where all are smaller
 # Batches that the file is checked on beside the one it was traced with: others in number and in length.
 OTHERS = (("one text alone",), ("a text", "a second one that is somewhat longer than the first", "and a third text"))
@@ -91,7 +92,7 @@ def _check_installed() -> None:
 
 def _check_kind(adapted: Adapted) -> None:
     """An error for a model whose inputs no plain tokenizer or image processor makes, and for one that writes."""
-    able = [name for name, kind in kinds.TABLE.items() if kind.predicts != "text" and name != kinds.SPANS]
+    able = [name for name, kind in kinds.TABLE.items() if kind.predicts in WRITTEN and name != kinds.SPANS]
     if adapted.kind not in able:
         raise InlayError(
             f"This adapter is of kind {adapted.kind!r}, which is not written as ONNX; {', '.join(able)} are. `inlay "
