@@ -97,6 +97,8 @@ def load(
         with _quantising(quantize, compute_dtype or dtype, auto_class, config, trust_remote_code, digests) as how:
             model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code, how)
         pooled.install(model, chosen)
+        if kinds.get(kind).head is kinds.MASKED:
+            _check_fills_masks(model, report, name)
         bare = kinds.get(kind).head is kinds.VECTOR
         new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
@@ -176,7 +178,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
 
 def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
     """The names of the outputs of the new head; none for language models."""
-    if kind.predicts in ("text", "vector"):
+    if kind.predicts in ("text", "vector", "masked"):
         return []
     if kind.predicts == "value":
         if num_labels not in (None, 1):
@@ -345,6 +347,17 @@ def _keep_or_renew(
             new.append(output)
     new_parts.draw(model, new, seed)
     return kept
+
+
+def _check_fills_masks(model: Any, report: Mapping[str, Any], name: str) -> None:
+    """An error for a checkpoint without the head that fills masks, whose output layer is its embeddings."""
+    trunk = new_parts.trunk(model)
+    absent = sorted(key for key in report["missing_keys"] if not key.startswith(f"{trunk}."))
+    if absent:
+        raise InlayError(
+            f"{name!r} has no head that fills masks (it lacks {absent[0]}): masked-lm goes on with one that was "
+            "pretrained. Take a checkpoint for masks, such as google-bert/bert-base-uncased or FacebookAI/roberta-base."
+        )
 
 
 def _agree_on_size(model: Any, processor: Any, name: str) -> None:

@@ -135,6 +135,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "even.",
         "augment": "Change the training images a little in every epoch: flip (left to right), crop (a random part), or "
         "crop-flip.",
+        "init_adapter": "Begin with what this adapter has learnt: a run (its folder or name), or an adapter's folder, "
+        "of the same method and model. The head is new.",
         "layers": "Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
         "method's own choice.",
         "set_": "A setting of the method, e.g. --set r=16. May be repeated.",

@@ -41,7 +41,8 @@ class Spec:
     `quantize` is how the frozen linear layers are held: 4bit, 8bit (bitsandbytes), int8, int4 (torchao); None: whole.
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
     `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
-    classes, the lowest first, or of those whose probabilities are given as lists.
+    classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
+    adapter to begin with: a run, or a folder.
     """
 
     model: str
@@ -90,6 +91,7 @@ class Spec:
     pack: bool = False
     label_separator: str | None = None
     classes: tuple[str, ...] = ()
+    init_adapter: str | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -114,6 +116,8 @@ class Spec:
                 )
         if self.tasks and self.pack:
             raise InlayError("pack is for a run of one task: the rows of several belong to their adapters.")
+        if self.tasks and self.init_adapter is not None:
+            raise InlayError(f"init_adapter={self.init_adapter!r} is for a run of one task: leave it out.")
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices and not (name in ("augment", "quantize") and value is None):
@@ -253,4 +257,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "pack": (False,),
     "label_separator": (None,),
     "classes": ([],),
+    "init_adapter": (None,),
 }

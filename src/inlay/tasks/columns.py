@@ -120,7 +120,7 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         return Choice(kinds.CAUSAL_LM, tuple(columns.values()), chat=form, parts=columns)
     if not spec.text:
         _refuse_chats(table)
-    if spec.kind in kinds.LANGUAGE_MODELS:
+    if spec.kind in (*kinds.LANGUAGE_MODELS, *kinds.OF_RUNNING_TEXT):
         return _for_language_model(table, spec, notes)
     if spec.kind == kinds.EMBEDDING or _holds_positives(table, spec):
         return _for_embedding(table, spec, notes)
@@ -383,6 +383,8 @@ def _for_language_model(table: Table, spec: Spec, notes: list[str]) -> Choice:
         texts = list(spec.text or _text_columns(table, spec.label or ""))
     if answer is None and len(texts) == 2:
         (*texts, answer) = texts
+    if spec.kind == kinds.MASKED_LM and answer is not None:
+        raise kinds.refuse(spec.kind, f"it learns from a text alone, and has no label: leave --label {answer} out.")
     if len(texts) > 1:
         raise kinds.refuse(spec.kind, f"it needs one text and at most one answer, not {', '.join(texts)}.")
     if spec.kind == kinds.DATA_TO_TEXT and answer is None:

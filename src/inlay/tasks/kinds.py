@@ -34,6 +34,7 @@ VECTOR: Final = Head("embedding", "AutoModel", "FEATURE_EXTRACTION", "classifica
 TWO_PARTS: Final = Head(
     "sequence-to-sequence", "AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM", probed_as="sequence-to-sequence"
 )
+MASKED: Final = Head("masked-lm", "AutoModelForMaskedLM", None, "masked-lm")
 IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
 
 
@@ -42,14 +43,15 @@ class TaskKind:
     """The facts of a kind of task.
 
     `predicts` is what an example is given: one class, a set of labels, probabilities of classes (shares), one of
-    several ordered classes (rank), one value, several values, a tag for each word, a text, or a vector. `loss` is
-    Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a normalised row that the
-    model reads; none: they keep the names of the user's columns. `around` are further names that a template may use.
+    several ordered classes (rank), one value, several values, a tag for each word, a text, a vector, or the words at
+    masks (masked). `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a
+    normalised row that the model reads; none: they keep the names of the user's columns. `around` are further names
+    that a template may use.
     """
 
     name: str
     head: Head
-    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text", "vector"]
+    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text", "vector", "masked"]
     metrics: tuple[str, ...]
     loss: str | None = None
     fields: tuple[str, ...] = ()
@@ -79,6 +81,7 @@ SPANS: Final = "span-classification"
 CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
 EMBEDDING: Final = "embedding"
+MASKED_LM: Final = "masked-lm"
 SEQUENCE_TO_SEQUENCE: Final = "sequence-to-sequence"
 IMAGES: Final = "image-classification"
 MULTI_LABEL: Final = "multi-label"
@@ -113,6 +116,7 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(DATA_TO_TEXT, LANGUAGE, "text", ("bleu", "perplexity"), fields=("source",)),
         TaskKind(EMBEDDING, VECTOR, "vector", _RETRIEVAL_METRICS),
         TaskKind(SEQUENCE_TO_SEQUENCE, TWO_PARTS, "text", _TEXT_METRICS),
+        TaskKind(MASKED_LM, MASKED, "masked", ("perplexity", "masked-accuracy")),
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
         TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
         TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),
@@ -132,6 +136,8 @@ ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predic
 # writes, or (`TWO_PARTS`) in an encoder of its own.
 LANGUAGE_MODELS: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "text")
 
+# What is learnt is the text itself: there is no label.
+OF_RUNNING_TEXT: Final = (CAUSAL_LM, MASKED_LM)
 
 # What a kind of texts is called where images are read.
 _OF_IMAGES: Final = {

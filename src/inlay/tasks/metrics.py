@@ -179,6 +179,13 @@ def of_texts(names: Sequence[str], texts: Sequence[str], rows: Sequence[Mapping[
     return {name: made[name]() for name in names if name in made}
 
 
+def of_masks(names: Sequence[str], losses: np.ndarray, counts: np.ndarray, right: np.ndarray) -> dict[str, float]:
+    """From each row's summed loss at its masks, their number, and how many of them were right."""
+    made = of_tokens(("perplexity",), losses, counts, right)
+    made["masked-accuracy"] = float(right.sum() / counts.sum()) if counts.sum() else math.nan
+    return {name: _found(name, made) for name in names}
+
+
 def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Corpus BLEU, 0 to 100, over all references of each text; sacrebleu's 13a tokens, case kept."""
     from sacrebleu import corpus_bleu
@@ -274,7 +281,7 @@ def exact_match(texts: Sequence[str], wanted: Sequence[str]) -> float:
 _ELSE = (
     *("pearson", "spearman", "mse"),
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
-    *("perplexity", "last-word-accuracy"),
+    *("perplexity", "last-word-accuracy", "masked-accuracy"),
     *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
     *("bleu", "chrf", "rouge-1", "rouge-2", "rouge-l", "answer-accuracy", "exact-match"),
 )

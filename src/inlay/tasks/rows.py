@@ -247,7 +247,7 @@ def _unread(schema: TaskSchema, source: Any) -> tuple[list[Row], list[Reader]]:
             f"{str(path)!r} is neither an image ({', '.join(tables.IMAGES)}) nor a table of images "
             f"({', '.join(tables.TABLES)}), by its ending."
         )
-    lines = schema.kind == kinds.CAUSAL_LM and tables.suffix(path) == ".txt"
+    lines = schema.kind in kinds.OF_RUNNING_TEXT and tables.suffix(path) == ".txt"
     table = tables.read_lines(path, columns_read(schema)[0]) if lines else tables.read_table(path)
     given = [dict(row) for row in table.rows]  # as they came, without the columns of dotted paths
     table.add_paths(_columns_named(schema))
@@ -488,7 +488,7 @@ def _table(schema: TaskSchema, source: Any, notes: list[str], label: str | None)
 
 
 def _learns_from_text_alone(schema: TaskSchema) -> bool:
-    return schema.kind == kinds.CAUSAL_LM and not schema.answers and not schema.chat
+    return schema.kind in kinds.OF_RUNNING_TEXT and not schema.answers and not schema.chat
 
 
 def _has_no_label(schema: TaskSchema) -> bool:

@@ -216,6 +216,10 @@ class TaskSchema:
         columns, cut = how(rows, *self.reading(tokenizer), length)
         return encode.Encoded(columns, cut=cut)
 
+    def text_of(self, row: Mapping[str, Any], tokenizer: Any) -> str:
+        """The text that the template makes of a row."""
+        return templates.render(self.full_template, row, getattr(tokenizer, "mask_token", None))[0]
+
     def collator(self, processor: Any, model: Any = None, *, generation: bool = False) -> Any:
         """What makes a batch of encoded rows; padded on the left when the texts themselves are to be continued.
 
@@ -244,6 +248,8 @@ class TaskSchema:
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
+        if self.predicts == "masked":  # in words already: see `inlay.training.filling`
+            return list(predictions)
         import numpy as np
 
         predictions = np.asarray(predictions)
@@ -310,6 +316,8 @@ class TaskSchema:
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.writes_text:
             return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])
+        if self.predicts == "masked":
+            return metrics.of_masks(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])
         if self.predicts == "value":
             return metrics.of_values(
                 self.metrics, self.unscale(predictions.reshape(-1)), self.unscale(labels.reshape(-1))
@@ -344,6 +352,11 @@ class TaskSchema:
         from inlay.tasks.encode import IGNORED
 
         logits = logits[0] if isinstance(logits, tuple) else logits
+        if self.predicts == "masked":
+            losses = cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+            counted = labels != IGNORED
+            right = (logits.argmax(-1) == labels) & counted
+            return torch.stack([losses.sum(-1), counted.sum(-1).float(), right.sum(-1).float()], dim=1)
         if not self.writes_text:
             return logits
         ahead, wanted = logits[:, -labels.shape[1] :].float(), labels

@@ -15,6 +15,7 @@ from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.chat_encode import encode_conversations
 from inlay.tasks.chat_template import own_template
 from inlay.tasks.images import Augmentation
+from inlay.tasks.masking import encode_masked
 from inlay.tasks.pairs import EncodedPairs, encode_pairs
 from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
@@ -63,7 +64,7 @@ class Task(Described):
     @property
     def examples(self) -> int | None:
         """How many there are to train on; None for running text: the model's length says into how many it is cut."""
-        running = self.schema.writes_text and not (self.schema.answers or self.schema.chat)
+        running = self.kind in kinds.OF_RUNNING_TEXT and not (self.schema.answers or self.schema.chat)
         return None if running else len(self.train)
 
     @property
@@ -166,6 +167,8 @@ class Task(Described):
     def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded | EncodedPairs:
         if self.schema.writes_text:
             return self._encode_language(split, data, tokenizer, length)
+        if self.schema.predicts == "masked":
+            return encode_masked([self.schema.text_of(row, tokenizer) for row in data], tokenizer, length, split)
         rows = data.to_list()
         if self.schema.predicts == "vector":
             return encode_pairs(rows, self.fields, tokenizer, length, judged=split != "train")

@@ -132,7 +132,7 @@ def read(path: Path, spec: Spec) -> dict[str, Table]:
         raise InlayError(f"There is no file or folder {str(path)!r}.{misspelt(path)} Check the path.")
     if path.is_dir():
         return folders.read_folder(path)
-    if tables.suffix(path) == ".txt" and spec.kind == kinds.CAUSAL_LM:
+    if tables.suffix(path) == ".txt" and spec.kind in kinds.OF_RUNNING_TEXT:
         return {"all": tables.read_lines(path)}
     return folders.by_split(tables.read_table(path), used=named_columns(spec))
 
@@ -223,6 +223,8 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
     lm = None
     if choice.kind == kinds.CAUSAL_LM and not answers and not choice.chat:
         lm = "lines" if tables.suffix(table.path) == ".txt" else "documents"
+    if choice.kind == kinds.MASKED_LM:
+        lm = "texts"
     return TaskSchema(
         name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "data",
         kind=choice.kind,
@@ -239,7 +241,7 @@ def _described(name: str, choice: Choice, table: Table) -> TaskSchema:
 def _metrics(kind: kinds.TaskKind, choice: Choice, lm: str | None) -> tuple[str, ...]:
     if kind.predicts == "vector" and choice.label is not None:
         return ("spearman", "pearson")
-    return ("perplexity",) if lm or choice.chat else kind.metrics
+    return ("perplexity",) if lm in ("lines", "documents") or choice.chat else kind.metrics
 
 
 def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:

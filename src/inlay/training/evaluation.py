@@ -228,6 +228,10 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
             from inlay.training.generation import generate
 
             return generate(model, task, rows, processor, spec.max_length, place), encoded
+        if kinds.get(task.kind).predicts == "masked":
+            from inlay.training.filling import fill
+
+            return fill(model, task, encoded, rows, processor, place), encoded
         found = []
         order = order_by_length(encoded)
         for batch in batches(model, encoded, task.collator(processor, model), place, None, order):

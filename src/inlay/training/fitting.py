@@ -18,6 +18,7 @@ from transformers import TrainerCallback, set_seed
 from inlay.anatomy import anatomy
 from inlay.errors import InlayError
 from inlay.frozen import unchanging
+from inlay.methods.begin import begin_from
 from inlay.methods.folder import preprocessing_in
 from inlay.methods.protocol import Method
 from inlay.portrait import Machine, count_bytes, summarise
@@ -25,6 +26,7 @@ from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
 from inlay.tasks import Task, kinds
 from inlay.tasks.images import Augmentation
+from inlay.tasks.masking import MaskedTexts
 from inlay.training import boards, packing
 from inlay.training import plan as plans
 from inlay.training import sharding as sharded
@@ -126,6 +128,9 @@ def prepare(
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
     settings, notes = objective.settle(spec.settings, method, backbone)
     model = objective.attach(backbone, method, settings, spec.seed)
+    if spec.init_adapter is not None:
+        begin_from(model, method, spec.init_adapter)
+        notes.append(f"begins with the adapter in {spec.init_adapter}; the head is new")
     modes.adapt(model)
     if spec.gradient_checkpointing:
         modes.checkpoint()
@@ -185,6 +190,8 @@ def encode_split(objective: Objective, name: str, split: str, *, model: Any, pro
     length = settle_length(model, task, processor, spec.max_length)
     augmented = {"augmentation": Augmentation(spec.augment, spec.seed)} if spec.augment and split == "train" else {}
     encoded = task.encode(split, processor, length, model_config=model.config, **augmented)
+    if isinstance(encoded, MaskedTexts) and split == "train":
+        encoded.seed = spec.seed
     objective.tasks[name] = task.with_notes(getattr(encoded, "notes", ()))
     return encoded
 

@@ -236,7 +236,7 @@ def _guess_kind(folder: Path, base: str, revision: str | None) -> str:
 
 def _labels(kind: str, known: About | None, config: Mapping[str, Any]) -> list[str] | None:
     """What the outputs are called: as the adapter's note says, else as the base model's config does."""
-    if kinds.get(kind).predicts == "text":
+    if kinds.get(kind).predicts in ("text", "masked"):
         return None
     if kinds.get(kind).predicts == "value":
         return ["value"]

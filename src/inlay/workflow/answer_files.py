@@ -18,6 +18,7 @@ from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.methods.folder import CONFIG, TASKS, base_fingerprint, read_tasks
 from inlay.records.store import Run, load, read_json
+from inlay.tasks import kinds
 from inlay.workflow.settle import JOIN, name_mixing
 
 
@@ -50,7 +51,9 @@ def find_run_of(folder: Path) -> Run | None:
 
 def holds_one_task(run: Run) -> bool:
     """Whether a run has one task that can be mixed with those of others."""
-    return not run.spec.tasks and registry.get(run.spec.method).why_alone(run.spec.settings) is None
+    if run.spec.tasks or run.spec.kind == kinds.MASKED_LM:  # what fills masks reads whole texts
+        return False
+    return registry.get(run.spec.method).why_alone(run.spec.settings) is None
 
 
 def read_run_facts(run: Run) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from inlay.records.spec import FEW_SHOT_BATCH, FEW_SHOT_EPOCHS, FEW_UPDATES, Spe
 from inlay.records.store import Run, Store
 from inlay.tasks import kinds
 from inlay.workflow.defaults_spelled_out import without_defaults
+from inlay.workflow.going_on import contents_of, with_init_adapter
 from inlay.workflow.writing import BEFORE, with_writing_defaults
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Settled:
 
 def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
     """Check a spec, load its tasks and write in every default that depends on them; `tasks`, if they were loaded."""
-    asked, spec = spec, check(spec)
+    asked = with_init_adapter(spec)
+    spec = check(asked)
     tasks = tasks or load_tasks(spec)
     check_head(spec, tasks)
     loaded = list(tasks.values())
@@ -375,6 +377,7 @@ def digest_of(spec: Spec, data: str) -> str:
     contents: dict[str, Any] = {"data": data, "test_data": "", "data_dir": ""}
     if spec.task_fields:
         contents["task_fields"] = task_fields.contents(spec.task_fields)
+    contents |= contents_of(spec)
     contents["revision"] = backbones.version(spec.model, spec.revision)
     if Path(spec.model).expanduser().is_dir():
         contents["model"] = ""
