@@ -39,6 +39,8 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
         own_imports, own = _of_words(task)
     elif task.predicts == "vector":
         own_imports, own = _of_vectors(task)
+    elif task.predicts == "masked":
+        own_imports, own = _of_masks(task)
     elif task.writes_text:
         own_imports, own = _of_prompt(task)
     else:
@@ -122,6 +124,19 @@ def _of_prompt(task: TaskSchema) -> Code:
         f"    ids = model.generate(**inputs, max_new_tokens={most}, do_sample=False)",
         'begin = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]',
         "answer = processor.decode(ids[0, begin:], skip_special_tokens=True)",
+        "print(answer)",
+    ]
+
+
+def _of_masks(task: TaskSchema) -> Code:
+    text, _ = templates.render(task.full_template, _row(task.fields), "[MASK]")
+    return [], [
+        f'text = {json.dumps(text, ensure_ascii=False)} + f" {{processor.mask_token}}"',
+        f'inputs = processor(text, truncation=True, max_length={_length(task)}, return_tensors="pt")',
+        'at = inputs["input_ids"][0] == processor.mask_token_id',
+        NO_GRADIENT,
+        "    shares, tokens = model(**inputs).logits[0, at].softmax(-1).max(-1)",
+        "answer = [(processor.decode([token]), share) for token, share in zip(tokens.tolist(), shares.tolist())]",
         "print(answer)",
     ]
 

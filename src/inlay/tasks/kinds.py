@@ -44,8 +44,8 @@ class TaskKind:
 
     `predicts` is what an example is given: one class, a set of labels, probabilities of classes (shares), one of
     several ordered classes (rank), one value, several values, a tag for each word, a text, a vector, or the words at
-    masks (masked). `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of a
-    normalised row that the model reads; none: they keep the names of the user's columns. `around` are further names
+    masks (masked). `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of
+    a normalised row that the model reads; none: they keep the names of the user's columns. `around` are further names
     that a template may use.
     """
 
