@@ -38,7 +38,9 @@ CLASSES = {
     "token-classification": transformers.AutoModelForTokenClassification,
     "causal-lm": transformers.AutoModelForCausalLM,
     "image-classification": transformers.AutoModelForImageClassification,
+    "sequence-to-sequence": transformers.AutoModelForSeq2SeqLM,
 }
+WRITE = ("causal-lm", "sequence-to-sequence")
 MERGEABLE = [method for method in registry.all_methods().values() if method.mergeable]
 OTHERS = [method for method in registry.all_methods().values() if method.form == "peft" and not method.mergeable]
 # A head of one layer and of several, tied and grouped attention, Conv1D, convolutions, batch norms, relative positions.
@@ -68,11 +70,11 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     place = tmp_path_factory.mktemp("bases")
 
     def base(family: str, task: str) -> Path:
-        folder = place / f"{family}-{'lm' if task == 'causal-lm' else 'base'}"
+        folder = place / f"{family}-{task if task in WRITE else 'base'}"
         if not folder.exists():
             # T5's classifier has a decoder and CLIP's a text model, which their plain encoders have not.
             whole = "classification" if family in ("t5", "clip") else "base"
-            model: Any = tiny(family, "causal-lm" if task == "causal-lm" else whole)[0]  # type: ignore[arg-type]
+            model: Any = tiny(family, task if task in WRITE else whole)[0]  # type: ignore[arg-type]
             model.save_pretrained(folder)
             if FAMILIES[family].modality == "text":
                 write_tokenizer(folder)
@@ -83,7 +85,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def adapted(method: Any, base: Path, family: str, task: str) -> tuple[nn.Module, Any]:
     """A loaded base with the method in it, moved away from its start; and the backbone."""
-    labels = None if task == "causal-lm" else ["bad", "good", "odd", "new"]
+    labels = None if task in WRITE else ["bad", "good", "odd", "new"]
     backbone = loading.load(str(base), kind=kind_of(family, task), label_names=labels, pooling="own", seed=3)
     model = attach(backbone.model, method, newly_initialised=backbone.newly_initialised)
     generator = torch.Generator().manual_seed(1)
@@ -118,7 +120,7 @@ def test_a_merged_adapter_is_a_checkpoint_that_answers_the_same(
     found = logits(plain.eval(), batch_of(family, task))
     torch.testing.assert_close(found, wanted, atol=CLOSE["float32"], rtol=CLOSE["float32"])
     # The base alone answers otherwise: it is the adapter that was merged.
-    untouched = loading.load(str(base), kind=kind_of(family, task), num_labels=None if task == "causal-lm" else 4)
+    untouched = loading.load(str(base), kind=kind_of(family, task), num_labels=None if task in WRITE else 4)
     with torch.no_grad():
         assert (found - untouched.model.eval()(**batch_of(family, task)).logits).abs().max() > 1e-4
 
