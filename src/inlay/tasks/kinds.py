@@ -173,7 +173,7 @@ def of_images(name: str) -> str | None:
 
 def may_be_mixed(name: str) -> bool:
     """Whether tasks of this kind can be trained in batches with others of the same head."""
-    return not get(name).has_own_answers
+    return not get(name).has_own_answers and get(name).predicts != "masked"
 
 
 def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:
