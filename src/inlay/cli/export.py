@@ -27,7 +27,7 @@ def command(
         str | None,
         typer.Option(
             help="The form: lora (the default), PEFT's own adapter; tasks, a folder to predict with and to serve; "
-            "onnx, a whole model for onnxruntime."
+            "vllm, a LoRA that vLLM reads; onnx, a whole model for onnxruntime."
         ),
     ] = None,
     model: o.MovedModel = None,

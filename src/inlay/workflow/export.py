@@ -6,7 +6,7 @@ Nothing that exists is changed: a finished run's record has the digest of each o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,7 @@ from inlay.workflow.answer_files import find_run_of, locate_tasks, read_facts, v
 from inlay.workflow.notes import Say, or_log
 
 JOINED = "tasks"  # the form in which tasks of several folders are joined
+VLLM = "vllm"  # a LoRA with one rank and one scale, as vLLM reads it
 ONNX = "onnx"  # a whole model, adapter and all, for other programs
 ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
 KEPT = (
@@ -81,6 +82,7 @@ def export(
     forms = [
         *dict.fromkeys(form for method in registry.all_methods().values() for form in method.exports),
         JOINED,
+        VLLM,
         ONNX,
     ]
     if to not in forms:
@@ -101,11 +103,24 @@ def export(
         from inlay.workflow.onnx import export_onnx
 
         return export_onnx(folders[0], target, task=names[0] if names else None, model=model, say=say)
-    return _as_form(to, folders[0], names[0] if names else None, target, model, or_log(say))
+    plain, finish = to, None
+    if to == VLLM:
+        from inlay.workflow.vllm_folder import rewrite
+
+        plain, finish = "lora", rewrite
+    return _as_form(plain, folders[0], names[0] if names else None, target, model, or_log(say), finish)
 
 
-def _as_form(to: str, folder: Path, task: str | None, target: Path, model: str | None, say: Say) -> Path:
-    """One task in a form that its method can write."""
+def _as_form(
+    to: str,
+    folder: Path,
+    task: str | None,
+    target: Path,
+    model: str | None,
+    say: Say,
+    finish: Callable[[Path], object] | None = None,
+) -> Path:
+    """One task in a form that its method can write; `finish` changes what was written before its note is."""
     from inlay.backbones.locate import portable
     from inlay.methods.saving import about, read
 
@@ -129,6 +144,8 @@ def _as_form(to: str, folder: Path, task: str | None, target: Path, model: str |
 
     def fill(place: Path) -> None:
         registry.load(method.exports[to])(config, tensors, place, sizes)
+        if finish is not None:
+            finish(place)
         if note:
             facts = {name: note[name] for name in KEPT if name in note}
             copy_plain(AdapterFolder.find(folder, method, task).place, preprocessing(note), place)
