@@ -137,6 +137,18 @@ def test_an_adapter_loads_into_a_plain_model(method: str, place: Path, tmp_path:
     assert found.numpy() == pytest.approx(wanted, abs=1e-5)
 
 
+def test_a_merged_checkpoint_says_how_it_is_pooled(place: Path, tmp_path: Path) -> None:
+    run = tune(spec_of(place, method="lora", max_steps=3, pooling="first"), tmp_path / "runs", progress=False)
+    wanted = inlay.load(run).embed(["w1 w2", "w3"])
+    inlay.merge(run, tmp_path / "merged", say=lambda line: None)
+    assert inlay.embed(["w1 w2", "w3"], model=str(tmp_path / "merged")).vectors == pytest.approx(wanted, abs=1e-5)
+    said = json.loads((tmp_path / "merged" / "1_Pooling" / "config.json").read_text())
+    assert (said["pooling_mode_cls_token"], said["pooling_mode_mean_tokens"]) == (True, False)
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(tmp_path / "merged")(torch.tensor([[6, 7]])).last_hidden_state[0, 0]
+    assert (states / states.norm()).numpy() == pytest.approx(wanted[0], abs=1e-5)
+
+
 def test_scored_pairs_are_ranked(place: Path, tmp_path: Path) -> None:
     rng, path = random.Random(0), tmp_path / "scored.jsonl"
     with path.open("w") as file:

@@ -78,10 +78,7 @@ def save(
     else:
         with _no_progress_bar():
             model.save_pretrained(folder)
-        if (pooling := installed(model)) is not None:
-            for file, content in written(pooling, model.config.hidden_size).items():
-                (folder / file).parent.mkdir(exist_ok=True)
-                (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_pooling(model, folder)
     if processor is not None and not type(processor).__module__.startswith("inlay."):  # which Transformers can load
         facts["preprocessing"] = _save_processor(processor, saved.place)
         if about is not None:
@@ -97,6 +94,15 @@ def save(
         remember_folder(fingerprint, about.folder)
     if about is not None and not (card_of_user and saved.place == folder):
         write_card(saved.place, method, {DEFAULT: about})
+
+
+def write_pooling(model: Any, folder: Path) -> None:
+    """Write sentence-transformers' files beside a checkpoint whose pooling is not that of its architecture."""
+    if (pooling := installed(model)) is None:
+        return
+    for file, content in written(pooling, model.config.hidden_size).items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def restore(

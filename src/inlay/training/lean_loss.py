@@ -68,7 +68,9 @@ def _parts(model: nn.Module) -> tuple[Any, Any]:
     base: Any = model
     if hasattr(base, "get_base_model"):
         base = base.get_base_model()
-    if not hasattr(base, "get_output_embeddings") or getattr(base, "loss_function", None) is not ForCausalLMLoss:
+    if not hasattr(base, "get_output_embeddings") or base.get_output_embeddings() is None:
+        return None, None
+    if getattr(base, "loss_function", None) is not ForCausalLMLoss:
         return None, None
     code = inspect.unwrap(type(base).forward).__code__
     return (base, base.get_output_embeddings()) if "loss_function" in code.co_names else (None, None)

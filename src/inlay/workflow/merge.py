@@ -10,7 +10,7 @@ from inlay.errors import InlayError, unknown
 from inlay.methods.card import write_merged_card
 from inlay.records.atomic import write_folder
 from inlay.records.store import Run
-from inlay.tasks import answers
+from inlay.tasks import answers, kinds
 from inlay.tasks.templates import SEPARATOR
 from inlay.workflow.adapted import Adapted, find_source, load_adapted, make_example
 from inlay.workflow.notes import Say, or_log
@@ -63,10 +63,13 @@ def merge(
 
     def fill(place: Path) -> None:
         from inlay.console import quiet
+        from inlay.methods.saving import write_pooling
 
         with quiet():
             plain.save_pretrained(place)
             _with_template(adapted).save_pretrained(place)
+        if kinds.get(adapted.kind).predicts == "vector":  # no head would read it otherwise: the files say what to pool
+            write_pooling(plain, place)
         if adapted.about is not None:
             write_merged_card(place, adapted.method, adapted.about, type(plain).__name__, notes)
 
@@ -87,7 +90,7 @@ def _check_portable(adapted: Adapted) -> None:
     from inlay.methods.plain import base_of
 
     base = base_of(adapted.model)
-    if (pooling := installed(base)) is not None:
+    if (pooling := installed(base)) is not None and kinds.get(adapted.kind).predicts != "vector":
         raise InlayError(
             f"The head of this model reads pooling={pooling!r}, and {type(base).__name__} by itself reads another "
             "state of the text: loaded without inlay, the merged checkpoint would answer otherwise without a word. "
@@ -130,6 +133,9 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             f"the classes are, from the lowest: {names}. Output k is the logit of being above class k for what is not "
             "below it: the product of the sigmoids of the first k outputs is the probability of being above class k"
         )
+    if schema.predicts == "vector" and adapted.about is not None:
+        yield f"a text's vector is its states pooled by {adapted.about.pooling}, as 1_Pooling/config.json says"
+        return
     template = schema.full_template
     if schema.modality == "text" and schema.predicts != "tags" and template != f"{{{schema.fields[0]}}}":
         pair = " ({sep}: the tokenizer is given a pair of texts)" if f"{{{SEPARATOR}}}" in template else ""
