@@ -24,6 +24,7 @@ from typer.main import get_command
 
 import zoo
 from checkpoints import write_tokenizer
+from hub_server import Hub
 from inlay.cli import show
 from inlay.cli.app import app
 from prompted import adapter
@@ -50,6 +51,10 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
     "evaluate": (("--run", RUN, "--data", "reviews.csv"), "--run nowhere --data reviews.csv"),
     "compress": ("--model decoder --prompt prompt.txt --out compressed --count 10 --length 6 --steps 2 --batch-size 4",
                  "--model decoder --prompt nowhere.txt --out compressed"),
+    "embed": ("reviews.csv --model my-model --text body", "reviews.csv --model nowhere --text body"),
+    "push": (("--run", RUN, "--to", "me/moods", "--base", "someone/bert", "--out", "exported"),
+             "--run nowhere --to me/moods"),
+    "pull": ("me/moods --out exported", "me/nothing --out exported"),
     "generate": ("--model decoder w3 --max-tokens 4", "--model nowhere w3"),
     "doctor": ("", "--nonsense"),
     "chat": ("--adapter prompted --prompt prompt.txt --once w3 --max-tokens 9", "--adapter nowhere --once w3"),
@@ -230,9 +235,25 @@ def stop(seen: Seen) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def hub(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub on this machine that has the run's adapter."""
+    server = Hub(tmp_path)
+    (run,) = (runs / "runs").glob(f"{RUN}-*")
+    server.folders["me/moods"] = run / "adapter"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name, value in (("ENDPOINT", ""), ("HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", server.address + value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield
+    server.stop()
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ONCE])
-def test_a_result(name: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result(name: str, runs: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.chdir(runs)
+    if name == "pull":
+        request.getfixturevalue("hub")
     for setting in SETTINGS:
         shutil.rmtree("exported", ignore_errors=True)
         if name == "runs rm":

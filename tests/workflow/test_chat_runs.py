@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,28 @@ def test_a_run_learns_the_answers_and_stops_where_a_turn_ends(run: Run, said: li
     talk = [turn("user", "what is 5?"), turn("assistant", "gold"), turn("user", "thank you again")]
     assert loaded.predict([{"id": "x", "messages": talk}]) == [{"id": "x", "messages": talk, "text": "red"}]
     assert loaded.predict(["what is 3?"])[0]["text"] == "gold"
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_code_in_the_card_asks_in_the_template_of_training(
+    method: str, spec: Spec, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted as it is: it renders the question as in training, and stops where a turn ends."""
+    bare = checkpoint(tmp_path / "bare", "zephyr")
+    template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant] {% endif %}"
+    how: dict[str, Any] = {"model": str(bare), "template": template, "method": method}
+    run = inlay.tune(spec.with_(**how), tmp_path / "runs", progress=False, say=silent)
+    (code,) = re.findall(r"```python\n(.*?)```", (run.adapter / "README.md").read_text(), re.DOTALL)
+    assert AutoTokenizer.from_pretrained(run.adapter).chat_template == template
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("this/folder", str(run.adapter)), names)
+    asked = [turn("user", "What can you tell me?")]
+    (wanted,) = inlay.load(run).predict([asked])
+    assert names["messages"] == asked
+    assert names["answer"] == wanted["text"]
+    assert names["inputs"]["input_ids"].shape[1] > len(inlay.load(run).processor("What can you tell me?")["input_ids"])
 
 
 def test_a_finished_run_is_found(run: Run, spec: Spec, folder: Path) -> None:

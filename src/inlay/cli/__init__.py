@@ -11,6 +11,8 @@ import logging
 import sys
 
 MISTAKE = 2
+# They warn, when they are imported, of kernels that this machine cannot use. `inlay doctor` says what works.
+CHATTY = ("torchao", "bitsandbytes.backends.cpu.ops", "torch.utils._pytree")
 
 
 def main() -> None:
@@ -29,6 +31,8 @@ def main() -> None:
     logger = logging.getLogger("inlay")
     logger.handlers[:] = [News()]
     logger.setLevel(logging.INFO)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app(prog_name="inlay")
     except InlayError as error:

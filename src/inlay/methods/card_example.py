@@ -17,6 +17,7 @@ from inlay.tasks.schema import TaskSchema
 
 Code = tuple[list[str], list[str]]
 MOST_TOKENS = 40  # of a text that is written
+QUESTION = "What can you tell me?"
 MARKED = ("the first and the last", 4, 9)  # a text and a span of it
 OFFSETS = 'return_offsets_mapping=True, return_tensors="pt"'
 BLANK = 'Image.new("RGB", (64, 64))'
@@ -42,7 +43,7 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     elif task.predicts == "masked":
         own_imports, own = _of_masks(task)
     elif task.writes_text:
-        own_imports, own = _of_prompt(task)
+        own_imports, own = _of_conversation(task) if task.chat else _of_prompt(task)
     else:
         own_imports, own = _of_text(task)
     return [*imports, *own_imports], [*lines, *own]
@@ -116,12 +117,28 @@ def _of_words(task: TaskSchema) -> Code:
 
 def _of_prompt(task: TaskSchema) -> Code:
     text, _ = templates.render(task.full_template, _row(task.fields), "[MASK]")
-    most = task.max_new_tokens or MOST_TOKENS
     return [], [
         f'inputs = processor({json.dumps(text, ensure_ascii=False)}, return_tensors="pt")',
+        *_generation(task),
+    ]
+
+
+def _of_conversation(task: TaskSchema) -> Code:
+    return ["from inlay.tasks.chat_template import ChatTemplate"], [
+        f'messages = [{{"role": "user", "content": {json.dumps(QUESTION)}}}]',
+        "how = dict(add_generation_prompt=True, return_dict=True)",
+        'inputs = processor.apply_chat_template(messages, return_tensors="pt", **how)',
+        "ends = list(ChatTemplate(processor).stops)  # the tokens that end a turn",
+        *_generation(task, ", eos_token_id=ends"),
+    ]
+
+
+def _generation(task: TaskSchema, more: str = "") -> list[str]:
+    most = task.max_new_tokens or MOST_TOKENS
+    return [
         'inputs.pop("token_type_ids", None)',
         NO_GRADIENT,
-        f"    ids = model.generate(**inputs, max_new_tokens={most}, do_sample=False)",
+        f"    ids = model.generate(**inputs, max_new_tokens={most}, do_sample=False{more})",
         'begin = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]',
         "answer = processor.decode(ids[0, begin:], skip_special_tokens=True)",
         "print(answer)",

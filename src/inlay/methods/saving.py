@@ -80,7 +80,8 @@ def save(
             model.save_pretrained(folder)
         write_pooling(model, folder)
     if processor is not None and not type(processor).__module__.startswith("inlay."):  # which Transformers can load
-        facts["preprocessing"] = _save_processor(processor, saved.place)
+        chats = None if about is None or about.schema is None else about.schema.get("chat_template")
+        facts["preprocessing"] = _save_processor(processor, saved.place, chats)
         if about is not None:
             about = replace(about, preprocessing=True)
             facts["about"] = about.to_json()
@@ -192,10 +193,17 @@ def mend_prompt(model: Any) -> Any:
     return model
 
 
-def _save_processor(processor: Any, place: Path) -> list[str]:
-    """Write it; the names of its files."""
+def _save_processor(processor: Any, place: Path, chat_template: str | None) -> list[str]:
+    """Write it, with the chat template of training where there is one; the names of its files."""
     before = {path.name for path in place.iterdir()}
-    processor.save_pretrained(place)
+    own = getattr(processor, "chat_template", None)
+    if chat_template is not None:
+        processor.chat_template = chat_template
+    try:
+        processor.save_pretrained(place)
+    finally:
+        if chat_template is not None:
+            processor.chat_template = own
     return sorted({path.name for path in place.iterdir() if path.is_file()} - before)
 
 

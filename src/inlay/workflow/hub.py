@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from inlay.console import has_colour
 from inlay.errors import InlayError, first_line
 
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -32,7 +34,7 @@ def publish(folder: Path, repository: str, *, private: bool, update: bool, messa
     from huggingface_hub import HfApi
 
     check_repository(repository)
-    with _told(repository, "pushed"):
+    with _told(repository, "pushed"), _bars():
         api = HfApi()
         created = api.create_repo(repository, private=private, exist_ok=True)
         held = sorted(set(api.list_repo_files(repository)) - EMPTY)
@@ -50,7 +52,7 @@ def fetch(repository: str, revision: str | None, place: Path) -> str:
     from huggingface_hub import snapshot_download
 
     check_repository(repository)
-    with _told(repository, "pulled"):
+    with _told(repository, "pulled"), _bars():
         found = Path(snapshot_download(repository, revision=revision, allow_patterns=[*PATTERNS]))
     for file in sorted(found.rglob("*")):
         if file.is_file():
@@ -58,6 +60,21 @@ def fetch(repository: str, revision: str | None, place: Path) -> str:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, target)
     return found.name
+
+
+@contextmanager
+def _bars() -> Iterator[None]:
+    """Progress bars of the Hub where a terminal may be steered, and nowhere else."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    if not has_colour(sys.stderr):
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
 
 
 @contextmanager
