@@ -166,9 +166,9 @@ def of_tokens(names: Sequence[str], losses: np.ndarray, counts: np.ndarray, righ
 
 
 def of_texts(names: Sequence[str], texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Those of the named metrics that are of written texts. A row has a `target`, and perhaps several `references`."""
+    """Those of the named metrics that are of written texts. A row has a `target`, several `references`, or both."""
     references = [row.get("references") or [row["target"]] for row in rows]
-    targets = [row["target"] for row in rows]
+    targets = [row["target"] if "target" in row else row["references"][0] for row in rows]
     made: dict[str, Callable[[], float]] = {
         "bleu": lambda: bleu(texts, references),
         "chrf": lambda: chrf(texts, references),
