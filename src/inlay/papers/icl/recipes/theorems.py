@@ -100,8 +100,8 @@ RECIPES = (
         },
         run=section_3_3,
         claims=(
-            Claim("Without noise the label is <y, Z^+ Zhat_k>, if N >= m", stated("without noise"), "(26)"),
-            Claim("y* is <y, A_k>", stated("y* is <y, A_k>"), "(27)"),
+            Claim("Without noise, and with N >= m, Z^+ Zhat gives every label", stated("without noise"), "(26)"),
+            Claim("A gives y*", stated("y* is <y, A_k>"), "(27)"),
             Claim("One head cannot reach the least loss", stated("one head cannot"), "section 3.3"),
             Claim("Trained, one head stays above what one head can reach", stated("trained, one head"), "section 3.3"),
             Claim(
