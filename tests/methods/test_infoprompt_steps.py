@@ -21,7 +21,7 @@ from inlay.errors import InlayError
 from inlay.methods.attach import trained_parameters
 from inlay.methods.infoprompt import layer
 from inlay.methods.infoprompt.layer import InfoPromptLayer
-from inlay.methods.infoprompt.phi import PhiCache, encoded, keys
+from inlay.methods.infoprompt.phi import PhiCache, encoded, keys, moved_left
 from inlay.methods.infoprompt.pieces import Pieces
 from zoo import VOCABULARY, tiny
 
@@ -295,6 +295,27 @@ def test_texts_are_encoded_one_by_one_on_a_cpu_and_together_elsewhere(
     assert seen == calls
     encoded({"input_ids": ids}, real, range(3), compute)
     assert len(seen) == len(calls) + (3 if device == "cpu" else 1)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "gpt2", "opt", "roberta", "llama"])
+@pytest.mark.parametrize("masked", [True, False])
+def test_texts_padded_on_the_left_are_encoded_as_without_padding(family: str, masked: bool) -> None:
+    """What devices other than CPUs compute of a batch is what a CPU computes of each text alone."""
+    model = tiny(family, "base")[0].eval()
+    text = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 0, 0, 0], [0, 0, 14, 15, 16, 17], [0, 18, 19, 20, 0, 0]])
+    real = text > 0
+    batch = {"input_ids": text.masked_fill(~real, 1), **({"attention_mask": real.long()} if masked else {})}
+
+    @torch.no_grad()
+    def compute(rows: dict[str, Tensor]) -> Tensor:
+        states = model(**rows).last_hidden_state
+        kept = rows.get("attention_mask", torch.ones_like(rows["input_ids"]))[..., None]
+        return torch.stack([(states * kept).sum(1) / kept.sum(1), states[:, 0]], 1)
+
+    wanted = encoded(batch, real, range(4), compute)
+    torch.testing.assert_close(compute(moved_left(batch, real)), wanted, atol=1e-5, rtol=1e-5)
+    if masked and family in ("bert", "distilbert", "gpt2"):  # absolute positions
+        assert not torch.allclose(compute(batch)[2:, 0], wanted[2:, 0], atol=1e-4)
 
 
 def test_what_was_seen_in_inference_mode_serves_in_training() -> None:

@@ -137,6 +137,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "crop-flip.",
         "init_adapter": "Begin with what this adapter has learnt: a run (its folder or name), or an adapter's folder, "
         "of the same method and model. The head is new.",
+        "calibrate": "At the end, choose the temperature of the classes' probabilities on the validation split: honest "
+        "scores, the same predictions. For one class a row.",
         "layers": "Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
         "method's own choice.",
         "set_": "A setting of the method, e.g. --set r=16. May be repeated.",

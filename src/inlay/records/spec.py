@@ -42,7 +42,8 @@ class Spec:
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
     `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
     classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
-    adapter to begin with: a run, or a folder.
+    adapter to begin with: a run, or a folder. `calibrate` chooses a temperature for the probabilities of classes on the
+    validation split at the end (`inlay.tasks.calibration`).
     """
 
     model: str
@@ -92,6 +93,7 @@ class Spec:
     label_separator: str | None = None
     classes: tuple[str, ...] = ()
     init_adapter: str | None = None
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -116,6 +118,8 @@ class Spec:
                 )
         if self.tasks and self.pack:
             raise InlayError("pack is for a run of one task: the rows of several belong to their adapters.")
+        if self.tasks and self.calibrate:
+            raise InlayError("calibrate is for a run of one task: leave it out, or train that task by itself.")
         if self.tasks and self.init_adapter is not None:
             raise InlayError(f"init_adapter={self.init_adapter!r} is for a run of one task: leave it out.")
         for name, choices in CHOICES.items():
@@ -258,4 +262,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "label_separator": (None,),
     "classes": ([],),
     "init_adapter": (None,),
+    "calibrate": (False,),
 }

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from inlay.tasks.calibration import to_probabilities
 from inlay.tasks.conversations import FIELD, unpack
 from inlay.tasks.places import Places
 
@@ -123,10 +124,9 @@ def _of_classes(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
     names = np.asarray(tested.schema.label_names or (), dtype=object)
-    logits = tested.outputs[:, : len(names)].astype(np.float64)
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    true, best = np.asarray(tested.rows["label"], dtype=np.int64), shares.argmax(axis=-1)
+    logits = tested.outputs[:, : len(names)]
+    shares = to_probabilities(logits, tested.schema.temperature)
+    true, best = np.asarray(tested.rows["label"], dtype=np.int64), logits.argmax(axis=-1)
     score = shares[np.arange(len(best)), best]
     wrong = np.flatnonzero(best != true)
     columns: dict[str, Any] = {

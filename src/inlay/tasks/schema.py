@@ -38,7 +38,8 @@ class TaskSchema:
     of conversations, where the rows are such, and `chat_template` the template that they are read with. `class_weights`
     is what each class counts in the loss. `label_separator` stands between the labels in a cell, and `thresholds` are
     the probabilities from which on each of them is given; None: a half. `means` and `deviations` are those of several
-    values, whose names are the `label_names`.
+    values, whose names are the `label_names`. `temperature` divides the outputs before the softmax that makes
+    probabilities of classes; None: 1, as they were trained.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TaskSchema:
     thresholds: tuple[float, ...] | None = None
     means: tuple[float, ...] | None = None
     deviations: tuple[float, ...] | None = None
+    temperature: float | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -241,7 +243,8 @@ class TaskSchema:
     ) -> list[dict[str, Any]]:
         """Predictions in words, one dict a row.
 
-        Classes: label and score (its probability), with `probabilities` those of all classes by name. A value: value.
+        Classes: label and score (its probability by the softmax of the outputs over `temperature`), with
+        `probabilities` those of all classes by name. A value: value.
         Sets of labels and the like: see `inlay.tasks.answers`. Token classification: a tag for each word, for which the
         encoded `inputs` are needed. Language models: the generated texts as they are. A vector: embedding, and
         with `inputs` the tokens that were read.
@@ -274,10 +277,9 @@ class TaskSchema:
             ahead = max(0, predictions.shape[1] - max(map(len, inputs.words), default=0))
             each = zip(predictions[:, ahead:].argmax(axis=-1), inputs.words, inputs.sizes, strict=True)
             return [{"tags": self._tags(row, words, size)} for row, words, size in each]
-        logits = predictions.astype(np.float64)
-        shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        shares /= shares.sum(axis=-1, keepdims=True)
-        best = shares.argmax(axis=-1)
+        from inlay.tasks.calibration import to_probabilities
+
+        shares, best = to_probabilities(predictions, self.temperature), predictions.argmax(axis=-1)
         found = [{"label": names[i], "score": float(row[i])} for i, row in zip(best, shares, strict=True)]
         if not probabilities:
             return found

@@ -113,6 +113,14 @@ class Task(Described):
         note = f"thresholds, chosen on {len(targets):,} validation rows: {shown}{more}"
         return self.with_schema(dataclasses.replace(self.schema, thresholds=found)).with_notes([note])
 
+    def with_temperature(self, outputs: Any, labels: Any) -> Self:
+        """The task with the temperature of its classes' probabilities that suits these outputs for rows held out."""
+        from inlay.tasks.calibration import choose_temperature
+
+        found = choose_temperature(outputs[:, : self.num_labels], labels)
+        note = f"probabilities are calibrated on {len(labels):,} validation rows: temperature {found:.3g}"
+        return self.with_schema(dataclasses.replace(self.schema, temperature=found)).with_notes([note])
+
     # ------------------------------------------------------------------------------------------------- encoding
 
     def with_length(self, processor: Any, max_length: int | None = None, *, model_config: Any = None) -> Self:

@@ -75,7 +75,7 @@ class FitResult:
     trained to the end, and why; `classes_predicted`, how many different classes a task's test examples were given,
     where an example has one; `evaluated_rows`, how many rows of a task's validation split an evaluation during
     training scored, where that was not all; `predictions`, what was said of the rows that were held out, a table for
-    each task.
+    each task; `calibration`, its temperature and what that changes, where it was asked for.
     """
 
     model: nn.Module
@@ -92,6 +92,7 @@ class FitResult:
     classes_predicted: dict[str, int] = field(default_factory=dict)
     evaluated_rows: dict[str, int] = field(default_factory=dict)
     predictions: dict[str, pa.Table] = field(default_factory=dict)
+    calibration: dict[str, Any] = field(default_factory=dict)
 
 
 def fit(
@@ -316,6 +317,7 @@ class Fit:
             classes_predicted=objective.classes_predicted,
             evaluated_rows=objective.bounded,
             predictions=objective.predictions,
+            calibration=objective.calibration,
         )
 
     def make_portrait(self, adapter: Path) -> dict[str, Any]:

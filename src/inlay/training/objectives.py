@@ -24,7 +24,7 @@ from inlay.methods.protocol import Method, layers_of
 from inlay.portrait import count_parameters
 from inlay.records.atomic import write_folder
 from inlay.records.spec import Spec
-from inlay.tasks import Task, kinds
+from inlay.tasks import Task, calibration, kinds
 from inlay.tasks.kept import keep
 from inlay.training.batches import Stop, draw_part, group_by_length, is_main, settle_length
 from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
@@ -51,7 +51,7 @@ class Objective(ABC):
     `validation` has the encoded validation splits, `watched` what of each is scored while the model is trained.
     `failed` says of several tasks which could not be trained to the end; `classes_predicted`, how many different
     classes a task's test examples were given, where an example has one; `predictions`, what was said of the rows that
-    a task held out (`inlay.tasks.kept`).
+    a task held out (`inlay.tasks.kept`); `calibration`, how honest a task's probabilities are before and after.
     """
 
     trainer: InlayTrainer
@@ -63,6 +63,7 @@ class Objective(ABC):
         self.watched: dict[str, Any] = {}
         self.classes_predicted: dict[str, int] = {}
         self.predictions: dict[str, pa.Table] = {}
+        self.calibration: dict[str, Any] = {}
 
     @property
     def first(self) -> Task:
@@ -125,6 +126,8 @@ class Objective(ABC):
 
     def check(self, spec: Spec, plan: Plan) -> Plan:
         """The plan as it can be carried out; an error where it cannot."""
+        if spec.calibrate:
+            check_calibration(self.first, self.validation)
         lacking = [name for name in self.tasks if name not in self.validation]
         if spec.early_stopping and lacking:
             who = "this task" if len(self.tasks) == 1 else ", ".join(lacking)
@@ -383,13 +386,15 @@ class SingleTask(Objective):
         texts: Sequence[str] | None = None
         with undisturbed():
             needs_thresholds = kinds.get(task.kind).predicts == "labels"
-            if self.validation and (self.bounded or needs_thresholds):
+            if self.validation and (self.bounded or needs_thresholds or setup.spec.calibrate):
                 whole = self.validation[task.name]
                 scored = score(setup.model, task, whole, setup.collate, setup.place, stop)
                 found["validation"] = scored.metrics
                 if needs_thresholds:
                     task = self.tasks[task.name] = task.with_thresholds(scored.predictions, scored.targets)
                     found["validation"] |= task.compute_metrics(scored.predictions, scored.targets)
+                if setup.spec.calibrate:
+                    task = self.calibrate(scored)
             elif self.validation:
                 found["validation"] = progress.best["metrics"] if progress.best else progress.validation
             if len(task.test):
@@ -400,6 +405,8 @@ class SingleTask(Objective):
                 if scored.seconds is not None:
                     progress.inference.append([scored.examples, scored.seconds])
                 found["test"], outputs = scored.metrics, scored.predictions
+                if self.calibration:
+                    self.measure_calibration("test", scored)
                 if task.kind in kinds.ONE_LABEL:
                     self.classes_predicted[task.name] = len(np.unique(scored.predictions.argmax(-1)))
             if task.generates:
@@ -411,6 +418,22 @@ class SingleTask(Objective):
             self.keep_predictions(task.name, test, outputs, texts)
         return found
 
+    def calibrate(self, scored: Scored) -> Task:
+        """The task with the temperature that its validation rows choose."""
+        task = self.tasks[self.first.name] = self.first.with_temperature(scored.predictions, scored.targets)
+        self.calibration = {"temperature": task.schema.temperature}
+        self.measure_calibration("validation", scored)
+        return task
+
+    def measure_calibration(self, split: str, scored: Scored) -> None:
+        """Note how honest the probabilities on a split are as they were trained, and at the temperature."""
+        outputs, labels = scored.predictions[:, : self.first.num_labels], scored.targets
+        self.calibration[split] = {
+            "rows": len(labels),
+            "before": calibration.measure_calibration(outputs, labels),
+            "after": calibration.measure_calibration(outputs, labels, self.calibration["temperature"]),
+        }
+
     def save(self, target: Path, metrics: Metrics | None = None) -> None:
         setup, backbone = self.setup, self.setup.backbone
         about = About.of(backbone, self.first, setup.spec.seed, metrics)
@@ -420,9 +443,33 @@ class SingleTask(Objective):
 
     def notes(self, metrics: Metrics) -> list[str]:
         progress, total = self.trainer.progress, self.setup.plan.total_steps
+        told = []
+        if (test := self.calibration.get("test")) is not None:
+            was, now = test["before"], test["after"]
+            told.append(
+                f"calibration on {test['rows']:,} test rows: error (ECE) {was['ece']:.3f} to {now['ece']:.3f}, "
+                f"cross-entropy {was['nll']:.3f} to {now['nll']:.3f}"
+            )
         if not progress.stopped or progress.best is None:
-            return []
-        return [f"stopped at step {self.trainer.state.global_step} of {total}; best at step {progress.best['step']}"]
+            return told
+        return [
+            *told,
+            f"stopped at step {self.trainer.state.global_step} of {total}; best at step {progress.best['step']}",
+        ]
+
+
+def check_calibration(task: Task, validation: Mapping[str, Any]) -> None:
+    """Refuse a calibration that cannot be made, before anything is trained."""
+    if task.kind not in kinds.ONE_LABEL:
+        raise InlayError(
+            f"calibrate is for tasks with one class a row, and {task.name} is of kind {task.kind!r}. Leave calibrate "
+            "(--calibrate) out."
+        )
+    if task.name not in validation:
+        raise InlayError(
+            f"calibrate needs rows that are held out for validation, and {task.name} has none. Leave calibrate "
+            "(--calibrate) out, or bring more data."
+        )
 
 
 def adapt_task(

@@ -102,6 +102,9 @@ class LoadedRun:
         `score`, and with `probabilities` those of all; a value is `value`, tags are `tags`, what a model writes is
         `text`. Where a column has such a name already, it keeps it, and what is predicted is called `predicted_<name>`.
 
+        A `score` is the softmax of the model's outputs: as they were trained, which is often too sure of itself, or
+        over the temperature that a run with `calibrate` chose on its validation rows (`schema.temperature`).
+
         `top_k` adds the so many likeliest classes, the likeliest first. With `skip_unreadable` rows and images that
         cannot be read are left out: `left_out` then has their positions, from 0, and the reasons.
         """

@@ -123,6 +123,8 @@ def _notes(adapted: Adapted) -> Iterator[str]:
         scales = zip(schema.label_names or (), schema.deviations or (), schema.means or (), strict=True)
         each = "; ".join(f"{name} = output * {spread!r} + {mean!r}" for name, spread, mean in scales)
         yield f"the model's outputs are scaled, as they were in training: {each}"
+    if schema.temperature is not None:
+        yield f"the probability of each class is the softmax of the model's outputs divided by {schema.temperature!r}"
     if schema.predicts == "shares":
         yield "the softmax of the model's outputs is the probability of each class"
     if schema.predicts == "labels":

@@ -214,6 +214,8 @@ def _describe(adapted: Adapted, names: list[str], apart: float) -> dict[str, Any
         facts |= {"template": schema.full_template, "max_length": schema.max_length}
     if schema is not None and schema.predicts == "value":
         facts["value"] = {"scale": schema.deviation, "shift": schema.mean}
+    if schema is not None and schema.temperature is not None:
+        facts["temperature"] = schema.temperature
     thresholds = getattr(schema, "thresholds", None)
     if thresholds:
         facts["thresholds"] = list(thresholds)

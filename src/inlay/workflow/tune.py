@@ -115,6 +115,7 @@ def tune(
             "stopped_early": result.stopped_early,
             "examples": {each: sum(len(task.split(each)) for task in result.tasks.values()) for each in SPLITS},
             **({"evaluated_rows": result.evaluated_rows} if result.evaluated_rows else {}),
+            **({"calibration": result.calibration} if result.calibration else {}),
             "backbone": describe_backbone(backbone),
             "versions": versions(),
         }

@@ -66,6 +66,7 @@ OPTIONS = {
     "theorem-1": ("--steps", "60"),
     "theorem-2": (),
     "proposition-1": (),
+    "section-3-3": (),
 }
 
 
@@ -112,7 +113,8 @@ def test_what_is_on_record_was_used(figure: str, run: Lab) -> None:
     before = numbers(setting)
     for name, value in other.items():
         alike = numbers(replace(setting, **{name: value})) == before
-        own = figure == "proposition-1" and name in ("N", "K", "d")  # its own, fixed
+        fixed = {"proposition-1": ("N", "K", "d"), "section-3-3": ("N", "K", "d", "m", "tau", "unit")}
+        own = name in fixed.get(figure, ())
         assert alike == (name not in facts or own), name
 
 

@@ -40,7 +40,7 @@ Seed = Annotated[int, typer.Option(help="Decides which examples are drawn.")]
 TRAINING_ONLY = [
     *("shots", "epochs", "max_steps", "gradient_accumulation", "learning_rate", "weight_decay", "warmup", "schedule"),
     *("clip", "class_weights", "early_stopping", "evaluations", "gradient_checkpointing", "layers", "set_"),
-    *("max_eval", "pack", "group_by_length", "trunk_cache", "augment"),
+    *("max_eval", "pack", "group_by_length", "trunk_cache", "augment", "calibrate"),
 ]
 looks = partial(o.takes_spec, without=TRAINING_ONLY)
 

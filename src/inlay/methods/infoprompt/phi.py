@@ -13,7 +13,8 @@ two passes writes so), changed buffers and hooks of others: after these call `cl
 It lies in one table where the model is. A GPU is waited for once a batch, for the tokens by which rows are found.
 
 On a CPU texts are encoded one by one: in a batch a row's last bits depend on its company, and with the cache the result
-is to be the same to the bit as without.
+is to be the same to the bit as without. Elsewhere they are encoded together, padded on the right whatever side the
+batch is padded on (`moved_left`).
 """
 
 from __future__ import annotations
@@ -149,7 +150,21 @@ def encoded(batch: Batch, real: Tensor, rows: Sequence[int], compute: Callable[[
     if len(rows) < len(real):
         chosen = index(rows, real.device)
         batch = {name: value.index_select(0, chosen) for name, value in batch.items()}
-    return compute(batch)
+        real = real.index_select(0, chosen)
+    return compute(moved_left(batch, real))
+
+
+def moved_left(batch: Batch, real: Tensor) -> Batch:
+    """The same rows with all padding on the right, and a mask that says so.
+
+    A model with absolute positions counts padding on the left as text. Here a text then stands where it stands without
+    padding, as on a CPU: what is computed of it does not depend on the device or the batch.
+    """
+    kept, order = real.byte().sort(dim=1, descending=True, stable=True)
+    moved = {name: value.gather(1, order) for name, value in batch.items()}
+    return moved | {
+        "attention_mask": kept.to(batch["attention_mask"].dtype if "attention_mask" in batch else torch.long)
+    }
 
 
 def _look_at(encoder: nn.Module, own: nn.Module) -> Look | None:

@@ -65,6 +65,20 @@ class NTKAttentionConfig(InlayConfig):
     seed: int | None = field(
         default=None, metadata={"help": "What is random follows from it; None: drawn from torch's seed."}
     )
+    skip_first: bool = field(
+        default=False,
+        metadata={
+            "help": "The term is off for a query that sees one key only: the first token of a decoder's text, where it "
+            "would overwrite the attention sink."
+        },
+    )
+    centred: bool = field(
+        default=False,
+        metadata={"help": "phi(q) exp(scale q . mu) in place of phi(q), mu being the key of a first token; decoders."},
+    )
+    centre_id: int | None = field(
+        default=None, metadata={"help": "The id of that token; None: the model's own first token (BOS)."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +90,7 @@ class NTKAttentionConfig(InlayConfig):
         if self.feature_map not in FEATURE_MAPS:
             raise unknown("feature_map", self.feature_map, FEATURE_MAPS)
         self._check_prompt()
+        self._check_sink()
         if self.rank is not None:
             if not self.factored:
                 raise InlayError(f"rank={self.rank}: Z itself (factored=False) has none. Leave one of them out.")
@@ -120,6 +135,23 @@ class NTKAttentionConfig(InlayConfig):
                 else "prompt_ids is empty: the prompt must have one token or more."
             )
 
+    def _check_sink(self) -> None:
+        """What concerns the first token of a text, where nothing stands before it."""
+        if self.skip_first and self.start == "text":
+            raise InlayError(
+                "skip_first=True hides the prefix from the first token, and start='text' puts a prompt before it. "
+                "Leave one of them out."
+            )
+        if self.centred and self.start != "zero":
+            raise InlayError(
+                f"centred=True takes the key of a first token as the centre, and start={self.start!r} has keys of its "
+                "own. Leave one of them out."
+            )
+        if self.centre_id is not None and not self.centred:
+            raise InlayError(
+                f"centre_id={self.centre_id} says nothing without centred=True. Leave it out, or give both."
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """Without the prompt, where it has been read: what it leaves behind is in the weights. The text itself may be
         long, or nobody else's business."""
@@ -128,7 +160,10 @@ class NTKAttentionConfig(InlayConfig):
     @classmethod
     def for_prompt(cls, settings: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
         """Many features and all ranks, unless given: it is one prompt, not a sweep."""
-        fixed = {"prompt_ids", "prompt_length", "prefix_length", "seed"} & settings.keys()
+        fixed = {
+            *("prompt_ids", "prompt_length", "prefix_length", "seed"),
+            *("skip_first", "centred", "centre_id"),
+        } & settings.keys()
         if fixed or settings.get("start", "text") != "text":
             raise InlayError(f"{', '.join(sorted(fixed)) or 'start'}: compress sets this itself. Leave it out.")
         if "taylor_order" in settings and settings.get("feature_map") != Taylor.name:
@@ -150,6 +185,11 @@ class NTKAttentionConfig(InlayConfig):
             usual["feature_multiplier"] = 2
         return usual | dict(settings) | {"start": "text"}
 
+    @property
+    def has_centre(self) -> bool:
+        """Whether phi is taken about a point that is saved with the adapter."""
+        return self.centred or self.start == "text"
+
     def features(self) -> FeatureMap:
         """phi."""
         if self.feature_map == Taylor.name:
@@ -159,7 +199,7 @@ class NTKAttentionConfig(InlayConfig):
         assert self.feature_map is not None
         found = feature_map(self.feature_map)
         # Real keys are far from the origin, so that a prompt's features are taken about a centre; every map can.
-        return Leaning(base=found) if self.start == "text" and isinstance(found, Elementwise) else found
+        return Leaning(base=found) if self.has_centre and isinstance(found, Elementwise) else found
 
     def rows(self, head_size: int) -> int:
         """r."""

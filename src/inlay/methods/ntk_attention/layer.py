@@ -13,6 +13,7 @@ from inlay.attention.features import Centred
 from inlay.attention.term import magnitude
 from inlay.errors import InlayError
 from inlay.methods.loaded import LoadedParameter
+from inlay.methods.ntk_attention.first import sees_one
 from inlay.methods.ntk_attention.start import Start
 from inlay.methods.softmax_layer import SoftmaxLayer
 
@@ -43,6 +44,7 @@ class TrainedPrefix(nn.Module):
     def __init__(self, start: Start) -> None:
         super().__init__()
         self._phi = start.features
+        self.skip_first = start.skip_first
         self.z_a = LoadedParameter(start.z_a)
         self.z_b = None if start.z_b is None else LoadedParameter(start.z_b)
         self.kappa = (Kappa if start.features.positive else Fixed)(start.kappa)
@@ -100,6 +102,8 @@ class NTKAttentionLayer(SoftmaxLayer):
 
     Mask, causality, bias of position and dropout concern the keys alone: every query sees the whole prefix. The
     prefixes of several running adapters stand one beside the other: their numerators and denominators add up.
+
+    With `skip_first` a query that sees one key j only gets `v_j`, as in the base model.
     """
 
     child = "inlay_ntk"
@@ -115,12 +119,16 @@ class NTKAttentionLayer(SoftmaxLayer):
         z_a, z_b, kappa, signed = self._prefixes(names)
         how |= {"feature_map": self._prefix(names[0]).features, "signed": signed}
         z = z_a if z_b is None else (z_a, z_b)
+        skips = self._prefix(names[0]).skip_first
+        one = sees_one(query, key, how["attn_mask"], how["is_causal"]) if skips else None
         output = ntk_attention(query, key, value, z, kappa, dropout_p=dropout_p, **how)
+        output = output if one is None else one.give(output, value)
         if not shares:
             return output, None
         # What attention to values of 1 gives.
         ones, nothing = torch.ones_like(value[..., :1]), torch.zeros_like(kappa).unsqueeze(-1)
-        return output, ntk_attention(query, key, ones, nothing, kappa, **how)
+        share = ntk_attention(query, key, ones, nothing, kappa, **how)
+        return output, share if one is None else one.give(share, ones)
 
     def _prefix(self, name: str) -> TrainedPrefix:
         """That of one adapter, looked up where nn.Module keeps it."""
@@ -135,12 +143,15 @@ class NTKAttentionLayer(SoftmaxLayer):
         if len(prefixes) == 1:
             return prefixes[0].given()
         found = [prefix() for prefix in prefixes]
-        alike = {(prefix.features, kappa.shape) for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)}
+        alike = {
+            (prefix.features, prefix.skip_first, kappa.shape)
+            for prefix, (_, _, kappa) in zip(prefixes, found, strict=True)
+        }
         if len(alike) > 1 or any(prefix.centre is not None for prefix in prefixes):
             raise InlayError(
                 f"The adapters {', '.join(names)} have different feature maps (or each the centre of its own "
                 "prompt), and run one at a time: model.set_adapter(name). To run them together, train them with one "
-                "feature_map, feature_multiplier and seed, and no start='text' of taylor or favor."
+                "feature_map, feature_multiplier, skip_first and seed, and neither start='text' nor centred."
             )
         left, right, kappas = zip(*found, strict=True)
         if None in right:  # Z is Z times the identity

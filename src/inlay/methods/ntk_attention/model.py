@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from inlay.errors import InlayError
 from inlay.methods.ntk_attention.config import NTKAttentionConfig
 from inlay.methods.ntk_attention.fit import Centring, Squares, watching_all
 from inlay.methods.ntk_attention.layer import NTKAttentionLayer, TrainedPrefix
 from inlay.methods.ntk_attention.start import Start, start_at
-from inlay.methods.prompts import Prompt
+from inlay.methods.plain import base_of
+from inlay.methods.prompts import Prompt, read
 from inlay.methods.protocol import Passes
 from inlay.methods.softmax_tuner import SoftmaxTuner
 
@@ -31,7 +33,21 @@ class NTKAttentionModel(SoftmaxTuner):
         for block in self.places().values():  # before any layer is made
             assert block.attention is not None
             peft_config.rank_at(block.attention.head_size)
+        if peft_config.centred and not peft_config.resolved:  # a loaded adapter has its centre
+            peft_config.centre_id = self._first_token(peft_config.centre_id)
+            if not next(self.model.parameters()).is_meta:
+                self.prompt = read(self.model, [peft_config.centre_id])
         return super()._prepare_adapter_config(peft_config, model_config)
+
+    def _first_token(self, given: int | None) -> int:
+        """The token whose key is the centre."""
+        found = getattr(base_of(self.model).config, "bos_token_id", None) if given is None else given
+        if not isinstance(found, int):
+            raise InlayError(
+                f"{type(self.model).__name__} names no first token (bos_token_id is {found!r}): give the id of one, "
+                "centre_id=... (--set centre_id=0), or leave centred out."
+            )
+        return found
 
     @torch.no_grad()
     def start_from(self, prompt: Prompt, adapter_name: str = "default") -> None:

@@ -19,13 +19,15 @@ from inlay.methods.prompts import Prompt
 @dataclass(frozen=True)
 class Start:
     """phi and the first values of one attention: `z_a` [heads, r, s], `z_b` [heads, s, d], `kappa` [heads, r]; `centre`
-    [heads, d] where keys are taken about one. Without a `z_b`, `z_a` is Z."""
+    [heads, d] where keys are taken about one. Without a `z_b`, `z_a` is Z. `skip_first`: the term is off for queries
+    that see one key only."""
 
     features: FeatureMap
     z_a: Tensor
     z_b: Tensor | None
     kappa: Tensor
     centre: Tensor | None = None
+    skip_first: bool = False
 
 
 def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = None) -> Start:
@@ -39,11 +41,11 @@ def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = N
     heads = query_heads(attention)
     rows, rank = config.rows(size), config.rank_at(size)
     on_meta = next(attention.module.parameters()).is_meta
-    centre = torch.zeros(heads, size) if config.start == "text" else None
+    centre = torch.zeros(heads, size) if config.has_centre else None
     if config.start == "prefix" and not on_meta:
         z, kappa = _prefix(config, block, attention, heads, rows, generator)
         z_a, z_b = parts(z, config, rank)
-    elif prompt is not None:
+    elif config.start == "text" and prompt is not None:
         z, kappa, centre = _text(config, attention, prompt.keys_and_values(block.index), heads, rows)
         z_a, z_b = parts(z, config, rank)
     elif not config.factored:
@@ -52,8 +54,13 @@ def start_at(config: NTKAttentionConfig, block: Block, prompt: Prompt | None = N
         # As a LoRA starts: one factor is 0, the other is not, or neither would ever receive a gradient.
         z_a = torch.randn(heads, rows, rank, generator=generator, device="cpu") * spread(rows)
         z_b, kappa = torch.zeros(heads, rank, size), torch.zeros(heads, rows)
-    values = [None if value is None else like(attention.module, value) for value in (z_a, z_b, kappa, centre)]
-    return Start(config.features(), *values)
+    if config.centred and prompt is not None:
+        key = prompt.keys_and_values(block.index)[0][:, 0]
+        centre = key.repeat_interleave(heads // len(key), 0)
+    z_a, z_b, kappa, centre = (
+        None if value is None else like(attention.module, value) for value in (z_a, z_b, kappa, centre)
+    )
+    return Start(config.features(), z_a, z_b, kappa, centre, config.skip_first)
 
 
 def parts(z: Tensor, config: NTKAttentionConfig, rank: int) -> tuple[Tensor, Tensor | None]:

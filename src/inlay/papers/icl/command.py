@@ -21,11 +21,12 @@ FIGURES = {
     "theorem-1": ("theorem-1",),
     "theorem-2": ("theorem-2",),
     "proposition-1": ("proposition-1",),
+    "section-3-3": ("section-3-3",),
     "language": ("language",),
 }
 # What `all` makes, and in which order. `language` needs a model that is fetched, and is asked for by name; the page
 # shows it, and a run of one's own, where they are there already.
-ALL = ("theorem-1", "theorem-2", "proposition-1", "2a", "2b", "3", "4", "5")
+ALL = ("theorem-1", "theorem-2", "proposition-1", "section-3-3", "2a", "2b", "3", "4", "5")
 THIS, HOW = "The problem", "The training"
 # The options that not every figure reads.
 SETTINGS = (

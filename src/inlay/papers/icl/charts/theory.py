@@ -139,6 +139,20 @@ def proposition_1(found: Finding) -> Figure:
     return figure
 
 
+def section_3_3(found: Finding) -> Figure:
+    """What one head leaves at least, and what trainings of one head and of N leave."""
+    figure = charts.blank(7.0, 4.4)
+    axes = figure.subplots()
+    for index, name in enumerate(name for name in dict.fromkeys(found.column("number")) if "gap" in name):
+        style = {"color": charts.COLOURS[index], "marker": charts.MARKERS[index], "ms": 5, "label": name}
+        axes.plot(found.column("draw", number=name), found.column("value", number=name), linestyle="", **style)
+    axes.set_yscale("log")
+    axes.set_xticks(range(0, found.facts["draws"], 5))
+    charts.dress(axes, f"N = {found.facts['N']}, K = {found.facts['K']}", "draw of the problem", r"$L - \inf L$")
+    below(figure, axes, 3)
+    return figure
+
+
 def language(found: Finding) -> Figure:
     """Errors of the model and of ridge regression, what its answers are near to, and the strength that matches."""
     facts = found.facts
@@ -189,5 +203,6 @@ DRAWN: dict[str, Callable[[Finding], Figure]] = {
     "icl-theorem-1": theorem_1,
     "icl-theorem-2": theorem_2,
     "icl-proposition-1": proposition_1,
+    "icl-section-3-3": section_3_3,
     "icl-language": language,
 }

@@ -1,4 +1,5 @@
-"""Theorems 1 and 2, where their constants say something, by the functions of `inlay lab icl`."""
+"""Proposition 1, section 3.3, and Theorems 1 and 2 where their constants say something; by the functions of `inlay lab
+icl`."""
 
 from __future__ import annotations
 
@@ -30,12 +31,87 @@ def theorem_2(bench: Bench, settings: Mapping[str, Any]) -> Results:
     return performed(bench, "icl", "theorem-2", settings, [ends], nobody)
 
 
+def proposition_1(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """Panels are kinds of tokens, rows numbers of heads."""
+    shape = Shape(("tokens",), curve=("H", "share with full rank"))
+    return performed(bench, "icl", "proposition-1", settings, [shape], nobody)
+
+
+def section_3_3(bench: Bench, settings: Mapping[str, Any]) -> Results:
+    """Rows are numbers, columns draws of the problem."""
+    return performed(bench, "icl", "section-3-3", settings, [Shape(("number",), curve=("draw", "value"))], nobody)
+
+
 def within_epsilon(instance: str) -> Test:
     """The lab's claim begins with T, which follows from the constants: it is found by its instance."""
     return judged(lambda text: text.startswith("after T = ") and text.endswith(instance))
 
 
 RECIPES = (
+    Recipe(
+        name="icl/proposition-1",
+        title="The rank of a random start against the number of heads",
+        scales={
+            "paper": RecipeScale(
+                "N = 6, K = 10; 200 draws of the start, from each of 3 seeds. Not in the paper, ours: all sizes.",
+                "a minute on one core",
+                settings={"starts": STARTS},
+            ),
+            "here": RecipeScale(
+                "N = 6, K = 10; 200 draws of the start, from each of 3 seeds.",
+                "a minute on one core",
+                settings={"starts": STARTS},
+            ),
+            "smoke": RecipeScale("The same from one seed.", "10 s"),
+        },
+        run=proposition_1,
+        claims=(
+            Claim(
+                "With H >= N heads a Gaussian start has full row rank",
+                judged(lambda text: text.startswith("H >= N = ")),
+                "proposition 1",
+            ),
+            Claim(
+                "So too with Gaussian tokens of the figures' size (d = 100), in floating point",
+                stated("so too with Gaussian tokens in d = 100"),
+                "section 4",
+            ),
+            Claim("With H < N heads it never has", stated("H < N: never"), "proposition 1"),
+            Claim("Without assumption 3 (a token twice) it never has", stated("a token twice"), "assumption 3"),
+        ),
+        notes=(LAB,),
+    ),
+    Recipe(
+        name="icl/section-3-3",
+        title="What the transformer stands for, and why one head cannot learn it",
+        scales={
+            "paper": RecipeScale(
+                "N = 6, K = 12, m = 4, tau = 0.1; 20 draws of the problem and 5 trainings, from each of 3 seeds. Not "
+                "in the paper, ours: all sizes.",
+                "a minute on one core",
+                settings={"starts": STARTS},
+            ),
+            "here": RecipeScale(
+                "N = 6, K = 12, m = 4, tau = 0.1; 20 draws of the problem and 5 trainings, from each of 3 seeds.",
+                "a minute on one core",
+                settings={"starts": STARTS},
+            ),
+            "smoke": RecipeScale("The same from one seed.", "3 s"),
+        },
+        run=section_3_3,
+        claims=(
+            Claim("Without noise, and with N >= m, Z^+ Zhat gives every label", stated("without noise"), "(26)"),
+            Claim("A gives y*", stated("y* is <y, A_k>"), "(27)"),
+            Claim("One head cannot reach the least loss", stated("one head cannot"), "section 3.3"),
+            Claim("Trained, one head stays above what one head can reach", stated("trained, one head"), "section 3.3"),
+            Claim(
+                "Trained, N heads come below what one head can reach",
+                judged(lambda text: text.startswith("trained, N = ")),
+                "section 3.3",
+            ),
+        ),
+        notes=(LAB,),
+    ),
     Recipe(
         name="icl/theorem-1",
         title="Gradient descent at the theorem's step sizes: the bound (18) at every step",

@@ -19,7 +19,7 @@ Show = Callable[[str, Trace], None]
 _SIZES = ("N", "K", "d", "m", "tau")
 _ADAM = ("heads", "steps", "seconds", "rate", "seed", "device")
 # What each experiment reads of a setting, and of the command's other options. 2a and 4 train both kinds of tokens; the
-# theorems and Proposition 1 have instances of their own; figure 3 goes through many N.
+# theorems, Proposition 1 and section 3.3 have instances of their own; figure 3 goes through many N.
 _READS = {
     "2a": (*_SIZES, *_ADAM, "batch"),
     "2b": (*_SIZES, *_ADAM, "batch", "unit"),
@@ -29,6 +29,7 @@ _READS = {
     "theorem-1": ("steps", "seed"),
     "theorem-2": ("seed",),
     "proposition-1": ("seed",),
+    "section-3-3": ("seed",),
     "language": ("model", "tasks", "seed", "device"),
     "run": (*_SIZES, "unit", *_ADAM, "batch", "optimiser", "features", "task", "data-dir"),
 }

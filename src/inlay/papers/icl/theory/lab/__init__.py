@@ -14,6 +14,7 @@ from inlay.papers.icl.theory.lab.four_layers import (
     figure_5,
     figure_5_claims,
 )
+from inlay.papers.icl.theory.lab.one_head import section_3_3
 from inlay.papers.icl.theory.lab.one_layer import (
     FIGURE_2A,
     FIGURE_4_HEADS,
@@ -50,6 +51,7 @@ EXPERIMENTS: dict[str, Callable[[InContextSetting, Tick, Show], Finding]] = {
     "theorem-1": theorem_1,
     "theorem-2": theorem_2,
     "proposition-1": proposition_1,
+    "section-3-3": section_3_3,
 }
 
 # Those that show their trainings as they go, with a run of one's own.
