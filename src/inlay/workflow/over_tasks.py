@@ -112,8 +112,8 @@ def _refuse(tasks: Sequence[str], names: Sequence[str], missing: Sequence[tuple[
     if missing:
         told = ", ".join(f"{name} on {task}" for task, name in missing[:LISTED])
         more = f", and {len(missing) - LISTED} more" if len(missing) > LISTED else ""
-        few = "result is" if len(missing) == 1 else "results are"
-        return f"{len(missing)} of {len(tasks) * len(names)} {few} missing: {told}{more}"
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{len(missing)} of {len(tasks) * len(names)} results {verb} missing: {told}{more}"
     return None
 
 

@@ -1,0 +1,80 @@
+"""Methods over the tasks of a folder: a ranking for each model, number of examples and split.
+
+Tasks are what a finding should hold for, so only they are observations: the same task on another model, or with other
+examples, is no further one. A method's value on a task is the mean over seeds of its chosen variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from inlay.report.collect import Collected, ResultRow, Set
+from inlay.report.conclusion import is_share
+from inlay.report.paths import cutter
+from inlay.workflow.over_tasks import FEWEST_TASKS, OverTasks, over_tasks, sentences
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What the tasks say, of which sets, and whether gaps are shares of 1."""
+
+    found: OverTasks
+    places: tuple[int, ...]
+    share: bool
+
+
+def rankings(found: Collected, fewest: int = FEWEST_TASKS) -> list[Ranking]:
+    """One for each group of sets with so many tasks or more, the largest first. Runs that train several tasks together
+    have one score for all of them, and are not counted. Of absolute paths only the names are told."""
+    cut = cutter(found.specs)
+    alone = [
+        (place, each, [row for row in rows if row.chosen])
+        for place, (each, rows) in enumerate(found.by_set)
+        if rows and not any(row.spec.tasks for row in rows)
+    ]
+    groups: dict[Hashable, list[tuple[int, Set, list[ResultRow]]]] = {}
+    for entry in alone:
+        groups.setdefault((entry[1].model, entry[1].shots, entry[1].split), []).append(entry)
+    made = [_rank(part, cut) for group in groups.values() for part in _apart(group) if len(part) >= fewest]
+    return sorted(made, key=lambda each: -len(each.places))
+
+
+def _apart(group: list[tuple[int, Set, list[ResultRow]]]) -> list[list[tuple[int, Set, list[ResultRow]]]]:
+    """A group in which no task comes twice: by protocol, test file, pooling and metric where one does."""
+    if len({each.task for _, each, _ in group}) == len(group):
+        return [group]
+    parts: dict[Hashable, list[tuple[int, Set, list[ResultRow]]]] = {}
+    for entry in group:
+        parts.setdefault((entry[1].more, entry[1].metric), []).append(entry)
+    return list(parts.values())
+
+
+def _rank(group: Sequence[tuple[int, Set, list[ResultRow]]], cut: Callable[[str], str]) -> Ranking:
+    first = group[0][1]
+    same = {each.more for _, each, _ in group}
+    title = ", ".join(
+        part
+        for part in (
+            first.model,
+            "all examples" if first.shots is None else f"{first.shots:,} examples",
+            first.more if len(same) == 1 else "",
+            "" if first.split == "test" else f"{first.split} split",
+        )
+        if part
+    )
+    scores = {
+        cut(each.task): {row.spec.method: row.mean if each.greater else -row.mean for row in rows}
+        for _, each, rows in group
+    }
+    bounded = all(each.greater for _, each, _ in group) and all(
+        -1 <= value <= 1 for values in scores.values() for value in values.values()
+    )
+    share = all(is_share(each, rows) for _, each, rows in group)
+    return Ranking(over_tasks(cut(title), scores, one_unit=bounded), tuple(place for place, _, _ in group), share)
+
+
+def in_words(ranked: Sequence[Ranking]) -> list[str]:
+    """The rankings in sentences; those that were refused come last."""
+    told = sorted(ranked, key=lambda each: each.found.refusal is not None)
+    return [line for each in told for line in sentences(each.found)]
