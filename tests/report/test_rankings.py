@@ -71,7 +71,7 @@ def test_a_method_counts_with_its_chosen_variant(tmp_path: Path) -> None:
 
 def test_a_metric_that_improves_downwards_is_turned_round(tmp_path: Path) -> None:
     """Perplexities on some tasks: the order is the same, and only signs are tested."""
-    benchmark(tmp_path, IMAGES[:4])
+    benchmark(tmp_path, ("e2e", "webnlg", "dart", "gsm8k"))
     for task in ("wikitext2", "ptb", "wikitext103"):
         for method, gain in GAIN.items():
             metrics = {"test": {"perplexity": 30 - 10 * gain}, "validation": {"perplexity": 31.0}}
@@ -85,6 +85,21 @@ def test_a_task_under_two_protocols_is_no_two_tasks(tmp_path: Path) -> None:
     benchmark(tmp_path, IMAGES[:5])
     benchmark(tmp_path, IMAGES[:5], protocol="vtab-1k")
     assert [len(each.found.tasks) for each in rankings(collect(tmp_path))] == [5, 5]
+
+
+def test_tasks_of_different_heads_are_ranked_apart(tmp_path: Path) -> None:
+    """A method that cannot tag words is not missing from a ranking over classes."""
+    benchmark(tmp_path, ("rte", "mrpc", "cola", "cb", "stsb"))
+    for method in ("lora", "bias"):
+        finished(tmp_path, spec_of(method, task="wnut17"))
+        finished(tmp_path, spec_of(method, task="conll2003"))
+    first, second = rankings(collect(tmp_path), 2)
+    assert (first.found.title, first.found.tasks) == (
+        "embedded:vit, all examples, classification",
+        ("rte", "mrpc", "cola", "cb", "stsb"),
+    )
+    assert len(first.found.methods) == 3
+    assert (second.found.title, len(second.found.tasks)) == ("embedded:vit, all examples, token-classification", 2)
 
 
 def test_runs_of_several_tasks_are_not_counted(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
-"""Methods over the tasks of a folder: a ranking for each model, number of examples and split.
+"""Methods over the tasks of a folder: a ranking for each model, number of examples, head and split.
 
 Tasks are what a finding should hold for, so only they are observations: the same task on another model, or with other
-examples, is no further one. A method's value on a task is the mean over seeds of its chosen variant.
+examples, is no further one. Which methods fit depends on the head (one class, a tag a word, a text), so tasks of
+different heads are ranked apart. A method's value on a task is the mean over seeds of its chosen variant.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from inlay.report.collect import Collected, ResultRow, Set
 from inlay.report.conclusion import is_share
 from inlay.report.paths import cutter
+from inlay.report.subjects import UNKNOWN, kind
+from inlay.tasks import kinds
 from inlay.workflow.over_tasks import FEWEST_TASKS, OverTasks, over_tasks, sentences
+
+Entry = tuple[int, Set, list[ResultRow]]  # a set's place, the set, its chosen rows
 
 
 @dataclass(frozen=True)
@@ -33,24 +39,36 @@ def rankings(found: Collected, fewest: int = FEWEST_TASKS) -> list[Ranking]:
         for place, (each, rows) in enumerate(found.by_set)
         if rows and not any(row.spec.tasks for row in rows)
     ]
-    groups: dict[Hashable, list[tuple[int, Set, list[ResultRow]]]] = {}
+    groups: dict[tuple[str, int | None, str, str], list[Entry]] = {}
     for entry in alone:
-        groups.setdefault((entry[1].model, entry[1].shots, entry[1].split), []).append(entry)
-    made = [_rank(part, cut) for group in groups.values() for part in _apart(group) if len(part) >= fewest]
+        groups.setdefault((entry[1].model, entry[1].shots, entry[1].split, _head(entry)), []).append(entry)
+    heads = Counter(key[:3] for key in groups)
+    made = [
+        _rank(part, cut, _head(part[0]) if heads[key[:3]] > 1 else "")
+        for key, group in groups.items()
+        for part in _apart(group)
+        if len(part) >= fewest
+    ]
     return sorted(made, key=lambda each: -len(each.places))
 
 
-def _apart(group: list[tuple[int, Set, list[ResultRow]]]) -> list[list[tuple[int, Set, list[ResultRow]]]]:
+def _head(entry: Entry) -> str:
+    """What the tasks of an entry's runs ask of a model, in a word."""
+    found = kind(entry[2][0].results[0])
+    return kinds.get(found).head.probed_as if found in kinds.TABLE else UNKNOWN
+
+
+def _apart(group: list[Entry]) -> list[list[Entry]]:
     """A group in which no task comes twice: by protocol, test file, pooling and metric where one does."""
     if len({each.task for _, each, _ in group}) == len(group):
         return [group]
-    parts: dict[Hashable, list[tuple[int, Set, list[ResultRow]]]] = {}
+    parts: dict[Hashable, list[Entry]] = {}
     for entry in group:
         parts.setdefault((entry[1].more, entry[1].metric), []).append(entry)
     return list(parts.values())
 
 
-def _rank(group: Sequence[tuple[int, Set, list[ResultRow]]], cut: Callable[[str], str]) -> Ranking:
+def _rank(group: Sequence[Entry], cut: Callable[[str], str], head: str) -> Ranking:
     first = group[0][1]
     same = {each.more for _, each, _ in group}
     title = ", ".join(
@@ -58,6 +76,7 @@ def _rank(group: Sequence[tuple[int, Set, list[ResultRow]]], cut: Callable[[str]
         for part in (
             first.model,
             "all examples" if first.shots is None else f"{first.shots:,} examples",
+            head,
             first.more if len(same) == 1 else "",
             "" if first.split == "test" else f"{first.split} split",
         )
