@@ -54,7 +54,7 @@ def test_everything_is_planned_whole(models: Path, tmp_path: Path, typed) -> Non
     sweep = read(BENCHMARKS / "everything.yaml", {"models": str(models), "data": str(tmp_path), **given})
     plans = sweep.plan()
     pairs = {(Path(planned.specs[0].model).name, planned.specs[0].task) for planned in plans}
-    assert len(plans) == len(pairs) == 2 * 7 + 3 * 13 + 2 * 12 + 2 * 3
+    assert len(plans) == len(pairs) == 2 * 7 + 3 * 14 + 2 * 13 + 2 * 3
     assert {Path(model).name for model, _ in pairs} == {ROLES[name][0] for name in ROLES if name != "roberta"}
     assert all(catalogue.is_named(str(task)) for _, task in pairs)
     assert {(spec.seed, spec.shots, spec.epochs) for planned in plans for spec in planned.specs} == {
@@ -67,7 +67,7 @@ def test_everything_is_planned_whole(models: Path, tmp_path: Path, typed) -> Non
     names = variables(models, *given)
     status, out, err = typed("sweep", BENCHMARKS / "everything.yaml", *some, *names, "--dry-run")
     assert status == 0, err
-    assert counted(err) == (sum(len(planned.specs) for planned in plans) // 5, 83)
+    assert counted(err) == (sum(len(planned.specs) for planned in plans) // 5, 88)
     assert len(out.splitlines()) == 1 + counted(err)[0]
     assert not (tmp_path / "r").exists()
 

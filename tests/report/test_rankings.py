@@ -15,7 +15,7 @@ from inlay.report.charts import critical_difference
 from inlay.report.collect import collect
 from inlay.report.html import write_report
 from inlay.report.over_tasks import in_words, rankings
-from recorded import finished, spec_of
+from recorded import failed, finished, spec_of
 
 IMAGES = ("cifar10", "dtd10", "hymenoptera", "oxford-pets", "flowers102", "caltech101", "svhn")
 GAIN = {"lora": 0.2, "bias": 0.1, "linear-probe": 0.0}
@@ -180,5 +180,12 @@ def test_the_command_draws_and_refuses(tmp_path: Path, typed: Callable[..., tupl
     assert "a ranking needs 5 tasks, and there are 3" in said
     assert not (tmp_path / "few.html").exists()
     assert typed("report", "runs", "--ranks", "ranks.doc")[0] == 2
+    finished(tmp_path / "runs", spec_of("norm", task="cifar10"))
+    failed(tmp_path / "runs", spec_of("ssf", task="cifar10"), "no")
+    assert "6 of 28 results are missing" in typed("report", "runs", "--ranks", "ranks.svg")[2]
+    status, _, said = typed("report", "runs", "--ranks", "ranks.svg", "--methods", "lora,bias,linear-probe")
+    assert (status, "42 runs in report.html" in said, "without a result" in said) == (0, True, False)
+    status, _, said = typed("report", "runs", "--methods", "lora,bais")
+    assert (status, "Unknown method among these runs 'bais'. Did you mean 'bias'" in said) == (2, True)
     with pytest.raises(InlayError, match="no runs of single tasks"):
         critical_difference.write([], tmp_path / "x.svg")

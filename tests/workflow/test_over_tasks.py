@@ -241,7 +241,7 @@ def test_missing_cells_are_listed() -> None:
     found = over_tasks("t", scores)
     assert found.missing == (("task 1", "b"), ("task 4", "d"))
     assert found.refusal == "2 of 24 results are missing: b on task 1, d on task 4"
-    assert "Finish these runs, or leave the method or task out." in sentences(found)[0]
+    assert "Finish these runs, or report on fewer methods (inlay report --methods)." in sentences(found)[0]
 
 
 @given(st.integers(1, 7), st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(lambda two: two[0] < two[1])))

@@ -25,6 +25,10 @@ def command(
     markdown: Annotated[
         Path | None, typer.Option(help="Also the table for Markdown.", rich_help_panel=o.OUTPUT)
     ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, separated by commas. Name them before you look at the results."),
+    ] = None,
     ranks: Annotated[
         Path | None,
         typer.Option(
@@ -66,7 +70,8 @@ def command(
     html.check_out(out)
     if ranks is not None:
         drawing.check_format(ranks)
-    found = html.collect(runs, but=against)
+    only = o.names_in(methods or "")
+    found = html.collect(runs, but=against, methods=only)
     earlier = None if against is None else html.collect(against)
     tables = ((csv, exports.write_csv), (latex, exports.write_latex), (markdown, exports.write_markdown))
     written = [write(found, path) for path, write in tables if path is not None]

@@ -233,7 +233,7 @@ def fewest_tasks(methods: int) -> int:
 def sentences(found: OverTasks) -> list[str]:
     """What the tasks say, in words."""
     if found.refusal is not None:
-        again = " Finish these runs, or leave the method or task out." if found.missing else ""
+        again = " Finish these runs, or report on fewer methods (inlay report --methods)." if found.missing else ""
         return [f"Methods are not ranked over tasks ({found.title}): {found.refusal}.{again}"]
     where = f"Over {len(found.tasks)} tasks ({found.title})"
     said = "" if found.p is None else f" (Friedman test, p {_written(found.p)})"
