@@ -134,6 +134,22 @@ def test_the_page_has_it(tmp_path: Path) -> None:
     )
 
 
+def test_tasks_at_chance_and_few_seeds_are_told(tmp_path: Path) -> None:
+    """Where the majority class does as well as every method, an order says little."""
+    benchmark(tmp_path)
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.notes == ("Some scores are of 2 seeds: use 3 or more.",)
+    for method in GAIN:
+        for seed in range(3):
+            chance = {"answer": "cat", "examples": 50, "metrics": {"accuracy": 0.9}}
+            finished(tmp_path, spec_of(method, seed, task="eurosat"), 0.7, chance=chance)
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.notes[0].startswith("On 1 of these tasks no method is above the majority class")
+    assert ranked.notes[0].endswith(": eurosat.")
+    assert in_words([ranked])[0].endswith(" ".join(ranked.notes))
+    assert page_data(write_report(tmp_path, tmp_path / "r.html"))["over_tasks"][0]["notes"] == list(ranked.notes)
+
+
 def test_kinds_of_older_and_odd_runs(tmp_path: Path) -> None:
     """The record's own kind counts; a named task has it from the catalogue; otherwise it is not known."""
     known = {"source": "x", "digest": "d" * 64, "notes": []}

@@ -33,7 +33,7 @@ def keep(
         "what": "comparison",
         "command": list(command),
         "comparisons": [described(each, baseline) for each in found],
-        "over_tasks": [asdict(each.found) for each in ranked],
+        "over_tasks": [asdict(each.found) | {"notes": each.notes} for each in ranked],
         "versions": versions(),
     }
     write_json(folder / f"{NAME}.json", whole)

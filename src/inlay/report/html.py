@@ -139,7 +139,9 @@ def page_data(found: Collected) -> dict[str, Any]:
             for each, rows in found.by_set
         ],
         "families": {name: family(name) for name in dict.fromkeys(row.spec.method for row in found.rows)},
-        "over_tasks": [asdict(each.found) | {"places": each.places, "share": each.share} for each in ranked],
+        "over_tasks": [
+            asdict(each.found) | {"places": each.places, "share": each.share, "notes": each.notes} for each in ranked
+        ],
         "columns": [
             {"key": each.key, "label": each.titles["page"], "plot": each.titles.get("plot"), "kind": each.kind}
             | {"about": each.about, "better": each.better, "unit": each.unit, "log": each.log}

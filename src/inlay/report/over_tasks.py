@@ -8,7 +8,7 @@ different heads are ranked apart. A method's value on a task is the mean over se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from inlay.report.collect import Collected, ResultRow, Set
@@ -17,17 +17,19 @@ from inlay.report.paths import cutter
 from inlay.report.subjects import UNKNOWN, kind
 from inlay.tasks import kinds
 from inlay.workflow.over_tasks import FEWEST_TASKS, OverTasks, over_tasks, sentences
+from inlay.workflow.statistics import FEWEST
 
 Entry = tuple[int, Set, list[ResultRow]]  # a set's place, the set, its chosen rows
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What the tasks say, of which sets, and whether gaps are shares of 1."""
+    """What the tasks say, of which sets, and whether gaps are shares of 1; `notes` say how far it can be read."""
 
     found: OverTasks
     places: tuple[int, ...]
     share: bool
+    notes: tuple[str, ...] = ()
 
 
 def rankings(found: Collected, fewest: int = FEWEST_TASKS) -> list[Ranking]:
@@ -90,10 +92,33 @@ def _rank(group: Sequence[Entry], cut: Callable[[str], str], head: str) -> Ranki
         -1 <= value <= 1 for values in scores.values() for value in values.values()
     )
     share = all(is_share(each, rows) for _, each, rows in group)
-    return Ranking(over_tasks(cut(title), scores, one_unit=bounded), tuple(place for place, _, _ in group), share)
+    found = over_tasks(cut(title), scores, one_unit=bounded)
+    return Ranking(found, tuple(place for place, _, _ in group), share, tuple(_notes(group, cut)))
+
+
+def _notes(group: Sequence[Entry], cut: Callable[[str], str]) -> Iterator[str]:
+    """On which tasks an order says little, and over how many seeds the scores are."""
+    at_chance = [
+        cut(each.task)
+        for _, each, rows in group
+        if all((above := row.standing.above_chance) is not None and not above for row in rows)
+    ]
+    if at_chance:
+        yield (
+            f"On {len(at_chance)} of these tasks no method is above the majority class, and their order there says "
+            f"little: {', '.join(at_chance)}."
+        )
+    seeds = {len(row.results) for _, _, rows in group for row in rows}
+    if min(seeds) < FEWEST:
+        few = "a single seed" if min(seeds) == 1 else f"{min(seeds)} seeds"
+        yield f"Some scores are of {few}: use {FEWEST} or more."
 
 
 def in_words(ranked: Sequence[Ranking]) -> list[str]:
     """The rankings in sentences; those that were refused come last."""
     told = sorted(ranked, key=lambda each: each.found.refusal is not None)
-    return [line for each in told for line in sentences(each.found)]
+    return [
+        " ".join([line, *(each.notes if each.found.refusal is None else ())])
+        for each in told
+        for line in sentences(each.found)
+    ]

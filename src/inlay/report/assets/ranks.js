@@ -57,6 +57,7 @@ function overTasks(place, group) {
   });
   answers(drawn, spots);
   if (group.tasks.length < group.needed) place.append(el('p', { class: 'note' }, `${group.tasks.length} tasks are too few for any pair of ${group.methods.length} methods to differ, whatever the scores: that takes ${group.needed} tasks.`));
+  for (const text of group.notes) place.append(el('p', { class: 'note' }, text));
   const p = (value) => value < .001 ? '< 0.001' : value.toFixed(3);
   const points = (value) => `${value > 0 ? '+' : ''}${(100 * value).toFixed(1)}`;
   place.append(plainTable(`All pairs (${group.pairs.length}) and the tasks (${group.tasks.length})`,
