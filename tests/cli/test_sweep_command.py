@@ -190,6 +190,13 @@ def test_parts_share_what_they_do_not_say(tmp_path: Path) -> None:
     assert sweep.baseline == "lora"
 
 
+def test_without_variables_nothing_is_filled_in(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD.replace("task: digits", "data: '${HOME}.csv'"))
+    assert read(path).specs[0].data == "${HOME}.csv"
+    with pytest.raises(InlayError, match="Unknown variable 'HOME'"):
+        read(path, {"HOME": "x"})
+
+
 def test_parts_are_planned_one_after_the_other(tmp_path: Path) -> None:
     text = PARTS.replace('"${data}/vit"', '"embedded:resnet"').replace(
         '[cifar10, digits], data_dir: "${data}"', "[digits]"

@@ -108,8 +108,10 @@ _NAMED = re.compile(r"\$\{([^}]*)\}")
 
 
 def _filled_in(data: Mapping[Any, Any], given: Mapping[str, str]) -> dict[Any, Any]:
-    """What a file says, with the values of its variables in its texts."""
+    """What a file says, with the values of its variables in its texts. Without variables, `${` is plain text."""
     data = dict(data)
+    if "variables" not in data and not given:
+        return data
     known = data.pop("variables", {})
     if not isinstance(known, dict) or not all(isinstance(each, str | int | float | None) for each in known.values()):
         raise InlayError("variables: give names with their defaults, as in {data: null, epochs: 5}; null: no default.")
