@@ -163,3 +163,108 @@ def test_numbers_may_be_written_as_in_yaml(tmp_path: Path) -> None:
     spec = found.plan()[0].specs[0]
     assert (spec.epochs, spec.max_steps, spec.batch_size, spec.warmup, spec.learning_rate) == (5, 1000, 32, 0.1, 0.1)
     assert found.minutes == 5
+
+
+PARTS = """
+variables: {data: null, seeds: 3, lr: 1e-3}
+methods: [linear-probe, lora]
+seeds: ${seeds}
+baseline: lora
+learning_rates: ["${lr}"]
+epochs: 1
+parts:
+  - {model: "embedded:vit", task: digits}
+  - {model: "${data}/vit", tasks: [cifar10, digits], data_dir: "${data}", methods: [lora], shots: 20}
+"""
+
+
+def test_parts_share_what_they_do_not_say(tmp_path: Path) -> None:
+    """A part's own keys count; a variable has the value given, or its default."""
+    sweep = read(written(tmp_path, PARTS), {"data": "/mnt/d", "seeds": "2"})
+    assert sweep.specs == ()
+    assert [[spec.subject for spec in part.specs] for part in sweep.parts] == [["digits"], ["cifar10", "digits"]]
+    assert [part.methods for part in sweep.parts] == [("linear-probe", "lora"), ("lora",)]
+    assert [part.shots for part in sweep.parts] == [(None,), (20,)]
+    assert {(part.seeds, part.rates[0]) for part in sweep.parts} == {(2, 0.001)}
+    assert {(spec.model, spec.data_dir) for spec in sweep.parts[1].specs} == {("/mnt/d/vit", "/mnt/d")}
+    assert sweep.baseline == "lora"
+
+
+def test_without_variables_nothing_is_filled_in(tmp_path: Path) -> None:
+    path = written(tmp_path, GOOD.replace("task: digits", "data: '${HOME}.csv'"))
+    assert read(path).specs[0].data == "${HOME}.csv"
+    with pytest.raises(InlayError, match="Unknown variable 'HOME'"):
+        read(path, {"HOME": "x"})
+
+
+def test_parts_are_planned_one_after_the_other(tmp_path: Path) -> None:
+    text = PARTS.replace('"${data}/vit"', '"embedded:resnet"').replace(
+        '[cifar10, digits], data_dir: "${data}"', "[digits]"
+    )
+    plans = read(written(tmp_path, text)).plan()
+    assert [(planned.specs[0].model, len(planned.specs)) for planned in plans] == [
+        ("embedded:vit", 6),
+        ("embedded:resnet", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "message"),
+    [
+        (("", ""), {}, "The variable 'data' has no value: give one, as in --var data=VALUE"),
+        (("", ""), {"dta": "x"}, "Unknown variable 'dta'. Did you mean 'data'"),
+        (("${seeds}", "${sedes}"), {"data": "x"}, "Unknown variable 'sedes'. Did you mean 'seeds'"),
+        (("{data: null, seeds: 3, lr: 1e-3}", "[data]"), {"data": "x"}, "variables: give names with their defaults"),
+        (("shots: 20", "shots: much"), {"data": "x"}, "part 2: shots: 'much' will not do"),
+        (("shots: 20", "out: here"), {"data": "x"}, "part 2: out: belongs beside `parts`"),
+        (("methods: [lora]", "methods: [bias]"), {"data": "x"}, "part 2: baseline: 'lora' is not among the methods"),
+        (("task: digits}", "tasc: digits}"), {"data": "x"}, "Unknown key 'tasc'. Did you mean 'task'"),
+        (("seeds: ${seeds}", "seeds: ${seeds}.5"), {"data": "x"}, "part 1: seeds: '3.5' will not do"),
+    ],
+)  # fmt: skip
+def test_wrong_parts_and_variables(
+    change: tuple[str, str], given: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InlayError) as error:
+        read(written(tmp_path, PARTS.replace(*change)), given)
+    assert message in str(error.value)
+
+
+def test_no_parts_are_an_error(tmp_path: Path) -> None:
+    for parts in ("[]", "3", "[a]", "{a: 1}"):
+        with pytest.raises(InlayError, match="parts: give a list of parts"):
+            read(written(tmp_path, f"model: embedded:vit\nparts: {parts}\n"))
+
+
+def test_a_sweep_over_tasks_ranks_the_methods(typed, review_spec: Spec, tmp_path: Path) -> None:
+    """Real runs: five tasks on one's own data are ranked, at the end, in comparison.json and on the page; of two it is
+    said why they are not."""
+    names = "abcde"
+    lines = Path(str(review_spec.data)).read_text().splitlines()
+    for number, name in enumerate(names):
+        Path(f"{name}.csv").write_text("\n".join([lines[0], *lines[1 + number :]]) + "\n")
+
+    def sweep_of(names: str) -> Path:
+        fields = ", ".join(f"{name}: {{data: {name}.csv, text: [body], label: stars}}" for name in names)
+        return written(
+            tmp_path,
+            f"variables: {{model: null}}\nmodel: ${{model}}\ntasks: [{', '.join(names)}]\ntask_fields: {{{fields}}}\n"
+            "methods: [bias, linear-probe]\nseeds: 1\nmax_steps: 2\nbatch_size: 8\nout: runs\n",
+        )
+
+    path = sweep_of(names)
+    status, _, err = typed("sweep", path, "--var", f"model={review_spec.model}")
+    assert status == 0, err
+    assert "Over 5 tasks (" in err
+    assert "5 tasks are too few for any pair of 2 methods to differ, whatever the scores: that takes 6 tasks." in err
+    (ranked,) = json.loads(Path("runs/comparison.json").read_text())["over_tasks"]
+    assert sorted(ranked["methods"]) == ["bias", "linear-probe"]
+    assert len(ranked["tasks"]) == 5
+    assert "Over 5 tasks" in Path("runs/report.html").read_text()
+    path = sweep_of("ab")
+    status, _, err = typed("sweep", path, "--var", f"model={review_spec.model}")
+    assert status == 0, err
+    assert "a ranking needs 5 tasks, and there are 2." in err
+    for wrong in ("model", "=x"):
+        status, _, err = typed("sweep", path, "--var", wrong)
+        assert (status, "--var takes NAME=VALUE" in err) == (2, True)

@@ -83,6 +83,7 @@ CASES: dict[str, tuple[str | tuple[str, ...], str | tuple[str, ...]]] = {
     "lab prefix": ("--figure lemma-m6 --seeds 1 --widths 4,8", "--figure lemma"),
     "runs list": ("", "--quiet"),
     "runs show": (RUN, "nowhere"),
+    "runs export": ("", "nowhere"),
     "runs rm": ("copied --yes", "nowhere"),
 }  # fmt: skip
 # Too long to be done again at every width: done on the narrow terminal, and what it printed is printed again elsewhere.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from inlay.methods.registry import Method, all_methods, get
 def test_entries_are_complete(method) -> None:
     assert method.summary.endswith(".")
     assert "http" in method.paper
+    assert method.family in typing.get_args(protocol.Family)
+    assert method.family != "other"
     assert method.learning_rate in method.grid or min(method.grid) < method.learning_rate < max(method.grid)
     assert list(method.grid) == sorted(method.grid)
     if method.form == "peft":

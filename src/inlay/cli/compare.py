@@ -141,6 +141,7 @@ def conclude(
     from inlay.report.collect import collect_comparisons
     from inlay.report.comparison_files import differences, keep
     from inlay.report.html import write_report
+    from inlay.report.over_tasks import in_words, rankings
 
     for number, each in enumerate(found):
         if len(found) > 1:
@@ -154,9 +155,13 @@ def conclude(
             place = plot if len(found) == 1 else plot.with_stem(f"{plot.stem}-{each.spec.shots or number}")  # type: ignore[union-attr]
             charts.comparison(each.rows, place, each.title)
             show.say(f"drawn in {place}")
-    written = keep(found, out, baseline=baseline, command=["inlay", *sys.argv[1:]])
-    if any(each.rows for each in found):
-        written.append(write_report(out, out / REPORT, found=collect_comparisons(found, baseline)))
+    gathered = collect_comparisons(found, baseline) if any(each.rows for each in found) else None
+    ranked = [] if gathered is None else rankings(gathered, 2)
+    for line in in_words(ranked):
+        show.say(line)
+    written = keep(found, out, baseline=baseline, ranked=ranked, command=["inlay", *sys.argv[1:]])
+    if gathered is not None:
+        written.append(write_report(out, out / REPORT, found=gathered))
     if not quiet:
         show.say(f"written: {', '.join(map(str, written))}")
     if any(each.failures or each.unfinished or not each.complete for each in found):

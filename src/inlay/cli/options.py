@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -320,6 +320,15 @@ def sampling(given: dict[str, Any]) -> Sampling:
 def names_in(text: str) -> list[str]:
     """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def pairs_in(pairs: Sequence[str], option: str) -> dict[str, str]:
+    """Names with their values, as in `data=/mnt/data`."""
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (name, sign, _) in zip(pairs, split, strict=True):
+        if not sign or not name:
+            raise InlayError(f"{option} takes NAME=VALUE, as in {option} data=/mnt/data; got {pair!r}.")
+    return {name: value for name, _, value in split}
 
 
 def numbers_in(text: str, option: str, *, whole: bool = False) -> list[float]:

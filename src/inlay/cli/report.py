@@ -25,6 +25,18 @@ def command(
     markdown: Annotated[
         Path | None, typer.Option(help="Also the table for Markdown.", rich_help_panel=o.OUTPUT)
     ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Only these methods, separated by commas. Name them before you look at the results."),
+    ] = None,
+    ranks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also the critical-difference diagram (.png, .svg or .pdf): mean ranks over 5 tasks or more, a file "
+            "for each model and number of examples.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="An earlier folder of runs: what changed since, method by method, over the common seeds."),
@@ -52,12 +64,18 @@ def command(
     inlay report runs/ --against old-runs/
     """
     from inlay.report import exports, html
+    from inlay.report.charts import critical_difference, drawing
+    from inlay.report.over_tasks import rankings
 
     html.check_out(out)
-    found = html.collect(runs, but=against)
+    if ranks is not None:
+        drawing.check_format(ranks)
+    only = o.names_in(methods or "")
+    found = html.collect(runs, but=against, methods=only)
     earlier = None if against is None else html.collect(against)
     tables = ((csv, exports.write_csv), (latex, exports.write_latex), (markdown, exports.write_markdown))
     written = [write(found, path) for path, write in tables if path is not None]
+    drawn = [] if ranks is None else critical_difference.write([each.found for each in rankings(found, 2)], ranks)
     html.write_report(runs, out, explain, found=found, earlier=earlier)
     lost = len(found.unfinished) + len(found.damaged)
     aside = f"; {lost} without a result are listed at its end" if lost else ""
@@ -66,3 +84,5 @@ def command(
     )
     for path in written:
         show.say(f"table in {path}")
+    for path in drawn:
+        show.say(f"ranks in {path}")

@@ -12,7 +12,7 @@ from inlay.cli import show
 from inlay.console import visible
 from inlay.report.columns import columns_in
 
-app = typer.Typer(help="List, show and remove runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, export and remove runs.", no_args_is_help=True)
 HEAD = ("run", "status", "made", "learning rate", "examples")
 Id = Annotated[str, typer.Argument(help="A run's name, an unambiguous part of it, or its folder.")]
 
@@ -81,6 +81,31 @@ def show_(id: Id, out: o.Out = Path("runs")) -> None:
         show.say(
             f"Nothing vouches for {' and '.join(run.unvouched)}: an earlier inlay wrote this run without their digests."
         )
+
+
+@app.command("export")
+def export(
+    runs: Annotated[Path, typer.Argument(help="Folder of runs; or of such folders.")] = Path("runs"),
+    output: Annotated[Path, typer.Option(help="The file.", rich_help_panel=o.OUTPUT)] = Path("runs.parquet"),
+) -> None:
+    """Write all runs into one Parquet file, a row a run.
+
+    It has spec, metrics, cost, versions, commit and command of each, and which learning rate was chosen. Absolute paths
+    are cut to their names. docs/runs.md describes the columns.
+
+    \b
+    inlay runs export runs/ --output runs.parquet
+    """
+    from inlay.report.collect import collect
+    from inlay.report.raw_runs import check_parquet, write_parquet
+
+    check_parquet(output)
+    found = collect(runs)
+    columns = write_parquet(found, output)
+    many = len(found.results) + len(found.unfinished)
+    show.say(f"{many} run{'s' * (many != 1)} in {output}: {columns} columns")
+    for problem in found.damaged:
+        show.say(f"left out: {problem}")
 
 
 @app.command("rm")

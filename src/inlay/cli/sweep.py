@@ -17,6 +17,12 @@ def command(
     file: Annotated[Path, typer.Argument(help="The sweep, as YAML.", show_default=False)],
     engine: dict[str, Any],
     pace: dict[str, Any],
+    var: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A value for a variable of the file, as in data=/mnt/data. May be repeated.", metavar="NAME=VALUE"
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of runs. Default: the file's, or runs.")] = None,
     quiet: o.Quiet = False,
 ) -> None:
@@ -41,11 +47,14 @@ def command(
 
     \b
     inlay sweep sweep.yaml --engine ray --address auto
+
+    \b
+    inlay sweep benchmarks/everything.yaml --var models=/mnt/models --var data=/mnt/data
     """
     from inlay import engines
     from inlay.workflow.sweep import read
 
-    made = read(file)
+    made = read(file, o.pairs_in(var or (), "--var"))
     # What the file says of an engine is for that one: workers mean nothing to a cluster, an address nothing here.
     name = engine.pop("engine")
     same = name in (None, made.engine.get("name", "local"))

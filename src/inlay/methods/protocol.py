@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from inlay.tasks.schema import TaskSchema
 
 Form = Literal["peft", "head", "full"]
+Family = Literal["head", "prompt", "prefix", "adapter", "low-rank", "scale and shift", "whole model", "other"]
 Passes = Callable[[], "Iterable[tuple[Tensor, Callable[[], object]]]"]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,6 +60,10 @@ class Writing:
 @dataclass(frozen=True)
 class Method:
     """One way to adapt a frozen model. Plain data: `inlay methods` prints it without importing torch.
+
+    `family` is what is trained, by which a report groups methods: a new head alone; prompts in what a layer reads;
+    prefixes of keys and values in attention; bottleneck adapters; low-rank products; scales and shifts (of biases and
+    norms too); the whole model.
 
     Files and classes:
 
@@ -105,6 +110,7 @@ class Method:
     name: str
     summary: str
     paper: str
+    family: Family = "other"
     form: Form = "peft"
     config: str | None = None
     tuner: str | None = None

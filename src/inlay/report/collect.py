@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import InlayError, misspelt
+from inlay.errors import InlayError, misspelt, unknown
 from inlay.records.command import command
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
@@ -196,10 +196,17 @@ def collect_comparisons(comparisons: Sequence[Comparison], baseline: str | None 
     return found
 
 
-def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = (), *, but: Path | None = None) -> Collected:
+def collect(
+    runs: Path | str | Sequence[Run],
+    lost: Sequence[Unfinished] = (),
+    *,
+    but: Path | None = None,
+    methods: Sequence[str] = (),
+) -> Collected:
     """Read runs, of a folder and the folders in it, or given; an error where there is no finished one to report on.
 
-    `lost` are those that failed before they had a folder. A folder `but` within the folder is passed over.
+    `lost` are those that failed before they had a folder. A folder `but` within the folder is passed over. `methods`
+    are the only ones to be read; without any, all are.
     """
     folder = Path(runs) if isinstance(runs, Path | str) else None
     if isinstance(runs, Path | str):
@@ -208,6 +215,12 @@ def collect(runs: Path | str | Sequence[Run], lost: Sequence[Unfinished] = (), *
         listed = list(runs)
         found = Collected(listed[0].folder.resolve().parent.name if listed else "no runs")
     found.unfinished += lost
+    if methods:
+        there = {run.spec.method for run in listed}
+        if strange := next((name for name in methods if name not in there), None):
+            raise unknown("method among these runs", strange, there)
+        listed = [run for run in listed if run.spec.method in methods]
+        found.unfinished = [run for run in found.unfinished if run.spec.method in methods]
     for run in listed:
         try:
             with run.reading():

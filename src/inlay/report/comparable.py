@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inlay.report.collect import Collected, Result
+from inlay.workflow.over_tasks import FEWEST_TASKS
 
 Level = Literal["result", "cost", "note"]
 SHOWN = 4
@@ -70,7 +71,10 @@ def _several_sets(found: Collected) -> Iterator[Warned]:
     }
     if len(found.sets) > 1:
         what = ", ".join(f"{len(values)} {name}" for name, values in kinds.items() if len(values) > 1)
-        text = f"The runs are of {what}. Only rows that agree in all of these are compared in the plots."
+        text = (
+            f"The runs are of {what}. Only rows that agree in all of these are compared in the plots. Methods are "
+            f"ranked over tasks where a model has {FEWEST_TASKS} tasks or more with the same number of examples."
+        )
         yield Warned("note", f"{len(found.sets)} separate comparisons", text)
 
 

@@ -11,6 +11,7 @@ from inlay.records.atomic import write_json, write_text
 from inlay.records.tables import csv_text
 from inlay.records.versions import versions
 from inlay.report.columns import columns_in
+from inlay.report.over_tasks import Ranking
 from inlay.workflow.comparison import COSTS, Comparison, Difference, against, words
 
 NAME = "comparison"
@@ -19,7 +20,12 @@ TESTS = ("pareto", "baseline", "difference", "difference_low", "difference_high"
 
 
 def keep(
-    found: Sequence[Comparison], out: Path | str, *, baseline: str | None = None, command: Sequence[str] = ()
+    found: Sequence[Comparison],
+    out: Path | str,
+    *,
+    baseline: str | None = None,
+    ranked: Sequence[Ranking] = (),
+    command: Sequence[str] = (),
 ) -> list[Path]:
     """Write both files into `out`; an earlier comparison's are replaced, its runs are not touched."""
     folder = Path(out)
@@ -27,6 +33,7 @@ def keep(
         "what": "comparison",
         "command": list(command),
         "comparisons": [described(each, baseline) for each in found],
+        "over_tasks": [asdict(each.found) | {"notes": each.notes} for each in ranked],
         "versions": versions(),
     }
     write_json(folder / f"{NAME}.json", whole)

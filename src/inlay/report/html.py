@@ -31,16 +31,19 @@ from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.conclusion import findings
 from inlay.report.inside import look
+from inlay.report.over_tasks import in_words, rankings
 from inlay.report.paths import cutter, everywhere
+from inlay.report.subjects import family, kind, reads
 from inlay.workflow.chance import NAME
 
 ENDINGS = (".html", ".htm")
-SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "inside.js", "page.js")
+SCRIPTS = ("base.js", "table.js", "plot.js", "figures.js", "ranks.js", "inside.js", "page.js")
 PACKAGES = (
     *("inlay", "commit", "python", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors"),
     "numpy",
 )
 LISTED = 12  # values of one setting
+RANKINGS = 3  # in the first lines
 SPLITS = ("train", "validation", "test")
 MACHINE = ("cpu", "cores", "threads", "gpu", "cuda", "platform")
 
@@ -125,12 +128,20 @@ def page_data(found: Collected) -> dict[str, Any]:
     from inlay import __version__
 
     numbers = {id(result): number for number, result in enumerate(found.results)}
+    ranked = rankings(found)
     return {
         "title": f"{found.name}: inlay report",
         "name": found.name,
         "made": now(),
         "version": __version__,
-        "sets": [asdict(each) | {"label": each.label} for each in found.sets],
+        "sets": [
+            asdict(each) | {"label": each.label, "kind": kind(rows[0].results[0]), "data": reads(rows[0].results[0])}
+            for each, rows in found.by_set
+        ],
+        "families": {name: family(name) for name in dict.fromkeys(row.spec.method for row in found.rows)},
+        "over_tasks": [
+            asdict(each.found) | {"places": each.places, "share": each.share, "notes": each.notes} for each in ranked
+        ],
         "columns": [
             {"key": each.key, "label": each.titles["page"], "plot": each.titles.get("plot"), "kind": each.kind}
             | {"about": each.about, "better": each.better, "unit": each.unit, "log": each.log}
@@ -141,7 +152,7 @@ def page_data(found: Collected) -> dict[str, Any]:
         ],
         "references": _references(found),
         "runs": [_run(result) for result in found.results],
-        "findings": findings(found) + found.said,
+        "findings": in_words(ranked)[:RANKINGS] + findings(found) + found.said,
         "warnings": [asdict(warning) for warning in warnings(found)],
         "unfinished": [
             {"id": run.id, "status": run.status, "error": run.error, "command": run.command} for run in found.unfinished

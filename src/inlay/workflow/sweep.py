@@ -13,6 +13,10 @@
     out: runs/sweep
     engine: {name: local, workers: 2}         # or {name: ray, address: auto, cpus: 1, gpus: 0.5}
 
+A sweep of several parts, such as texts and images, has in `parts` a list of what is different in each; the other keys
+are those of all. What differs from machine to machine is a variable: `variables: {data: null, epochs: 5}` names
+those of the file with their defaults, and `${data}` in any text stands for its value (`inlay sweep --var data=/mnt`).
+
 Every model with every task is a comparison. A list among the tasks, as in [[rte, sst2], mrpc], is one comparison whose
 runs train those tasks together. A task on data of your own has its fields in task_fields, by its name, as in
 {reviews: {data: reviews.csv, label: stars}}. An unknown key, or a value of the wrong kind, is an error with what would
@@ -22,8 +26,9 @@ A file of one run (run_file.py) is a sweep too: method and seed stand for method
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +57,8 @@ from inlay.workflow.tune import DEFAULT_OUT
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep as it was written: what to compare, and where. Each of `specs` is a comparison."""
+    """A sweep as it was written: what to compare, and where. Each of `specs` is a comparison; `parts` come after them,
+    and what they say of place, time and engine does not count."""
 
     specs: tuple[Spec, ...]
     methods: tuple[str, ...]
@@ -64,10 +70,11 @@ class Sweep:
     minutes: float | None = None
     out: str = DEFAULT_OUT
     engine: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[Sweep, ...] = ()
 
     def plan(self, say: Say | None = None) -> list[Planned]:
         """Every run of the sweep, comparison by comparison."""
-        return [
+        own = [
             plan(
                 spec,
                 self.methods,
@@ -79,16 +86,72 @@ class Sweep:
             )
             for spec in self.specs
         ]
+        return own + [planned for part in self.parts for planned in part.plan(say)]
 
 
-def read(path: Path | str) -> Sweep:
-    """The sweep in a file, checked against the schema."""
+def read(path: Path | str, variables: Mapping[str, str] | None = None) -> Sweep:
+    """The sweep in a file, checked against the schema; `variables` have these values in place of the file's."""
     path = Path(path)
     data = read_keys(path, "sweep", "model, task (or data) and methods")
     try:
-        return _sweep(data)
+        data = _filled_in(data, variables or {})
+        return _several_parts(data) if "parts" in data else _sweep(data)
     except InlayError as error:
         raise InlayError(f"{path}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------ variables and parts
+
+OF_THE_WHOLE = ("baseline", "minutes", "out", "engine")
+"""Keys that no part has of its own."""
+_NAMED = re.compile(r"\$\{([^}]*)\}")
+
+
+def _filled_in(data: Mapping[Any, Any], given: Mapping[str, str]) -> dict[Any, Any]:
+    """What a file says, with the values of its variables in its texts. Without variables, `${` is plain text."""
+    data = dict(data)
+    if "variables" not in data and not given:
+        return data
+    known = data.pop("variables", {})
+    if not isinstance(known, dict) or not all(isinstance(each, str | int | float | None) for each in known.values()):
+        raise InlayError("variables: give names with their defaults, as in {data: null, epochs: 5}; null: no default.")
+    for name in given:
+        if name not in known:
+            raise unknown("variable", name, known, "The file names its variables in `variables`.")
+    values = {**known, **given}
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise unknown("variable", found[1], values, "The file names its variables in `variables`.")
+        if values[found[1]] is None:
+            raise InlayError(f"The variable {found[1]!r} has no value: give one, as in --var {found[1]}=VALUE.")
+        return str(values[found[1]])
+
+    def fill(each: Any) -> Any:
+        if isinstance(each, dict):
+            return {key: fill(value) for key, value in each.items()}
+        if isinstance(each, list):
+            return [fill(value) for value in each]
+        return _NAMED.sub(value_of, each) if isinstance(each, str) else each
+
+    return fill(data)
+
+
+def _several_parts(data: Mapping[Any, Any]) -> Sweep:
+    """The sweep of a file with `parts`; all their mistakes are told at once."""
+    listed, shared = data["parts"], {key: value for key, value in data.items() if key != "parts"}
+    if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
+        raise InlayError("parts: give a list of parts, each with keys and values.")
+    parts, mistakes = [], []
+    for place, part in enumerate(listed, 1):
+        try:
+            if elsewhere := [key for key in OF_THE_WHOLE if key in part]:
+                raise InlayError(f"{', '.join(elsewhere)}: belongs beside `parts`, and holds for all of them.")
+            parts.append(_sweep({**shared, **part}))
+        except InlayError as error:
+            mistakes.append(InlayError(f"part {place}: {error}"))
+    refuse(mistakes)
+    return replace(parts[0], specs=(), parts=tuple(parts))
 
 
 # ------------------------------------------------------------------------------------------------------ the schema

@@ -7,6 +7,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="activation-prompt",
     summary="Adds a trained perturbation to the feature map at one layer.",
+    family="prompt",
     paper="Zhang et al., Visual Prompting Reimagined: The Power of Activation Prompts, https://arxiv.org/abs/2604.06440",
     config="inlay.methods.activation_prompt.config:ActivationPromptConfig",
     tuner="inlay.methods.activation_prompt.model:ActivationPromptModel",

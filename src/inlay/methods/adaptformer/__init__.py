@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="adaptformer",
     summary="Adds a small bottleneck beside the feed-forward of every block.",
+    family="adapter",
     paper="Chen et al., AdaptFormer, NeurIPS 2022, https://arxiv.org/abs/2205.13535",
     config="inlay.methods.adaptformer.config:AdaptFormerConfig",
     tuner="inlay.methods.adaptformer.model:AdaptFormerModel",

@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="attention-scale",
     summary="Scales the logits of attention, by query channel or by head.",
+    family="scale and shift",
     paper="after Basu et al., AAAI 2024, https://arxiv.org/abs/2304.01917 (ATTNSCALE)",
     config="inlay.methods.attention_scale.config:AttentionScaleConfig",
     tuner="inlay.methods.attention_scale.model:AttentionScaleModel",

@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="bias",
     summary="Trains the existing biases of the model (BitFit).",
+    family="scale and shift",
     paper="Ben Zaken et al., BitFit, ACL 2022, https://arxiv.org/abs/2106.10199",
     config="inlay.methods.bias.config:BiasTuningConfig",
     tuner="inlay.methods.bias.model:BiasTuningModel",

@@ -6,6 +6,7 @@ from typing import Any
 from inlay.methods.registry import Method
 
 _SAME: dict[str, Any] = {
+    "family": "adapter",
     "config": "inlay.methods.bottleneck_adapter.config:BottleneckAdapterConfig",
     "tuner": "inlay.methods.bottleneck_adapter.model:BottleneckAdapterModel",
     "peft_type": "INLAY_ADAPTER",

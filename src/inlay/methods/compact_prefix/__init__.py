@@ -7,6 +7,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="compact-prefix",
     summary="Puts trained keys and values, each with a bias, into every attention: a prefix, or a compressed prompt.",
+    family="prefix",
     paper="Zweiger et al., Fast KV Compaction via Attention Matching, 2026; Li and Liang, Prefix-Tuning, ACL 2021, "
     "https://arxiv.org/abs/2101.00190",
     config="inlay.methods.compact_prefix.config:CompactPrefixConfig",

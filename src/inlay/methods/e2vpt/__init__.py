@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="e2vpt",
     summary="Trained tokens before every block, keys and values in its attention; prompts can be pruned.",
+    family="prompt",
     paper="Han et al., E2VPT, ICCV 2023, https://arxiv.org/abs/2307.13770",
     config="inlay.methods.e2vpt.config:E2VPTConfig",
     tuner="inlay.methods.e2vpt.model:E2VPTModel",

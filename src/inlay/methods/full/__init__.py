@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="full",
     summary="Trains every parameter; saves a whole checkpoint.",
+    family="whole model",
     paper="Howard and Ruder, ACL 2018, https://arxiv.org/abs/1801.06146",
     form="full",
     learning_rate=5e-5,

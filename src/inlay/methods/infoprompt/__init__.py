@@ -12,6 +12,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], decod
         name=name,
         summary=summary,
         paper=paper,
+        family="prompt",
         config="inlay.methods.infoprompt.config:InfoPromptConfig",
         tuner="inlay.methods.infoprompt.model:InfoPromptModel",
         peft_type="INLAY_INFOPROMPT",

@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="linear-probe",
     summary="Trains the new head alone, on the frozen model's features.",
+    family="head",
     paper="Alain and Bengio, 2016, https://arxiv.org/abs/1610.01644",
     form="head",
     auto=("text", "image"),

@@ -7,6 +7,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="multi-lora",
     summary="LoRA for many tasks in one batch: a frozen random A per matrix for all tasks, a trained B per task.",
+    family="low-rank",
     paper="Parameter-Efficient Fine-Tuning via Partially Decomposable Loss Analysis and Sharing (anonymous, under "
     "review); after LoRA, https://arxiv.org/abs/2106.09685",
     config="inlay.methods.multi_lora.config:MultiLoraConfig",

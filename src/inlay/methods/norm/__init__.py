@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="norm",
     summary="Trains the scales and shifts of the normalisation layers.",
+    family="scale and shift",
     paper="Basu et al., AAAI 2024, https://arxiv.org/abs/2304.01917; Frankle et al., ICLR 2021, https://arxiv.org/abs/2003.00152",
     config="inlay.methods.norm.config:NormTuningConfig",
     tuner="inlay.methods.norm.model:NormTuningModel",

@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="ntk-attention",
     summary="Adds the effect of a prefix of any length to every softmax, with features of fixed size.",
+    family="prefix",
     paper="Liang et al., Towards Infinite-Long Prefix in Transformer, 2024, https://arxiv.org/abs/2406.14036",
     config="inlay.methods.ntk_attention.config:NTKAttentionConfig",
     tuner="inlay.methods.ntk_attention.model:NTKAttentionModel",

@@ -5,6 +5,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="ssf",
     summary="Scales and shifts the output of every linear layer, convolution and norm.",
+    family="scale and shift",
     paper="Lian et al., Scaling & Shifting Your Features, NeurIPS 2022, https://arxiv.org/abs/2210.08823",
     config="inlay.methods.ssf.config:SSFConfig",
     tuner="inlay.methods.ssf.model:SSFModel",

@@ -7,6 +7,7 @@ from inlay.methods.registry import Method
 METHOD = Method(
     name="visual-prompt",
     summary="Adds a trained perturbation to the pixels of every image, or a trained frame around it.",
+    family="prompt",
     paper="Bahng et al., Exploring Visual Prompts, 2022, https://arxiv.org/abs/2203.17274",
     config="inlay.methods.visual_prompt.config:VisualPromptConfig",
     tuner="inlay.methods.visual_prompt.model:VisualPromptModel",

@@ -13,6 +13,7 @@ def _method(name: str, summary: str, paper: str, settings: dict[str, Any], rate:
         name=name,
         summary=summary,
         paper=paper,
+        family="prompt",
         config="inlay.methods.vpt.config:VPTConfig",
         tuner="inlay.methods.vpt.model:VPTModel",
         peft_type="INLAY_VPT",

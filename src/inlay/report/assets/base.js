@@ -101,6 +101,19 @@ function command(line) {
   return el('div', { class: 'cmd' }, text, button);
 }
 
+// A table that is made when it is opened.
+function plainTable(title, columns, rows, below) {
+  const made = el('details', {}, el('summary', {}, title));
+  made.addEventListener('toggle', () => {
+    if (made.children.length > 1) return;
+    made.append(el('div', { class: 'plain', tabindex: 0 }, el('table', {},
+      el('thead', {}, el('tr', {}, ...columns.map((name) => el('th', { scope: 'col' }, name)))),
+      el('tbody', {}, ...rows().map((row) => el('tr', {}, ...row.map((cell) => el('td', {}, String(cell)))))))));
+    if (below) made.append(el('p', { class: 'note' }, below));
+  });
+  return made;
+}
+
 for (const row of DATA.rows) {
   row.of = DATA.sets[row.set];
   row.seeds = row.runs.map((number) => DATA.runs[number]);

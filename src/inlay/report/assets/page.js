@@ -8,6 +8,7 @@ let shownRows = [];
 
 function redraw() {
   shownRows = body();
+  drawRanks(shownRows);
   drawCost(shownRows);
   drawSeeds(shownRows);
   if (!$('#curves').hidden) drawCurves(shownRows);
@@ -52,15 +53,8 @@ function zoom(image) {
 }
 
 function numbers(each) {
-  const made = el('details', {}, el('summary', {}, `The data (${plural(each.rows.length + each.left_out, 'row')})`));
-  made.addEventListener('toggle', () => {
-    if (made.children.length > 1) return;
-    made.append(el('div', { class: 'plain', tabindex: 0 }, el('table', {},
-      el('thead', {}, el('tr', {}, ...each.columns.map((name) => el('th', { scope: 'col' }, name.replaceAll('_', ' '))))),
-      el('tbody', {}, ...each.rows.map((row) => el('tr', {}, ...row.map((cell) => el('td', {}, cell))))))));
-    if (each.left_out) made.append(el('p', { class: 'note' }, `${plural(each.left_out, 'more row')} in the CSV beside the figure.`));
-  });
-  return made;
+  return plainTable(`The data (${plural(each.rows.length + each.left_out, 'row')})`, each.columns.map((name) => name.replaceAll('_', ' ')), () => each.rows,
+    each.left_out ? `${plural(each.left_out, 'more row')} in the CSV beside the figure.` : '');
 }
 
 function lost() {
@@ -87,7 +81,7 @@ function made() {
 }
 
 function navigation() {
-  const names = { results: 'Results', against: 'Before', inside: 'Mistakes', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
+  const names = { results: 'Results', tasks: 'Over tasks', against: 'Before', inside: 'Mistakes', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
   $('#nav').append(...Object.entries(names).filter(([id]) => !$(`#${id}`).hidden).map(([id, name]) => el('a', { href: `#${id}` }, name)));
 }
 
@@ -118,6 +112,7 @@ against();
 inside();
 lost();
 made();
+$('#tasks').hidden = !DATA.over_tasks.length;
 $('#curves').hidden = !DATA.runs.some((run) => Object.keys(run.curve).length);
 $('#cost .controls').append(el('label', {}, 'Across', cost), el('label', { class: 'check' }, logBox, 'Logarithmic'));
 $('#curves .controls').append(el('label', {}, 'Show', curveKind));

@@ -41,8 +41,12 @@ function words(row) {
   return row.words;
 }
 
-// What a filter goes by: of a method's column its name without the variant.
-const filtered = (key) => key === 'method' ? (row) => row.method : COLUMNS.find((column) => column.key === key).get;
+// What the table is filtered by: columns, of the method's its name without the variant; and what is in no column.
+const FILTERS = [
+  { key: 'task' }, { key: 'data', label: 'Data', get: (row) => row.of.data }, { key: 'kind', label: 'Kind of task', get: (row) => row.of.kind },
+  { key: 'model' }, { key: 'shots' }, { key: 'family', label: 'Family of methods', get: (row) => DATA.families[row.method] }, { key: 'method', get: (row) => row.method }, { key: 'metric' },
+].map((each) => ({ ...COLUMNS.find((column) => column.key === each.key), ...each }));
+const filtered = (key) => FILTERS.find((each) => each.key === key).get;
 
 function visibleRows() {
   const wanted = state.text.toLowerCase().split(/\s+/).filter(Boolean);
@@ -149,13 +153,13 @@ function filters(changed) {
     timer = setTimeout(() => { state.text = search.value; changed(); }, 80);
   } } });
   place.append(el('label', {}, 'Search', search));
-  for (const key of ['task', 'model', 'shots', 'method', 'metric']) {
-    const column = COLUMNS.find((each) => each.key === key);
-    const values = [...new Set(DATA.rows.map(filtered(key)))].sort((a, b) => typeof a === 'number' ? a - b : a.localeCompare(b));
-    if (values.length < 2) continue;
+  for (const { key, label, get } of FILTERS) {
+    const values = [...new Set(DATA.rows.map(get))].sort((a, b) => typeof a === 'number' ? a - b : a.localeCompare(b));
+    // What is read says nothing more where each kind of data has one kind of task.
+    if (values.length < 2 || (key === 'data' && values.length === new Set(DATA.rows.map(filtered('kind'))).size)) continue;
     const select = el('select', { 'data-key': key, on: { change: () => { state.filters[key] = select.value; changed(); } } },
       el('option', { value: '' }, 'all'), ...values.map((value) => el('option', { value: String(value) }, value === Infinity ? 'all there are' : String(value))));
-    place.append(el('label', {}, column.label, select));
+    place.append(el('label', {}, label, select));
   }
   if (hasVariants) {
     const box = el('input', { type: 'checkbox', id: 'chosen', checked: state.chosen, on: { change: () => { state.chosen = box.checked; changed(); } } });
