@@ -42,7 +42,8 @@ class Spec:
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
     `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
     classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
-    adapter to begin with: a run, or a folder.
+    adapter to begin with: a run, or a folder. `towers` says which part of a model that compares images with texts is
+    adapted: image, text or both.
     """
 
     model: str
@@ -92,6 +93,7 @@ class Spec:
     label_separator: str | None = None
     classes: tuple[str, ...] = ()
     init_adapter: str | None = None
+    towers: str = "both"
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -228,6 +230,7 @@ AUGMENTS = ("flip", "crop", "crop-flip")
 SAMPLINGS = ("proportional", "temperature", "uniform")
 QUANTISATIONS = ("4bit", "8bit", "int8", "int4")
 POOLINGS = ("auto", "own", "mean", "first", "last", "pooler")
+TOWERS = ("both", "image", "text")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "sampling": SAMPLINGS,
     "precision": PRECISIONS,
@@ -236,6 +239,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "pooling": POOLINGS,
     "augment": AUGMENTS,
     "quantize": QUANTISATIONS,
+    "towers": TOWERS,
 }
 # What a run did, of whose spec a field is absent: it was made before there was a choice.
 BEFORE: Mapping[str, Any] = {"pooling": "own"}
@@ -258,4 +262,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "label_separator": (None,),
     "classes": ([],),
     "init_adapter": (None,),
+    "towers": ("both",),
 }
