@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import pyarrow.parquet as pq
+import pytest
 import torch
 import transformers as hf
 
@@ -126,6 +126,17 @@ def test_run_of_pairs_gives_both_ways_and_needs_classes_to_predict(pairs: Run, p
     again = evaluate(pairs, place / "pairs" / "pairs.csv")
     assert again.examples == 64
     assert set(again.metrics) == set(metrics)
+
+
+def test_rows_of_pairs_are_scored_for_a_choice_of_method(pairs: Run, place: Path) -> None:
+    from inlay.tasks.row_scores import score_rows
+    from inlay.training.evaluation import outputs_of
+
+    loaded, task = load(pairs), inlay.tasks.load(pairs.spec)
+    outputs, encoded = outputs_of(loaded.model, task, "test", loaded.processor, pairs.spec)
+    scores = score_rows(task.schema, task.test, encoded, outputs)
+    ranked = [row["rank"] for row in _kept(pairs) if row["split"] == "test"]
+    assert scores == pytest.approx([1 / rank for rank in ranked])
 
 
 def test_vectors_of_images_and_texts(classes: Run, pairs: Run, place: Path, tmp_path: Path) -> None:
@@ -324,7 +335,7 @@ def test_rows_that_do_not_fit(place: Path, pairs: Run, tmp_path: Path) -> None:
     tune(of_pairs(place, data=str(table), max_steps=1), tmp_path, progress=False, say=told.append)
     assert "wrong.csv: 1 of 9 rows dropped for missing values in 'caption' or 'image'" in told
     rows = [{"image": str(place / "pairs" / "red0.png"), "caption": each} for each in ("a red square", "  ")]
-    with pytest.raises(InlayError, match=r"row 2: the text in the column 'caption' is empty"):
+    with pytest.raises(InlayError, match=r"row 2: there is no text in the column 'caption'"):
         evaluate(pairs, rows)
     (place / "pairs" / "broken.png").write_bytes(b"\x89PNG not much of one")
     table.write_text("\n".join([*lines, "broken.png,a red square"]))

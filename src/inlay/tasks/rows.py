@@ -151,10 +151,7 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
 def _image_and_text(schema: TaskSchema, row: Row, table: Table, where: str) -> Row:
     image, text = (schema.columns.get(name, name) for name in schema.fields)
     folder = Path.cwd() if table.path == Path(PYTHON) else table.path
-    said = _text_of_pair(row, text, where)
-    if not said.strip():
-        raise InlayError(f"{where}: the text in the column {text!r} is empty. Write one, or remove the row.")
-    return {"image": find_image(row.get(image), folder, image, where), "text": said}
+    return {"image": find_image(row.get(image), folder, image, where), "text": _text_of_pair(row, text, where)}
 
 
 def _text_of_pair(row: Row, column: str, where: str) -> str:
