@@ -16,7 +16,9 @@ import transformers as hf
 from torch import nn
 from transformers import PretrainedConfig
 
-Task = Literal["base", "classification", "token-classification", "causal-lm", "sequence-to-sequence"]
+from inlay.backbones import towers
+
+Task = Literal["base", "classification", "token-classification", "causal-lm", "sequence-to-sequence", "image-text"]
 
 VOCABULARY, LENGTH, IMAGE_SIZE = 48, 9, 32
 PAD, BOS, EOS = 1, 0, 2
@@ -142,7 +144,7 @@ FAMILIES: dict[str, Family] = {
         "image",
         _IMAGES,
     ),
-    "clip": Family(clip_config, "image", _IMAGES),
+    "clip": Family(clip_config, "image", (*_IMAGES, "image-text")),
     # A ResNet's config has no image size of its own; `backbones.load` tells it the processor's, in this place.
     "resnet": Family(
         lambda: hf.ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2], image_size=IMAGE_SIZE),
@@ -179,6 +181,8 @@ def tiny(
         torch.manual_seed(seed)
         model = _build(family, description, task, num_labels)
         _stir(model)
+        if task == "image-text":
+            return model.eval(), _text(task, num_labels) | _images("base", num_labels) | {"labels": _pairs()}
         inputs = _text(task, num_labels) if description.modality == "text" else _images(task, num_labels)
     return model.eval(), inputs
 
@@ -193,6 +197,10 @@ def _build(family: str, description: Family, task: Task, num_labels: int) -> nn.
         return hf.AutoModelForCausalLM.from_config(config)
     if task == "sequence-to-sequence":
         return hf.AutoModelForSeq2SeqLM.from_config(config)
+    if task == "image-text":
+        model = hf.AutoModelForZeroShotImageClassification.from_config(config)
+        towers.install(model)
+        return model
     config.num_labels = num_labels
     if task == "token-classification":
         return hf.AutoModelForTokenClassification.from_config(config)
@@ -232,6 +240,11 @@ def _text(task: Task, num_labels: int) -> dict[str, torch.Tensor]:
     elif task == "classification":
         inputs["labels"] = torch.arange(len(lengths)) % num_labels
     return inputs
+
+
+def _pairs() -> torch.Tensor:
+    """Each image's own text, and none that belongs to another."""
+    return torch.eye(len(ROW_LENGTHS), dtype=torch.long)
 
 
 def _images(task: Task, num_labels: int) -> dict[str, torch.Tensor]:

@@ -87,7 +87,8 @@ class Anatomy:
     the blocks. `head` makes the final outputs: a classifier or a language-model head; None for a bare backbone.
     `leading_tokens` is how many tokens a vision transformer puts before its patches: class, distillation, registers.
     `decoder` are the blocks of the decoder where a model writes what its encoder read: counted on from `blocks`, which
-    are the encoder's. A classifier made of such a model has none.
+    are the encoder's. A classifier made of such a model has none. `text_tower` are the blocks of the tower that reads
+    texts, where a model reads images in another one beside it: counted on from `blocks`, which are those of the images.
     """
 
     family: str
@@ -103,11 +104,12 @@ class Anatomy:
     head: Part | None
     leading_tokens: int
     decoder: tuple[Block, ...] = ()
+    text_tower: tuple[Block, ...] = ()
 
     @property
     def all_blocks(self) -> tuple[Block, ...]:
-        """The blocks, and those of a decoder that is beside them."""
-        return (*self.blocks, *self.decoder)
+        """The blocks, and those of a decoder or of a tower of texts that is beside them."""
+        return (*self.blocks, *self.decoder, *self.text_tower)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Description:
     parameters, from the backbone, that are put before the patches of an image, those that exist. `pooling` is what the
     classifier of a text model reads: the pooler's output, or the first or the last token's state. `decoder` are the
     blocks beside an encoder that write, with the same attention; `cross` and `cross_output` are theirs to the encoder.
+    `text_root` is the child of the whole model that reads texts where `root` reads images; its parts have the same
+    names.
     """
 
     modality: Modality
@@ -141,6 +145,7 @@ class Description:
     decoder: str = ""
     cross: str = ""
     cross_output: str = ""
+    text_root: str = ""
 
 
 # fmt: off
@@ -154,7 +159,8 @@ _VIT = Description("image", "encoder", stem="embeddings", blocks="layers.*", att
                    leading="embeddings.cls_token embeddings.distillation_token")
 _CLIP = replace(_VIT, root="vision_model", stem="embeddings pre_layrnorm", blocks="encoder.layers.*",
                 attention="self_attn", output="self_attn.out_proj", final_norm="post_layernorm", family="clip",
-                leading="embeddings.class_embedding")
+                leading="embeddings.class_embedding", text_root="text_model")
+_SIGLIP = replace(_CLIP, stem="embeddings", family="siglip", leading="")
 _T5 = Description("text", "encoder", stem="encoder.embed_tokens", blocks="encoder.block.*",
                   attention="layer.0.SelfAttention", qkv="q k v", output="layer.0.SelfAttention.o",
                   final_norm="encoder.final_layer_norm", decoder="decoder.block.*", cross="layer.1.EncDecAttention",
@@ -209,6 +215,8 @@ _DESCRIPTIONS: dict[str, Description] = {
     "swin": replace(_VIT, kind="hierarchical", blocks="encoder.layers.*.blocks.*"),
     "clip": _CLIP,
     "clip_vision_model": _CLIP,
+    "siglip": _SIGLIP,
+    "siglip_vision_model": _SIGLIP,
     "resnet": _RESNET,
     "convnext": replace(_RESNET, stem="embeddings", final_norm="layernorm"),
     "timm.models.vision_transformer.VisionTransformer": _TIMM_VIT,
@@ -243,6 +251,9 @@ def anatomy(model: nn.Module) -> Anatomy:
     writes = description.decoder and _language_head(whole) is not None
     decoder = _expand(backbone, description.decoder, description) if writes else []
     beside = replace(description, cross="")  # an encoder's blocks have none
+    towers = _towers(whole, description)
+    texts = _expand(towers[1], description.blocks, description) if towers else []
+    around = whole if towers else backbone  # the norms of both towers are the model's
     return Anatomy(
         family=description.family,
         modality=description.modality,
@@ -254,8 +265,9 @@ def anatomy(model: nn.Module) -> Anatomy:
         blocks=tuple(_block(part, index, beside) for index, part in enumerate(blocks, start=1)),
         decoder=tuple(_block(part, len(blocks) + index, description) for index, part in enumerate(decoder, start=1)),
         final_norm=next(iter(_existing(backbone, description.final_norm)), None),
-        norms=tuple(_of_type(backbone, is_norm)),
-        head=_head(whole, backbone, description),
+        norms=tuple(_of_type(around, is_norm)),
+        text_tower=tuple(_block(part, len(blocks) + index, beside) for index, part in enumerate(texts, start=1)),
+        head=None if towers else _head(whole, backbone, description),
         leading_tokens=_leading_tokens(backbone.module, description),
     )
 
@@ -270,6 +282,12 @@ def pooling_of(model_type: str) -> str | None:
     """What the classifier of a model type reads of the last states; None where the type alone does not say."""
     description = _DESCRIPTIONS.get(model_type)
     return (description.pooling or None) if description else None
+
+
+def with_towers() -> frozenset[str]:
+    """The Transformers model types with a tower for images and one for texts beside it."""
+    found = (key for key, description in _DESCRIPTIONS.items() if description.text_root)
+    return frozenset(key for key in found if not key.endswith("_vision_model"))
 
 
 def head_modules(model: nn.Module) -> list[str]:
@@ -301,6 +319,18 @@ def in_backbone(model: nn.Module) -> Callable[[str], bool]:
         )
 
     return tell
+
+
+def tower_modules(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Of a model with a tower for images and one for texts, the names of the children of each, `image` and `text`: the
+    tower and the projection behind it. Empty where a model has no two towers."""
+    whole = _known_inside(model)
+    described = None if whole is None else _DESCRIPTIONS.get(_base_model(whole)[1] or "")
+    if whole is None or described is None or not _towers(whole, described):
+        return {}
+    inside = [name for name, _ in whole.module.named_children()]
+    words = {"image": ("vision", "visual"), "text": ("text",)}
+    return {tower: tuple(_join(whole.name, n) for n in inside if n.startswith(own)) for tower, own in words.items()}
 
 
 def feature_shapes(
@@ -367,7 +397,17 @@ def _whole_and_backbone(model: nn.Module) -> tuple[Part, Part, Description | Non
     backbone, key = _base_model(whole)
     if key not in _DESCRIPTIONS:
         return whole, backbone, None
+    if _towers(whole, _DESCRIPTIONS[key]) is not None:
+        return whole, whole, _DESCRIPTIONS[key]
     return whole, *_find_backbone(whole)
+
+
+def _towers(whole: Part, description: Description) -> tuple[Part, Part] | None:
+    """The towers for images and for texts of a model that has both."""
+    if not description.text_root:
+        return None
+    image, text = _descend(whole, description.root), _descend(whole, description.text_root)
+    return None if image is None or text is None else (image, text)
 
 
 def _base_model(whole: Part) -> tuple[Part, str | None]:
@@ -390,6 +430,8 @@ def _find_backbone(whole: Part) -> tuple[Part, Description]:
     if description.root:
         backbone = _descend(backbone, description.root) or backbone
 
+    if _towers(whole, description) is not None:
+        return backbone, replace(description, family=description.family or key)
     inside = set(backbone.module.modules())
     others = [
         name
@@ -580,6 +622,8 @@ def _example(
             )
         blank = torch.zeros(1, channels, *size, dtype=parameter.dtype, device=parameter.device)
     whole = _find_whole(model).module
+    if parts.text_tower:  # whose main input are the texts
+        return {"pixel_values": blank}
     return {whole.main_input_name: blank} if _is_pretrained(whole) else blank
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import embedded, locate, losses, new_parts, pooled, processors, quantised
+from inlay.backbones import embedded, locate, losses, new_parts, pooled, processors, quantised, towers
 from inlay.backbones import pooling as poolings
 from inlay.backbones.devices import pick_device, pick_dtype
 from inlay.backbones.locate import Location, heads
@@ -99,12 +99,16 @@ def load(
         pooled.install(model, chosen)
         if kinds.get(kind).head is kinds.MASKED:
             _check_fills_masks(model, report, name)
-        bare = kinds.get(kind).head is kinds.VECTOR
+        both = kinds.get(kind).has_captions
+        bare = both or kinds.get(kind).head is kinds.VECTOR
         new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
-        if place.modality == "text":
+        if both:
+            towers.install(model)
+            processor = processors.both_processors(place, model, trust_remote_code, image_size, notes)
+        elif place.modality == "text":
             processor = processors.text_processor(place, model, trust_remote_code, notes)
         else:
             processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
@@ -172,13 +176,16 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         quantize=spec.quantize,
         compute_dtype=pick_dtype(spec.precision, pick_device(), strict=False),
     )
-    losses.install(backbone.model, losses.of_schema(getattr(task, "schema", task)))
+    schema: Any = getattr(task, "schema", task)
+    losses.install(backbone.model, losses.of_schema(schema))
+    if kinds.get(task.kind).has_captions and schema.captions:
+        towers.set_captions(backbone.model, backbone.processor, schema.captions)
     return backbone
 
 
 def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[str] | None) -> list[str]:
     """The names of the outputs of the new head; none for language models."""
-    if kind.predicts in ("text", "vector", "masked"):
+    if kind.predicts in ("text", "vector", "masked") or kind.has_captions:
         return []
     if kind.predicts == "value":
         if num_labels not in (None, 1):

@@ -178,6 +178,10 @@ def heads(kind: str) -> frozenset[str]:
         "sequence-to-sequence": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         "image-classification": auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     }
+    if kind == "image-text":
+        from inlay.anatomy import with_towers
+
+        return frozenset(auto.MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES.keys() & with_towers())
     if kind == "embedding":  # a body that reads texts and has no decoder beside it
         readers = {*names["sequence"], *names["token-classification"], *names["causal-lm"], *names["masked-lm"]}
         return frozenset(readers & auto.MODEL_MAPPING_NAMES.keys() - names["sequence-to-sequence"].keys())

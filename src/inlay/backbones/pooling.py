@@ -43,7 +43,7 @@ def _pools(kind: str) -> bool:
 
 def settle_pooling(name: str, kind: str, wanted: str, revision: str | None = None) -> str:
     """What is to be recorded for the backbone called `name`: auto only where the checkpoint says nothing of its own."""
-    if kinds.get(kind).predicts == "vector":
+    if kinds.get(kind).head is kinds.VECTOR:
         return str(settle(find(name, revision), kind, wanted))
     if wanted == OWN or (wanted == AUTO and not _pools(kind)):
         return wanted
@@ -58,7 +58,7 @@ def settle(place: Location, kind: str, wanted: str) -> str | None:
     """
     if wanted not in POOLINGS:
         raise unknown("pooling", wanted, POOLINGS)
-    if kinds.get(kind).predicts == "vector":
+    if kinds.get(kind).head is kinds.VECTOR:
         return _of_vector(place, wanted)
     if not _pools(kind) or place.modality != "text":
         if wanted in (OWN, AUTO):

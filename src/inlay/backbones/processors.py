@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from inlay.backbones.locate import IMAGE_PROCESSOR, Location, heads
+from inlay.backbones.towers import ImageTextProcessor
 from inlay.errors import InlayError, first_line
 
 UNLIMITED = 10**9
@@ -143,6 +144,28 @@ def image_processor(
     if image_size is not None:
         _set_side(processor, image_size)
     return processor
+
+
+def both_processors(
+    place: Location, model: Any, trust_remote_code: bool, image_size: int | None, notes: list[str]
+) -> ImageTextProcessor:
+    """The image processor and the tokenizer of a model with two towers."""
+    image = image_processor(place, model.config, trust_remote_code, image_size, notes)
+    _check_size(model, image, place.name)
+    tokenizer = text_processor(place, model, trust_remote_code, notes)
+    length = int(model.config.text_config.max_position_embeddings)
+    # SigLIP reads the last position of 64, and was pretrained without a mask.
+    return ImageTextProcessor(image, tokenizer, length, padded=hasattr(model, "logit_bias"))
+
+
+def _check_size(model: Any, image: Any, name: str) -> None:
+    """An error where the images that are given are none that the tower of images reads."""
+    stated, side = model.config.vision_config.image_size, image_side(image)
+    if stated != side:
+        raise InlayError(
+            f"{name!r} reads images of {stated} pixels, not {side}. Leave image_size out, or mend the size in "
+            f"{IMAGE_PROCESSOR}."
+        )
 
 
 def _built(place: Location, config: Any, notes: list[str]) -> Any:

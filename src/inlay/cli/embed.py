@@ -1,4 +1,4 @@
-"""`inlay embed`: vectors of texts."""
+"""`inlay embed`: vectors of texts, and of images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ STDIN = "-"
 
 
 def command(
-    texts: Annotated[str, typer.Argument(help="A table, a .txt file with a text a line, or - for standard input.")],
+    texts: Annotated[
+        str,
+        typer.Argument(
+            help="A table, a .txt file with a text a line, or - for standard input; of a model that reads images too, "
+            "a folder of them or one."
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", help="A .npy, .parquet, .safetensors or .jsonl file. Default: JSON lines."),
@@ -28,6 +34,9 @@ def command(
         str | None, typer.Option(help="A model as it is; with --run, where the base model is now, if it has moved.")
     ] = None,
     text: Annotated[str | None, typer.Option(help="Column with the text. Default: text, or the only one.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Column with images, of a model that compares them with texts.")
+    ] = None,
     id: Annotated[str | None, typer.Option(help="Column that names a row. Default: id, where there is one.")] = None,
     pooling: Annotated[
         str,
@@ -40,7 +49,7 @@ def command(
     out: o.Out = Path("runs"),
     quiet: o.Quiet = False,
 ) -> None:
-    """Turn texts into vectors of length 1, in the order of the input.
+    """Turn texts, or images, into vectors of length 1, in the order of the input.
 
     A run of `inlay tune --kind embedding` gives them as it was trained to; --model alone gives those of the model as it
     is, to see what training bought. Ids are written too, but into .npy, which holds the vectors alone.
@@ -50,6 +59,9 @@ def command(
 
     \b
     inlay embed texts.csv --model embedded:minilm --text body --id key --output vectors.parquet
+
+    \b
+    inlay embed photos/ --model ./clip --output images.npy
 
     \b
     cat texts.txt | inlay embed --run runs/<id> - > vectors.jsonl
@@ -67,6 +79,7 @@ def command(
         run=run,
         model=model,
         text=text,
+        image=image,
         id=id,
         batch_size=batch_size,
         out=out,

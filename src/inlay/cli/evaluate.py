@@ -27,6 +27,12 @@ def command(
     label: Annotated[
         str | None, typer.Option(help="Column with the label. Default: the one of training, or the only likely one.")
     ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="With --model, no run: image-text scores the model as it is.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="With --kind: column with the texts of the images.")] = None,
+    image: Annotated[str | None, typer.Option(help="With --kind: column with the images.")] = None,
+    template: Annotated[str | None, typer.Option(help='With --kind: text of a class, "a photo of a {label}".')] = None,
     output: Annotated[Path | None, typer.Option(help="Where to write the result as JSON, too.")] = None,
     harness: Annotated[
         str | None,
@@ -49,18 +55,17 @@ def command(
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
 ) -> None:
-    """Score a finished run on new labelled rows, or on a benchmark.
+    """Score a finished run on new labelled rows, or on a benchmark; or a model that compares images with texts.
 
-    Prints the run's metrics on these rows, beside those of its test split.
-    All rows that have a label are scored. Of data that are divided (a column `split`, folders train and test) it is the
-    test rows alone. A label that the run has not learnt is an error that names it. With --harness a language model (a
-    run, an adapter, or --model by itself) is scored by lm-evaluation-harness.
-
-    \b
-    inlay evaluate --run runs/<id> --data labelled.csv
+    Prints the run's metrics on these rows, beside those of its test split. All rows that have a label are scored. Of
+    data that are divided (a column `split`, folders train and test) it is the test rows alone. A label that the run has
+    not learnt is an error. With --harness lm-evaluation-harness scores a language model (run, adapter or --model).
 
     \b
     inlay evaluate --run runs/<id> --data labelled.csv --label stars --output scores.json
+
+    \b
+    inlay evaluate --model ./clip --data photos/ --kind image-text
 
     \b
     inlay evaluate --run runs/<id> --harness arc_easy,hellaswag --limit 200
@@ -70,14 +75,15 @@ def command(
     if (data is None) == (harness is None):
         raise InlayError("Give --data, labelled rows, or --harness, tasks of lm-evaluation-harness: one of them.")
     if harness is not None:
-        from inlay.workflow.harness import evaluate_harness
-        from inlay.workflow.speakers import open_speaker
-
         who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
-        speaker = open_speaker(run, adapter=adapter, say=show.say, **who)
-        given: dict[str, Any] = {"shots": shots, "limit": limit, "trust": trust_remote_code, "output": output}
-        show.harness(evaluate_harness(speaker, o.names_in(harness), **given, say=show.say))
+        _by_harness(run, adapter, who, o.names_in(harness), {"shots": shots, "limit": limit, "output": output})
         return
+    if kind is not None and run is None and model is not None:
+        about: dict[str, Any] = {"text": (text,) if text else (), "image": image, "label": label, "template": template}
+        _as_it_is(model, data, output, {**about, "kind": kind, "trust_remote_code": trust_remote_code})
+        return
+    if (kind, text, image, template) != (None, None, None, None):
+        raise InlayError("--kind, --text, --image and --template score a model as it is: give --model, and no --run.")
     if run is None or (adapter, shots, limit) != (None, None, None):
         raise InlayError("--data scores a run: give --run, and leave out --adapter, --shots and --limit.")
     from inlay.workflow.loaded import evaluate
@@ -85,3 +91,21 @@ def command(
     how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "out": out}
     found = evaluate(run, data, output, task=task, label=label, say=show.say, **how)
     show.evaluation(found)
+
+
+def _by_harness(
+    run: str | None, adapter: Path | None, who: dict[str, Any], tasks: list[str], how: dict[str, Any]
+) -> None:
+    """A language model on the tasks of lm-evaluation-harness."""
+    from inlay.workflow.harness import evaluate_harness
+    from inlay.workflow.speakers import open_speaker
+
+    speaker = open_speaker(run, adapter=adapter, say=show.say, **who)
+    show.harness(evaluate_harness(speaker, tasks, trust=who["trust_remote_code"], say=show.say, **how))
+
+
+def _as_it_is(model: str, data: Path | None, output: Path | None, about: dict[str, Any]) -> None:
+    """A model that compares images with texts, without training."""
+    from inlay.workflow.zero_shot import evaluate_model
+
+    show.evaluation(evaluate_model(model, str(data), output, say=show.say, **about))

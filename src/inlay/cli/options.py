@@ -39,6 +39,13 @@ OwnMethod = Annotated[
     ),
 ]
 MovedModel = Annotated[str | None, typer.Option(help="Where the base model is now, if it has moved.")]
+Classes = Annotated[
+    str | None,
+    typer.Option(help="Where a model compares images with texts: other classes than the run's, as in cat,dog."),
+]
+Captions = Annotated[
+    str | None, typer.Option(help='With those: what makes the text of a class. Default: "a photo of a {label}".')
+]
 Method = Annotated[str, typer.Option(help="How to adapt it (see `inlay methods`).")]
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
 Seeds = Annotated[int, typer.Option(min=1, max=MOST_SEEDS, help="Runs of each setting, with the seeds 0, 1, ...")]
@@ -139,6 +146,7 @@ HELPS: dict[str | None, dict[str, str]] = {
         "of the same method and model. The head is new.",
         "calibrate": "At the end, choose the temperature of the classes' probabilities on the validation split: honest "
         "scores, the same predictions. For one class a row.",
+        "towers": "With --kind image-text: adapt the tower that reads images, the one that reads texts, or both.",
         "layers": "Layers to adapt, counted from 1, as in 3 or 1,3,5; 0 is the pixels (activation-prompt); auto: the "
         "method's own choice.",
         "set_": "A setting of the method, e.g. --set r=16. May be repeated.",

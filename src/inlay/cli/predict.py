@@ -38,6 +38,8 @@ def command(
         bool,
         typer.Option("--skip-unreadable", help="With --run: leave out what cannot be read, and list it at the end."),
     ] = False,
+    labels: o.Classes = None,
+    template: o.Captions = None,
     model: o.MovedModel = None,
     trust_remote_code: o.Trust = False,
     out: o.Out = Path("runs"),
@@ -61,6 +63,9 @@ def command(
     inlay predict --run runs/<id> --input photos/ --top-k 3 --skip-unreadable
 
     \b
+    inlay predict --run runs/<id> --input photos/ --labels cat,dog --template "a photo of a {label}"
+
+    \b
     inlay predict --adapter runs/<id>/adapter requests.jsonl
     """
     from inlay.errors import InlayError
@@ -69,23 +74,21 @@ def command(
     data = requests or input
     if (run is None) == (adapter is None) or data is None or (requests is not None and input is not None):
         raise InlayError("Give --run and --input, or --adapter and a file of requests; see `inlay predict --help`.")
-    how: dict[str, Any] = {
-        "model": model,
-        "trust_remote_code": trust_remote_code,
-        "probabilities": probabilities,
-        "say": show.say,
-    }
+    how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "say": show.say}
+    how["probabilities"] = probabilities
     if adapter is not None:
         from inlay.workflow.answer import answer
 
-        if top_k is not None or skip_unreadable:
-            raise InlayError("--top-k and --skip-unreadable go with --run, and --task where it has several tasks.")
+        if top_k is not None or skip_unreadable or labels is not None or template is not None:
+            raise InlayError(
+                "--top-k, --skip-unreadable, --labels and --template go with --run, and --task of several tasks."
+            )
         answers = answer(adapter, data, output, **how)
     else:
-        how |= {"top_k": top_k, "skip_unreadable": skip_unreadable}
+        how |= {"top_k": top_k, "skip_unreadable": skip_unreadable, "template": template}
+        how |= {"labels": None if labels is None else o.names_in(labels)}
         answers = predict(str(run), data, output, task=task, out=out, **how)
-    if output is None:
-        for line in format_lines(answers):
-            show.answer(line.rstrip("\n"))
-    else:
+    for line in format_lines(answers) if output is None else ():
+        show.answer(line.rstrip("\n"))
+    if output is not None:
         show.say(f"{len(answers):,} predictions in {output}")

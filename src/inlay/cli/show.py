@@ -106,7 +106,11 @@ def nothing(line: str) -> None:
 
 
 def evaluation(found: Evaluation) -> None:
-    """How good a run is on labelled rows, beside its own test split."""
+    """How good a run is on labelled rows, beside its own test split; or a model as it is."""
+    if not found.test:
+        told = [(name, f"{value:.4f}") for name, value in found.metrics.items()]
+        table(("metric", f"these rows (n = {found.examples:,})"), told, right=(1,))
+        return
     rows = [
         (name, f"{value:.4f}", f"{found.test[name]:.4f}" if name in found.test else "-")
         for name, value in found.metrics.items()

@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
+from inlay.anatomy import tower_modules
 from inlay.backbones.losses import follow_prompt
 from inlay.backbones.quantised import keep_gradients, quantisation
 from inlay.errors import InlayError, unknown
@@ -127,7 +128,7 @@ def _attach_adapter(
     # Side by side in one base, not one PEFT model around another: PEFT would not find the saved heads again.
     model = base_of(model)
     if not force:
-        refuse_unfit(method.name, model, _PROBED.get(kind or "", "classification" if _sees(model) else None))
+        refuse_unfit(method.name, model, _probed_as(model, kind))
     check_adapter_name(model, adapter_name)
     config = _config(model, method, settings, new, kind)
     _check_saved(model, settings.get("modules_to_save") or ())
@@ -188,8 +189,12 @@ def _check_kept(adapted: nn.Module, names: Sequence[str], adapter_name: str) -> 
             )
 
 
-def _sees(model: nn.Module) -> bool:
-    return type(base_of(model)).__name__.endswith("ForImageClassification")
+def _probed_as(model: nn.Module, kind: str | None) -> str | None:
+    """What the probes call the task of a model."""
+    if tower_modules(base_of(model)):
+        return kinds.TOWERS.probed_as
+    sees = type(base_of(model)).__name__.endswith("ForImageClassification")
+    return _PROBED.get(kind or "", "classification" if sees else None)
 
 
 def _config(model: nn.Module, method: Method, settings: dict[str, Any], new: list[str], kind: str | None) -> PeftConfig:

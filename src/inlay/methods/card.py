@@ -242,7 +242,8 @@ def _loading(method: Method, name: str, about: About, where: str = PLACE) -> str
 
 def _base(about: About) -> tuple[list[str], list[str]]:
     """What to import to load the base model, and the lines that do."""
-    labels = list(about.labels) if about.labels else None
+    captioned = about.kind is not None and kinds.get(about.kind).has_captions  # whose classes are texts, and no head
+    labels = list(about.labels) if about.labels and not captioned else None
     value = about.kind == kinds.REGRESSION
     if about.base.startswith(EMBEDDED):
         return ["import inlay"], _load_backbone(about.base, about)

@@ -21,6 +21,7 @@ QUESTION = "What can you tell me?"
 MARKED = ("the first and the last", 4, 9)  # a text and a span of it
 OFFSETS = 'return_offsets_mapping=True, return_tensors="pt"'
 BLANK = 'Image.new("RGB", (64, 64))'
+FILLED = 'return_tensors="pt", padding="max_length", truncation=True'
 NO_GRADIENT = "with torch.no_grad():"
 
 
@@ -31,8 +32,13 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     auto = "AutoImageProcessor" if task.modality == "image" else "AutoTokenizer"
     imports = ["import torch"] + ([f"from transformers import {auto}"] if processor is None else [])
     lines = [f"processor = {processor or f'{auto}.from_pretrained({json.dumps(place)})'}"]
+    if task.has_captions:
+        imports.append("from transformers import AutoTokenizer")
+        lines.append(f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(place)})")
     plain = not kinds.get(task.kind).has_own_answers
-    if task.modality == "image" and plain:
+    if task.has_captions:
+        own_imports, own = _of_captions(task)
+    elif task.modality == "image" and plain:
         own_imports, own = _of_image()
     elif task.kind == kinds.SPANS or task.prompt_tokens or not plain:
         own_imports, own = _by_schema(task)
@@ -56,6 +62,25 @@ def _of_image() -> Code:
         NO_GRADIENT,
         "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
         "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
+        "print(answer)",
+    ]
+
+
+def _of_captions(task: TaskSchema) -> Code:
+    """Texts are filled up to the length that the model reads: so SigLIP was pretrained, and to CLIP it is the same."""
+    names = list(task.label_names or ("a text", "another one"))
+    texts = list(task.captions) or names
+    named = [f"names = {json.dumps(names, ensure_ascii=False)}"] if task.captions else []
+    return ["from PIL import Image"], [
+        *named,
+        f"texts = {json.dumps(texts, ensure_ascii=False)}",
+        f'image = {BLANK}  # yours: Image.open("photo.jpg").convert("RGB")',
+        'pixels = processor(images=image, return_tensors="pt")["pixel_values"]',
+        "most = model.config.text_config.max_position_embeddings",
+        f"ids = tokenizer(texts, {FILLED}, max_length=most)['input_ids']",
+        NO_GRADIENT,
+        "    shares = model(input_ids=ids, pixel_values=pixels).logits_per_image.softmax(-1)[0].tolist()",
+        f"answer = dict(zip({'names' if named else 'texts'}, shares))",
         "print(answer)",
     ]
 

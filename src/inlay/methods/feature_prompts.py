@@ -32,6 +32,8 @@ USUAL_SIZE = 224
 class FeaturePromptConfig(InlayConfig):
     """What every prompt on a feature map or on the pixels has: a template `g`, and the size of what it acts on."""
 
+    goes_by_blocks: ClassVar[bool] = True
+
     kinds: ClassVar[tuple[str, ...]]
     method: ClassVar[str]
 

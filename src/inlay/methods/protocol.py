@@ -190,6 +190,9 @@ class ConfigHooks:
 
     chooses_layers: ClassVar[bool] = True
     """Whether the setting `layers` can be given."""
+    goes_by_blocks: ClassVar[bool] = False
+    """Whether it acts at blocks by their numbers, and no modules are named; of a model that compares images with texts,
+    at those that read images."""
     stand_ins: ClassVar[Mapping[str, Any]] = _NOTHING
     """Values for what `for_task` fills in and other settings need: settings are checked before there is a task."""
     shared_settings: ClassVar[tuple[str, ...]] = ()

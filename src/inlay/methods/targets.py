@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,10 +10,10 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from inlay.anatomy import anatomy
+from inlay.anatomy import anatomy, tower_modules
 from inlay.errors import InlayError
 from inlay.methods.plain import base_of, plain_name
-from inlay.methods.protocol import Method
+from inlay.methods.protocol import Method, load
 
 ALL_LINEAR = "all-linear"  # as PEFT calls them
 
@@ -36,6 +37,40 @@ def in_layers(model: nn.Module, layers: list[int], name: str) -> bool:
         if layer not in blocks:
             raise InlayError(f"layers={layers!r}: there is no layer {layer}; the model has 1 to {len(blocks)}.")
     return any(name == blocks[layer] or name.startswith(f"{blocks[layer]}.") for layer in layers)
+
+
+def in_tower(model: nn.Module, method: Method, settings: Mapping[str, Any], tower: str) -> dict[str, Any]:
+    """The settings with everything but one tower (`image` or `text`) of a model that has two left as it is."""
+    if tower == "both":
+        return dict(settings)
+    towers = tower_modules(base_of(model))
+    if tower not in towers:
+        raise InlayError(
+            f"towers={tower!r}: {type(base_of(model)).__name__} has no two towers, one for images and one for texts. "
+            "Leave it out."
+        )
+    if method.form == "peft" and method.hooks.goes_by_blocks:
+        if tower == "text":
+            raise InlayError(
+                f"towers='text': the method {method.name!r} acts in the tower of images. Leave it out, or take one "
+                "that acts in the tower of texts, such as lora, bias or ssf."
+            )
+        return dict(settings)
+    beside = [name for other, own in towers.items() if other != tower for name in own]
+    if method.takes("exclude_modules"):
+        if settings.get("exclude_modules"):
+            raise InlayError(
+                f"towers={tower!r} leaves out the other tower, and exclude_modules={settings['exclude_modules']!r} "
+                "says what is left out. Give one of them."
+            )
+        return {**settings, "exclude_modules": rf"({'|'.join(map(re.escape, beside))})(\..*)?"}
+    if method.defaults is None or "target_modules" in settings:
+        raise InlayError(
+            f"towers={tower!r}: the method {method.name!r} does not choose the modules that it adapts here. Leave it "
+            "out, or take one that does, such as lora, bias or ssf."
+        )
+    chosen = load(method.defaults)(model)["target_modules"]
+    return {**settings, "target_modules": [name for name in chosen if name.split(".")[0] not in beside]}
 
 
 def narrow_targets(

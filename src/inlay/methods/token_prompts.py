@@ -36,6 +36,8 @@ class TokenPromptConfig(InlayConfig):
     layer: what lies before block 6 is as it was, and is no part of training.
     """
 
+    goes_by_blocks: ClassVar[bool] = True
+
     layers: list[int] | None = field(
         default=None,
         metadata={"help": "Blocks at which prompts enter, counted from 1; None: all where deep, else the first."},

@@ -8,6 +8,7 @@ does: `...query.inlay_bias_delta.weight`, whatever stood around `query` when it 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -237,7 +238,9 @@ class InlayTuner(TunerHooks, BaseTuner):
             if isinstance(module, ModulesToSaveWrapper)
             for name in module.active_adapters[:1]
         }
-        with config.filling_in():
+        with config.filling_in(), warnings.catch_warnings():
+            # They were left out when the names were looked up.
+            warnings.filterwarnings("ignore", message="You have passed exclude_modules")
             super().inject_adapter(model, adapter_name, *args, **kwargs)
         if adapter_name in self.active_adapters:
             self._go_on_with_heads(adapter_name, in_use)

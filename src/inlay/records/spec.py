@@ -43,7 +43,8 @@ class Spec:
     `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
     classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
     adapter to begin with: a run, or a folder. `calibrate` chooses a temperature for the probabilities of classes on the
-    validation split at the end (`inlay.tasks.calibration`).
+    validation split at the end (`inlay.tasks.calibration`). `towers` says which part of a model that compares images
+    with texts is adapted: image, text or both.
     """
 
     model: str
@@ -94,6 +95,7 @@ class Spec:
     classes: tuple[str, ...] = ()
     init_adapter: str | None = None
     calibrate: bool = False
+    towers: str = "both"
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -232,6 +234,7 @@ AUGMENTS = ("flip", "crop", "crop-flip")
 SAMPLINGS = ("proportional", "temperature", "uniform")
 QUANTISATIONS = ("4bit", "8bit", "int8", "int4")
 POOLINGS = ("auto", "own", "mean", "first", "last", "pooler")
+TOWERS = ("both", "image", "text")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "sampling": SAMPLINGS,
     "precision": PRECISIONS,
@@ -240,6 +243,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "pooling": POOLINGS,
     "augment": AUGMENTS,
     "quantize": QUANTISATIONS,
+    "towers": TOWERS,
 }
 # What a run did, of whose spec a field is absent: it was made before there was a choice.
 BEFORE: Mapping[str, Any] = {"pooling": "own"}
@@ -263,4 +267,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "classes": ([],),
     "init_adapter": (None,),
     "calibrate": (False,),
+    "towers": ("both",),
 }

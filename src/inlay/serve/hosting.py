@@ -170,6 +170,12 @@ class OneTask:
 
         self.loaded = LoadedRun(run, model=model, trust_remote_code=trust_remote_code, say=lambda line: None)
         schema = self.loaded.schema
+        if schema.pairs_images:
+            raise InlayError(
+                f"The run {run.id} compares images with texts and has no classes, and a service answers with those. "
+                "Train on classes (images in class folders) to serve it; `inlay embed` gives vectors of either, and "
+                "`inlay predict --labels` classifies."
+            )
         for name in only or ():
             if name != schema.name:
                 raise unknown("task", name, [schema.name])

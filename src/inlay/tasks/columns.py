@@ -46,6 +46,7 @@ _READ_AND_WRITTEN = (
     ("text", "summary"),
 )
 _NOT_TEXTS = ("id", "idx", "index", "guid", "uid", "uuid", "split", "source", "url", "path", "filename", "start", "end")
+_CAPTIONS = ("caption", "text", "description", "sentence", "title", "alt_text")
 _IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "image_path")
 
 
@@ -99,9 +100,12 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         kinds.check_kind(spec.kind)
     for given in (*spec.text, *filter(None, (spec.label, spec.image))):
         _require(given, table)
-    if spec.image and spec.text:
+    pairs = spec.kind in (kinds.IMAGE_TEXT, kinds.IMAGE_TEXT_CLASSES)
+    if spec.image and spec.text and not pairs:
         raise InlayError(f"Give either --image or --text, not both ({spec.image!r} and {', '.join(spec.text)!r}).")
     image = spec.image or _image_column(table, spec)
+    if pairs and image:
+        return _with_captions(table, spec, image, notes)
     if image and not (spec.image or spec.label or spec.kind) and (talk := _conversations(table, spec)):
         raise InlayError(
             f"{table.path.name!r} has images ({image!r}) beside conversations ({talk[1][conversations.FIELD]!r}), and "
@@ -212,7 +216,8 @@ def _looks_like_image(value: Any) -> bool:
 
 def _image_column(table: Table, spec: Spec) -> str | None:
     """The one column of images, unless texts were asked for."""
-    if spec.text or (spec.kind is not None and kinds.of_images(spec.kind) is None):
+    captioned = spec.kind == kinds.IMAGE_TEXT
+    if (spec.text and not captioned) or (spec.kind is not None and kinds.of_images(spec.kind) is None):
         return None
     found = [
         name
@@ -225,6 +230,35 @@ def _image_column(table: Table, spec: Spec) -> str | None:
             raise InlayError(f"Columns {', '.join(found)} all hold images: choose one with --image.")
         found = usual
     return found[0] if found else None
+
+
+def _with_captions(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:
+    """Images with a text each; or with a class, of which a template makes a text."""
+    if spec.text and spec.label:
+        raise InlayError(
+            f"Each image has a text (--text {spec.text[0]}) or a class (--label {spec.label}), not both: leave one out."
+        )
+    usual = [name for name in table.columns if name.lower() in _CAPTIONS and name != image]
+    by_class = spec.kind == kinds.IMAGE_TEXT_CLASSES or spec.label or table.class_names is not None
+    if spec.text or (usual and not by_class):
+        if spec.kind == kinds.IMAGE_TEXT_CLASSES:
+            raise kinds.refuse(
+                spec.kind, f"it needs a class for each image, not texts: leave --text {spec.text[0]} out."
+            )
+        texts = spec.text or tuple(usual)
+        if len(texts) > 1:
+            raise kinds.refuse(
+                kinds.IMAGE_TEXT,
+                f"a row has one text, and several columns may hold it ({', '.join(texts)}). "
+                "Name one with --text; another row for the same image gives it another text.",
+            )
+        if not (spec.image and spec.text):
+            notes.append(f"images from {image!r}, texts from {texts[0]!r}")
+        return Choice(kinds.IMAGE_TEXT, texts, image=image)
+    label = spec.label or _label_column(table, spec, image)
+    if not (spec.image and spec.label):
+        notes.append(f"kind: {kinds.IMAGE_TEXT_CLASSES}; images from {image!r}, classes from {label!r}")
+    return Choice(kinds.IMAGE_TEXT_CLASSES, label=label, image=image)
 
 
 def _with_images(table: Table, spec: Spec, image: str, notes: list[str]) -> Choice:

@@ -35,6 +35,7 @@ TWO_PARTS: Final = Head(
     "sequence-to-sequence", "AutoModelForSeq2SeqLM", "SEQ_2_SEQ_LM", probed_as="sequence-to-sequence"
 )
 MASKED: Final = Head("masked-lm", "AutoModelForMaskedLM", None, "masked-lm")
+TOWERS: Final = Head("image-text", "AutoModelForZeroShotImageClassification", None, "image-text", "image")
 IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
 
 
@@ -68,6 +69,16 @@ class TaskKind:
         return self.predicts in ("class", "labels", "shares", "rank")
 
     @property
+    def has_captions(self) -> bool:
+        """Whether the model has a tower for images and one for texts, and compares what they read."""
+        return self.head is TOWERS
+
+    @property
+    def pairs_images(self) -> bool:
+        """Whether images and texts search each other, and there are no classes."""
+        return self.has_captions and self.predicts == "vector"
+
+    @property
     def has_own_answers(self) -> bool:
         """Whether `inlay.tasks.answers` says what the outputs mean, which Transformers does not."""
         return self.predicts in ("labels", "shares", "rank", "values")
@@ -92,9 +103,16 @@ ORDINAL: Final = "ordinal"
 IMAGE_ORDINAL: Final = "image-ordinal"
 MULTI_REGRESSION: Final = "multi-regression"
 IMAGE_REGRESSION: Final = "image-regression"
+IMAGE_TEXT: Final = "image-text"
+IMAGE_TEXT_CLASSES: Final = "image-text-classes"
 
 _CLASS_METRICS = ("accuracy", "macro-f1")
 _RETRIEVAL_METRICS = ("ndcg@10", "mrr@10", "recall@1", "recall@10")
+# Of an image's texts (i2t) and of a text's images (t2i); the first is the mean of both directions.
+_TWO_WAY_METRICS = (
+    "two-way-ndcg@10",
+    *(f"{way}-{name}" for way in ("i2t", "t2i") for name in ("ndcg@10", "recall@1", "recall@10")),
+)
 _ENTITY_METRICS = ("entity-f1", "entity-precision", "entity-recall")
 _TEXT_METRICS = ("rouge-l", "bleu", "chrf", "exact-match", "perplexity")
 _ONE_OF = "single_label_classification"
@@ -126,10 +144,12 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(IMAGE_ORDINAL, IMAGE, "rank", _RANK_METRICS, _ANY_OF, ("image",)),
         TaskKind(MULTI_REGRESSION, SEQUENCE, "values", _VALUE_METRICS, "regression"),
         TaskKind(IMAGE_REGRESSION, IMAGE, "values", _VALUE_METRICS, "regression", ("image",)),
+        TaskKind(IMAGE_TEXT, TOWERS, "vector", _TWO_WAY_METRICS, fields=("image", "text")),
+        TaskKind(IMAGE_TEXT_CLASSES, TOWERS, "class", _CLASS_METRICS, fields=("image",)),
     )
 }
 KINDS: Final = tuple(TABLE)
-ALL_OF_IMAGES: Final = tuple(name for name, kind in TABLE.items() if kind.head is IMAGE)
+ALL_OF_IMAGES: Final = tuple(name for name, kind in TABLE.items() if kind.head.modality == "image")
 # One class an example: the metrics, the strata of splits and the decoding are the same for all of these.
 ONE_LABEL: Final = frozenset(name for name, kind in TABLE.items() if kind.predicts == "class")
 # The model predicts the next token, so that what is learnt is text. It reads the prompt in the same pass as what it
@@ -173,7 +193,8 @@ def of_images(name: str) -> str | None:
 
 def may_be_mixed(name: str) -> bool:
     """Whether tasks of this kind can be trained in batches with others of the same head."""
-    return not get(name).has_own_answers and get(name).predicts != "masked"
+    kind = get(name)
+    return not kind.has_own_answers and not kind.has_captions and kind.predicts != "masked"
 
 
 def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:

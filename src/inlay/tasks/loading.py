@@ -15,6 +15,7 @@ from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
 from inlay.tasks import catalogue, chat_rows, images, kinds, labels, sources, splits, targets, templates, user_data
 from inlay.tasks.conversations import FIELD, NUMBER, read_source
+from inlay.tasks.image_text import check_template
 from inlay.tasks.places import Places
 from inlay.tasks.rows import number_labels
 from inlay.tasks.schema import TaskSchema, UndividedTask
@@ -42,8 +43,11 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
     if schema.chat and spec.template is not None:
         schema = replace(schema, chat_template=read_source(spec.template))
     elif spec.template is not None:
-        schema = replace(schema, template=spec.template, prompt_template=spec.template)
-    if schema.chat:
+        schema = schema.with_template(spec.template)
+    if schema.has_captions and schema.label_names:
+        check_template(schema.full_template)
+        _ = schema.captions  # each class has one of its own
+    elif schema.chat:
         pass  # its template is a program, which says for itself what it reads
     elif schema.modality == "text" and schema.kind not in (kinds.TOKENS, kinds.EMBEDDING):
         templates.check(schema.full_template, kinds.fields_of(schema.kind, schema.fields))
@@ -154,7 +158,7 @@ def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
     if "image" not in row:
         return row
     content = hashlib.sha256(images.raw_bytes(row["image"]) or b"").hexdigest()
-    return {"image": content, "label": row["label"]}
+    return {name: value for name, value in row.items() if name in ("label", "text")} | {"image": content}
 
 
 def _hash(row: Mapping[str, Any]) -> str:

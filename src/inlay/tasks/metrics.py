@@ -283,6 +283,15 @@ _ELSE = (
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy", "masked-accuracy"),
     *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
+    *(
+        "two-way-ndcg@10",
+        "i2t-ndcg@10",
+        "i2t-recall@1",
+        "i2t-recall@10",
+        "t2i-ndcg@10",
+        "t2i-recall@1",
+        "t2i-recall@10",
+    ),
     *("bleu", "chrf", "rouge-1", "rouge-2", "rouge-l", "answer-accuracy", "exact-match"),
 )
 ALL = tuple(dict.fromkeys((*_OF_CLASSES, *_ELSE, *label_metrics.ALL)))

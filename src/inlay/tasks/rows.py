@@ -49,7 +49,7 @@ def read_input(schema: TaskSchema, values: Mapping[str, Any], where: str, folder
         return _prepared(schema, values, where)
     if schema.chat:
         return {conversations.FIELD: conversations.read_question(schema.columns, values, where)}
-    if schema.predicts == "vector":
+    if schema.predicts == "vector" and not schema.pairs_images:
         return {"text": _text_to_embed(schema, values, where)}
     taken = {name: schema.columns.get(name, name) for name in schema.fields}
     if lacking := [column for column in taken.values() if column not in values]:
@@ -130,7 +130,9 @@ def find_image(value: Any, table: Path, column: str, where: str) -> Any:
 def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | None, where: str) -> Row:
     """What the model reads of a row of a table, and what its label says; `label` is the column, None for texts that
     are learnt by themselves."""
-    if schema.predicts == "vector":
+    if schema.pairs_images:
+        made = _image_and_text(schema, row, table, where)
+    elif schema.predicts == "vector":
         made = {name: _text_of_pair(row, schema.columns.get(name, name), where) for name in schema.fields}
     else:
         made = read_input(schema, row, where, None if table.path == Path(PYTHON) else table.path)
@@ -144,6 +146,12 @@ def read_labelled_row(schema: TaskSchema, row: Row, table: Table, label: str | N
             + (" Several labels for one text are --kind multi-label." if several else "")
         )
     return made
+
+
+def _image_and_text(schema: TaskSchema, row: Row, table: Table, where: str) -> Row:
+    image, text = (schema.columns.get(name, name) for name in schema.fields)
+    folder = Path.cwd() if table.path == Path(PYTHON) else table.path
+    return {"image": find_image(row.get(image), folder, image, where), "text": _text_of_pair(row, text, where)}
 
 
 def _text_of_pair(row: Row, column: str, where: str) -> str:
@@ -266,20 +274,21 @@ def find_image_column(schema: TaskSchema, rows: Sequence[Mapping[str, Any]], whe
     names = list(dict.fromkeys(name for row in rows for name in row))
     if _IMAGE in names:
         return schema
-    found = [name for name in names if _holds_images([row.get(name) for row in rows])]
+    found = [name for name in names if holds_images([row.get(name) for row in rows])]
     if len(found) != 1:
         which = f"several do ({', '.join(map(repr, found))})" if found else "none does"
         raise InlayError(
             f"{where} lacks the column {_IMAGE!r}, and of its columns ({', '.join(map(repr, names)) or 'none'}) one "
             f"should hold images or their paths: {which}. Name that column {_IMAGE!r}."
         )
-    return replace(schema, columns={_IMAGE: found[0]})
+    return replace(schema, columns={**schema.columns, _IMAGE: found[0]})
 
 
 _IMAGE = "image"
 
 
-def _holds_images(values: Iterable[Any]) -> bool:
+def holds_images(values: Iterable[Any]) -> bool:
+    """Whether values are images, or end as the name of one; some may be missing."""
     present = [value for value in values if not is_missing(value)]
     return bool(present) and all(
         (isinstance(value, str | os.PathLike) and tables.is_image(Path(value)))
@@ -322,7 +331,7 @@ def _columns_named(schema: TaskSchema) -> list[str]:
 
 def columns_read(schema: TaskSchema) -> list[str]:
     """The user's columns that the model reads."""
-    if schema.predicts == "vector":
+    if schema.predicts == "vector" and not schema.pairs_images:
         return ["text"]
     fields = prepare.INPUTS[schema.prepare][-1] if schema.prepare else schema.fields
     return [schema.columns.get(name, name) for name in fields]

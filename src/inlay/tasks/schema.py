@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from inlay.tasks.chat_template import ChatTemplate
     from inlay.tasks.encode import Encoded
+    from inlay.tasks.image_text import JudgedItems
     from inlay.tasks.images import EncodedImages
     from inlay.tasks.places import Places
 
@@ -110,6 +111,23 @@ class TaskSchema:
         return kinds.get(self.kind).head is kinds.TWO_PARTS
 
     @property
+    def has_captions(self) -> bool:
+        """Whether images are compared with texts."""
+        return kinds.get(self.kind).has_captions
+
+    @property
+    def pairs_images(self) -> bool:
+        """Whether images and texts search each other, and there are no classes."""
+        return kinds.get(self.kind).pairs_images
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """What the classes are called in the texts that images are compared with; none where there are no classes."""
+        from inlay.tasks.image_text import captions
+
+        return captions(self.template, self.label_names) if self.has_captions and self.label_names else ()
+
+    @property
     def generates(self) -> bool:
         """Whether some of the metrics need generated texts: generate, then `score_texts`."""
         from inlay.tasks import metrics
@@ -119,9 +137,17 @@ class TaskSchema:
     @property
     def full_template(self) -> str:
         """The template, or the default that the fields imply."""
+        if self.has_captions:
+            from inlay.tasks.image_text import TEMPLATE
+
+            return self.template or TEMPLATE
         if self.predicts == "vector":
             return "{text}"  # the texts of a pair are read one by one
         return self.template or templates.default(self.fields)
+
+    def with_template(self, template: str) -> TaskSchema:
+        """The schema with another template."""
+        return dataclasses.replace(self, template=template, prompt_template=template)
 
     def template_of_chats(self, tokenizer: Any) -> ChatTemplate:
         """The chat template of conversations: the one of training, or the tokenizer's own."""
@@ -182,10 +208,14 @@ class TaskSchema:
 
     def encode_inputs(
         self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None
-    ) -> Encoded | EncodedImages:
+    ) -> Encoded | EncodedImages | JudgedItems:
         """Unlabelled rows ready for the collator. For language models: prompts to be continued."""
         from inlay.tasks import encode, images
 
+        if self.pairs_images:
+            from inlay.tasks.image_text import encode_items
+
+            return encode_items(rows, processor)
         if self.modality == "image":
             sources = [row["image"] for row in rows]
             images.check_all(sources)
@@ -231,6 +261,10 @@ class TaskSchema:
         from inlay.tasks.images import ImageCollator
         from inlay.tasks.pairs import PairCollator
 
+        if self.pairs_images:
+            from inlay.tasks.image_text import ImageTextCollator
+
+            return ImageTextCollator(processor)
         if self.predicts == "vector":
             return PairCollator(processor)
         left = generation and not self.two_parts
@@ -258,7 +292,7 @@ class TaskSchema:
         predictions = np.asarray(predictions)
         if self.predicts == "vector":
             made: list[dict[str, Any]] = [{"embedding": vector.tolist()} for vector in predictions]
-            if inputs is None:
+            if inputs is None or self.pairs_images:
                 return made
             return [each | {"tokens": int(n)} for each, n in zip(made, inputs.lengths, strict=True)]
         if self.predicts == "value":
@@ -311,6 +345,10 @@ class TaskSchema:
         from inlay.tasks import metrics
 
         predictions = np.asarray(predictions[0] if isinstance(predictions, tuple) else predictions)
+        if self.pairs_images:
+            from inlay.tasks.image_text import score_both
+
+            return score_both(self.metrics, predictions, encoded.judged)
         if self.predicts == "vector":
             from inlay.tasks.retrieval import score
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import chat_rows, images, kinds, metrics, templates
+from inlay.tasks import chat_rows, image_text, images, kinds, metrics, templates
 from inlay.tasks import encode as encoding
 from inlay.tasks.catalogue import SPLITS
 from inlay.tasks.chat_encode import encode_conversations
@@ -23,6 +23,9 @@ from inlay.tasks.targets import to_targets
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+ImageTexts = image_text.ImageTextPairs | image_text.JudgedItems
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,11 @@ class Task(Described):
         *,
         model_config: Any = None,
         augmentation: Augmentation | None = None,
-    ) -> encoding.Encoded | EncodedPairs | images.EncodedImages:
+    ) -> encoding.Encoded | EncodedPairs | images.EncodedImages | ImageTexts:
         """A split as a data set for the Trainer; its `notes` say what was cut. Of the length see `with_length`."""
         data = self.split(split)
+        if self.schema.pairs_images:
+            return self._encode_image_texts(split, data, processor, augmentation)
         if self.modality == "image":
             labels = to_targets(self.schema, data["label"])
             return images.EncodedImages(EncodedFiles(data), labels, processor, augmentation=augmentation)
@@ -170,6 +175,16 @@ class Task(Described):
                 f"{made.targets_cut:,} of {len(made):,} {split} answers are longer than {length} tokens and were cut"
             )
         made.notes = tuple(notes)
+        return made
+
+    def _encode_image_texts(
+        self, split: str, data: Dataset, processor: Any, augmentation: Augmentation | None
+    ) -> ImageTexts:
+        sources, texts = EncodedFiles(data), list(data["text"])
+        made = image_text.encode_pairs(sources, texts, processor, judged=split != "train", augmentation=augmentation)
+        if made.cut:
+            count = f"{made.cut:,} of {len(made.texts):,} different {split} texts"
+            made.notes = (f"{count} are longer than {processor.length} tokens and were cut",)
         return made
 
     def _encode_text(self, split: str, data: Dataset, tokenizer: Any, length: int) -> encoding.Encoded | EncodedPairs:
@@ -220,7 +235,7 @@ class Task(Described):
 
     def encode_inputs(
         self, rows: Sequence[Mapping[str, Any]], processor: Any, max_length: int | None = None
-    ) -> encoding.Encoded | images.EncodedImages:
+    ) -> encoding.Encoded | images.EncodedImages | image_text.JudgedItems:
         """Unlabelled rows, or prompts; see `TaskSchema.encode_inputs`."""
         return self.schema.encode_inputs(rows, processor, max_length)
 
@@ -269,6 +284,9 @@ def dataset(rows: list[dict[str, Any]], kind: str, fields: Sequence[str], *, exp
     if kind == kinds.DATA_TO_TEXT:
         rows = _one_reference_each(rows) if expand else _one_source_each(rows)
     if kinds.modality(kind) == "image":
+        if kinds.get(kind).pairs_images:
+            pairs = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+            return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in pairs}, features=pairs)
         label: Any = datasets.Value("int64")
         if kinds.get(kind).predicts == "labels":
             label = datasets.List(label)

@@ -248,6 +248,8 @@ def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
     """Which column of the user's files each normalised field was read from, where the two differ."""
     if choice.chat:
         return dict(choice.parts)
+    if kind.pairs_images:
+        return {"image": str(choice.image), "text": choice.texts[0]}
     if kind.fields:
         return {kind.fields[0]: choice.image or choice.texts[0]}
     return {field_of(name): name for name in choice.texts if field_of(name) != name}

@@ -9,7 +9,8 @@ scores y, whose cosines are s (CoSENT):
 
     L = log(1 + sum_{y_i < y_j} exp((s_i - s_j) / t))
 
-Each process, and each part of an accumulated batch, has the negatives of its own rows.
+Each process, and each part of an accumulated batch, has the negatives of its own rows. Images and texts are compared by
+their model's own loss (`inlay.backbones.towers`).
 """
 
 from __future__ import annotations
@@ -49,12 +50,8 @@ def ranking_loss(vectors: Tensor, scores: Tensor, temperature: float) -> Tensor:
     return torch.logsumexp(torch.cat([ordered.new_zeros(1), ordered]), 0)
 
 
-class Contrast(SingleTask):
-    """Texts that belong together on one model, by one of the losses above."""
-
-    def __init__(self, task: Task, spec: Spec) -> None:
-        super().__init__(task)
-        self.temperature = TEMPERATURE if spec.similarity_temperature is None else spec.similarity_temperature
+class InBatch(SingleTask):
+    """What is learnt from the other rows of the same batch."""
 
     def check(self, spec: Spec, plan: Plan) -> Plan:
         plan = super().check(spec, plan)
@@ -66,6 +63,20 @@ class Contrast(SingleTask):
             )
         return plan
 
+    def count_rows(self, batch: dict[str, Any]) -> int:
+        return len(batch["labels"])
+
+    def _items(self, batch: dict[str, Any]) -> Tensor:
+        return torch.tensor(len(batch["labels"]), device=batch["labels"].device)
+
+
+class Contrast(InBatch):
+    """Texts that belong together on one model, by one of the losses above."""
+
+    def __init__(self, task: Task, spec: Spec) -> None:
+        super().__init__(task)
+        self.temperature = TEMPERATURE if spec.similarity_temperature is None else spec.similarity_temperature
+
     def begin(self, trainer: InlayTrainer) -> None:
         super().begin(trainer)
         self._loss = ranking_loss if self.first.schema.scored else in_batch_loss
@@ -73,9 +84,3 @@ class Contrast(SingleTask):
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         texts = {name: value for name, value in batch.items() if name != "labels"}
         return self._loss(model(**texts)["logits"].float(), batch["labels"], self.temperature)
-
-    def count_rows(self, batch: dict[str, Any]) -> int:
-        return len(batch["labels"])
-
-    def _items(self, batch: dict[str, Any]) -> Tensor:
-        return torch.tensor(len(batch["labels"]), device=batch["labels"].device)

@@ -21,6 +21,7 @@ from inlay.frozen import unchanging
 from inlay.methods.begin import begin_from
 from inlay.methods.folder import preprocessing_in
 from inlay.methods.protocol import Method
+from inlay.methods.targets import in_tower
 from inlay.portrait import Machine, count_bytes, summarise
 from inlay.records.atomic import clear_leftovers, writing
 from inlay.records.spec import Spec
@@ -128,6 +129,7 @@ def prepare(
     set_seed(spec.seed)
     modes = Modes(backbone.model, new=backbone.newly_initialised, whole=method.form == "full")
     settings, notes = objective.settle(spec.settings, method, backbone)
+    settings = in_tower(backbone.model, method, settings, spec.towers)
     model = objective.attach(backbone, method, settings, spec.seed)
     if spec.init_adapter is not None:
         begin_from(model, method, spec.init_adapter)
@@ -418,6 +420,8 @@ def find_obstacle(setup: Setup, objective: Objective, done: int) -> str | None:
         return "it was switched off"
     if len(objective.tasks) > 1:
         return "several tasks are trained"
+    if kinds.get(objective.first.kind).has_captions:
+        return "texts are read beside the images, and their number is not that of the images"
     if kinds.modality(objective.first.kind) != "image":
         return "texts are padded to the longest of their batch, which changes from epoch to epoch"
     if not getattr(setup.rows, "deterministic", True):

@@ -165,7 +165,10 @@ def make_example(adapted: Adapted, texts: Sequence[str] = EXAMPLES) -> dict[str,
 
         side = image_side(processor)
         pixels = np.random.default_rng(0).integers(0, 256, (len(texts), side, side, 3), dtype=np.uint8)
-        return dict(processor(images=[Image.fromarray(each) for each in pixels], return_tensors="pt"))
+        batch = dict(processor(images=[Image.fromarray(each) for each in pixels], return_tensors="pt"))
+        if kinds.get(adapted.kind).pairs_images:
+            batch |= dict(processor.tokenizer.pad(processor.read_texts(texts)[0], return_tensors="pt"))
+        return batch
     batch = dict(processor(list(texts), padding=True, truncation=True, return_tensors="pt"))
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     config = adapted.model.config

@@ -53,6 +53,8 @@ def holds_one_task(run: Run) -> bool:
     """Whether a run has one task that can be mixed with those of others."""
     if run.spec.tasks or run.spec.kind == kinds.MASKED_LM:  # what fills masks reads whole texts
         return False
+    if run.spec.kind is not None and kinds.get(run.spec.kind).has_captions:  # whose classes are texts, and no head
+        return False
     return registry.get(run.spec.method).why_alone(run.spec.settings) is None
 
 

@@ -178,9 +178,11 @@ def candidates(spec: Spec) -> Sequence[str]:
     """The methods to try, by what the model reads and what it is to learn."""
     from inlay import backbones
 
-    writes = kind_of(spec) in kinds.LANGUAGE_MODELS
+    kind = kinds.get(kind_of(spec))
+    writes = kind.name in kinds.LANGUAGE_MODELS
     what = "writing" if writes else backbones.modality(spec.model, spec.revision)
-    return registry.names_where(lambda method: what in method.auto)
+    # What compares images with texts has no head to train.
+    return registry.names_where(lambda m: what in m.auto and not (kind.has_captions and m.form == "head"))
 
 
 def shortened(spec: Spec, first: Settled) -> Spec:

@@ -1,6 +1,6 @@
 """Whether methods are above chance: compared with the majority class, and whether they predict one class only.
 
-Where texts are embedded, the vectors of the frozen model are what to compare with.
+Where vectors are trained, or captions of classes are compared with images, so is the frozen model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Standing:
     """One method and the majority class, over its runs: `constant` are the seeds that predict one class only.
 
     `values` and `majority` are the metric on the test set, a value for each run. Old runs, which did not record it,
-    have no `majority`. `frozen` is what the model's vectors have before training.
+    have no `majority`. `frozen` is what the model has before training, where that can be asked.
     """
 
     method: str
@@ -67,12 +67,12 @@ def standing(
     constant = tuple(seed for seed, record in runs if record.get("classes_predicted") == 1)
     known: list[Any] = [record.get("chance") for _, record in runs]
     usable = [each for each in known if _says(each, metric)]
+    frozen = [_frozen(record, metric) for _, record in runs]
+    same = frozen[0] if frozen and len(set(frozen)) == 1 else None  # the test rows are the same for every seed
     if not usable or len(usable) < len(known):
-        frozen = [_frozen(record, metric) for _, record in runs]
-        same = frozen[0] if frozen and len(set(frozen)) == 1 else None  # the test rows are the same for every seed
         return Standing(method, metric, tuple(values), constant=constant, frozen=same)
     first, majority = usable[0], tuple(float(each["metrics"][metric]) for each in usable)
-    return Standing(method, metric, tuple(values), majority, str(first["answer"]), first["examples"], constant)
+    return Standing(method, metric, tuple(values), majority, str(first["answer"]), first["examples"], constant, same)
 
 
 def _says(entry: Any, metric: str) -> bool:

@@ -1,4 +1,4 @@
-"""Vectors of texts, by a run that was trained for them or by a model as it is."""
+"""Vectors of texts, and of images, by a run that was trained for them or by a model as it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
@@ -17,7 +17,8 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.tasks import TaskSchema, kinds, tables
 from inlay.tasks.cells import as_text, is_null, reach
-from inlay.tasks.rows import as_rows, is_path
+from inlay.tasks.images import name_of
+from inlay.tasks.rows import as_rows, holds_images, is_path, read
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import check_writable, format_lines
 from inlay.workflow.tune import DEFAULT_OUT
@@ -44,6 +45,7 @@ class EmbedOptions(FrozenOptions, total=False):
     """What `embed` takes beside the texts: see there."""
 
     out: Path | str
+    image: str | None
 
 
 class VectorSource(Protocol):
@@ -86,15 +88,16 @@ class FrozenModel:
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to embed, in order, and what each is called, where the rows say."""
+    """Texts to embed, in order, and what each is called, where the rows say; or `images`."""
 
-    texts: list[str]
+    texts: list[Any]
     ids: list[Any] | None = None
+    images: bool = False
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """Vectors of texts, N x D in float32, and what each is called, where the rows say."""
+    """Vectors of texts or images, N x D in float32, and what each is called, where the rows say."""
 
     vectors: np.ndarray
     ids: list[Any] | None = None
@@ -111,20 +114,24 @@ def frozen_model(
 ) -> FrozenModel:
     """A model by its name (hub id, folder, `embedded:<name>`) that gives vectors without training."""
     from inlay import backbones
+    from inlay.backbones import locate
 
-    chosen = backbones.settle_pooling(model, kinds.EMBEDDING, pooling, revision)
+    both = locate.find(model, revision).model_type in locate.heads(kinds.TOWERS.name)
+    kind = kinds.IMAGE_TEXT if both else kinds.EMBEDDING
+    chosen = backbones.settle_pooling(model, kind, pooling, revision)
     spec = Spec(
         model=model,
         method="full",
         data=TEXT,
-        kind=kinds.EMBEDDING,
+        kind=kind,
         pooling=chosen,
         max_length=max_length,
         revision=revision,
         trust_remote_code=trust_remote_code,
         precision=precision,
     )
-    return FrozenModel(spec, TaskSchema(TEXT, kinds.EMBEDDING, (TEXT,), (), max_length=max_length))
+    fields = kinds.get(kind).fields or (TEXT,)
+    return FrozenModel(spec, TaskSchema(TEXT, kind, fields, (), max_length=max_length))
 
 
 def embed(
@@ -139,22 +146,22 @@ def embed(
     say: Say | None = None,
     **how: Unpack[EmbedOptions],
 ) -> Embedded:
-    """A vector of length 1 for each text, in order.
+    """A vector of length 1 for each text, in order; of a model that compares images with texts, for each of either.
 
     `run` is one of kind embedding (by itself, its folder, or its name under `out`); without it `model` gives the
     vectors as it is, for which `how` may have `pooling`, `max_length`, `revision` and `precision`. With a run, `model`
     is where its base model is now. `trust_remote_code` lets code run that comes with the model. `texts` are a path
-    (a table, or one text a line), or rows as `inlay.load(...).predict` takes them; `text` and `id` name their columns.
+    (a table, or one text a line; of images also a folder), or rows as `inlay.load(...).predict` takes them; `text`,
+    `image` and `id` name their columns.
     With `output` they are also written there: .npy, .parquet, .safetensors or .jsonl.
     """
     from inlay.workflow.loaded import open_run
 
-    say, out = or_log(say), how.pop("out", DEFAULT_OUT)
+    say, out, image = or_log(say), how.pop("out", DEFAULT_OUT), how.pop("image", None)
     if output is not None:
         check_output(Path(output))
     if run is None and model is None:
         raise InlayError("Give a run that was trained for vectors (run=, --run), or a model (model=, --model).")
-    found = read_texts(texts, text, id)
     source: VectorSource
     if run is None:
         source = frozen_model(str(model), **how)  # type: ignore[misc]
@@ -163,19 +170,23 @@ def embed(
         if given := [f"{name}={value!r}" for name, value in how.items() if value not in (None, "auto")]:
             raise InlayError(f"{given[0]} is of a model without a run: a run has its own. Leave it out.")
         source = open_run(run, model=model, out=out, trust_remote_code=trust, say=say)
-    vectors = make_vectors(source, found.texts, batch_size, say)
+    found = read_things(source.schema, texts, text, image, id)
+    vectors = make_vectors(source, found, batch_size, say)
     if output is not None:
         write_vectors(Path(output), vectors, found.ids)
     return Embedded(vectors, found.ids)
 
 
-def make_vectors(source: VectorSource, texts: Sequence[str], batch_size: int | None, say: Say) -> np.ndarray:
-    """The vectors of texts, N x D in float32; `batch_size` is how many are read at a time, None: as in training."""
+def make_vectors(source: VectorSource, found: Texts, batch_size: int | None, say: Say) -> np.ndarray:
+    """The vectors of texts, or images, N x D in float32; `batch_size` is how many are read at a time, None: as in
+    training."""
     import numpy as np
 
+    from inlay.backbones.towers import without_captions
     from inlay.training import predict
 
-    if source.schema.predicts != "vector":
+    schema, texts = as_vectors(source.schema), found.texts
+    if schema.predicts != "vector":
         raise InlayError(
             f"The run is of kind {source.schema.kind!r}, which gives no vectors. Train one with --kind "
             f"{kinds.EMBEDDING}, or give --model alone for those of a model as it is."
@@ -183,19 +194,78 @@ def make_vectors(source: VectorSource, texts: Sequence[str], batch_size: int | N
     spec = source.spec
     if batch_size is not None:
         spec = spec.with_(batch_size=batch_size, gradient_accumulation=1)
+    config = source.model.config
     if not texts:
-        return np.empty((0, source.model.config.hidden_size), np.float32)
-    rows = [{TEXT: text} for text in texts]
-    vectors, encoded = predict(source.model, source.schema, rows, source.processor, spec)
+        size = config.hidden_size if not schema.has_captions else getattr(config, "projection_dim", None)
+        return np.empty((0, size or config.text_config.projection_size), np.float32)
+    rows = [{"image" if found.images else TEXT: each} for each in texts]
+    with without_captions(source.model):
+        vectors, encoded = predict(source.model, schema, rows, source.processor, spec)
     if cut := encoded.cut:
-        say(f"{cut:,} of {len(texts):,} texts are longer than {max(encoded.lengths)} tokens and were cut")
+        most = source.processor.length if schema.has_captions else max(encoded.lengths)
+        say(f"{cut:,} of {len(texts):,} texts are longer than {most} tokens and were cut")
     if not np.isfinite(vectors).all():
         bad = int(np.argmin(np.isfinite(vectors).all(axis=1)))
-        raise InlayError(f"The vector of text {bad + 1} is not finite: {texts[bad][:40]!r}. Try precision float32.")
+        what, shown = ("image", name_of(texts[bad])) if found.images else ("text", texts[bad][:40])
+        raise InlayError(f"The vector of {what} {bad + 1} is not finite: {shown!r}. Try precision float32.")
     return np.asarray(vectors, np.float32)
 
 
+def as_vectors(schema: TaskSchema) -> TaskSchema:
+    """The schema; of classes that are texts, that of the vectors they are compared by."""
+    if not schema.has_captions or schema.pairs_images:
+        return schema
+    columns = {name: column for name, column in schema.columns.items() if name == "image"}
+    kind = kinds.get(kinds.IMAGE_TEXT)
+    return TaskSchema(schema.name, kind.name, kind.fields, (), columns=columns)
+
+
 # ------------------------------------------------------------------------------------------------------- texts
+
+
+def read_things(
+    schema: TaskSchema, source: Any, text: str | None = None, image: str | None = None, id: str | None = None
+) -> Texts:
+    """Texts, or images where a model reads both and there are some: a folder, an image, a column of paths."""
+    if not schema.has_captions:
+        if image is not None:
+            raise InlayError(f"image={image!r}: this model reads texts alone. Leave --image out.")
+        return read_texts(source, text, id)
+    if text is not None and image is not None:
+        raise InlayError(f"Give --text ({text}) or --image ({image}): each gives vectors of its own.")
+    if text is None and (image is not None or _are_images(source)):
+        return _read_images(schema, source, image, id)
+    return read_texts(source, text, id)
+
+
+def _are_images(source: Any) -> bool:
+    """Whether what was given holds images, and no column that is called text."""
+    if is_path(source):
+        path = Path(os.fspath(source)).expanduser()
+        if path.is_dir() or tables.is_image(path):
+            return True
+        if tables.suffix(path) == LINES:
+            return False
+        rows: Any = tables.read_table(path).rows
+    else:
+        rows = source if isinstance(source, list) else [source]
+    first = next(iter(rows), None)
+    if isinstance(first, Mapping):
+        return TEXT not in first and any(holds_images([value]) for value in first.values())
+    return holds_images([first])
+
+
+def _read_images(schema: TaskSchema, source: Any, image: str | None, id: str | None) -> Texts:
+    plain = replace(schema, kind=kinds.IMAGE_TEXT_CLASSES, fields=("image",), columns={"image": image or "image"})
+    found = read(plain, source)
+    given, listed = found.given, [row["image"] for row in found.rows]
+    if id is not None and given and id not in given[0]:
+        raise unknown("column", id, given[0])
+    if (name := id or (ID if given and ID in given[0] else None)) is not None:
+        return Texts(listed, [row[name] for row in given], images=True)
+    of_files = is_path(source) and (path := Path(os.fspath(source)).expanduser()).is_dir()
+    ids = [str(Path(each).relative_to(path)) for each in listed] if of_files else None
+    return Texts(listed, ids, images=True)
 
 
 def read_texts(source: Any, text: str | None = None, id: str | None = None) -> Texts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -54,6 +54,8 @@ class LoadedRun:
         model: str | None = None,
         trust_remote_code: bool = False,
         say: Say | None = None,
+        labels: Sequence[str] | None = None,
+        template: str | None = None,
     ) -> None:
         run.verify()
         known = run.record.get("tasks") or {run.record["task"]["schema"]["name"]: run.record["task"]}
@@ -67,6 +69,8 @@ class LoadedRun:
             raise unknown("task", self.task, known)
         self._known = known[self.task]
         self.schema = TaskSchema.from_json(self._known["schema"])
+        if labels is not None or template is not None:
+            self.schema = with_classes(self.schema, labels, template, f"The run {run.id}")
         self._say = or_log(say)
         self._base, self._trust = model, trust_remote_code
         self._parts: tuple[Any, Any] | None = None
@@ -108,6 +112,11 @@ class LoadedRun:
         `top_k` adds the so many likeliest classes, the likeliest first. With `skip_unreadable` rows and images that
         cannot be read are left out: `left_out` then has their positions, from 0, and the reasons.
         """
+        if self.schema.pairs_images:
+            raise InlayError(
+                f"The run {self.run.id} compares images with texts, and has no classes: name some with --labels "
+                "(labels=), as in cat,dog. `inlay embed` gives vectors of images and of texts."
+            )
         self._check_classes(probabilities, top_k)
         self.left_out = {}
         inputs = read(self.schema, rows, self.left_out if skip_unreadable else None)
@@ -156,10 +165,11 @@ class LoadedRun:
         return [join(row, answer) for row, answer in zip(given, answers, strict=True)]
 
     def embed(self, rows: Any, *, batch_size: int | None = None) -> np.ndarray:
-        """A vector of length 1 for each text, N x D, in order. `rows` are given as to `predict`."""
-        from inlay.workflow.embed import make_vectors, read_texts
+        """A vector of length 1 for each text, N x D, in order. `rows` are given as to `predict`; where the model
+        compares images with texts, they are either."""
+        from inlay.workflow.embed import make_vectors, read_things
 
-        return make_vectors(self, read_texts(rows).texts, batch_size, self._say)
+        return make_vectors(self, read_things(self.schema, rows), batch_size, self._say)
 
     def evaluate(self, rows: Any, *, label: str | None = None) -> Evaluation:
         """The run's own metrics on labelled rows, which are given as to `predict`.
@@ -193,6 +203,33 @@ class LoadedRun:
         return self._parts
 
 
+def with_classes(schema: TaskSchema, names: Sequence[str] | None, template: str | None, what: str) -> TaskSchema:
+    """The schema of a model that compares images with texts, with other classes or another template for their captions;
+    an error where `what` does not compare them."""
+    from inlay.tasks.image_text import check_template
+
+    if not schema.has_captions:
+        raise InlayError(
+            f"{what} is of kind {schema.kind!r}, whose classes are those of its head: leave --labels and --template "
+            f"out. They are of models that compare images with texts ({kinds.IMAGE_TEXT})."
+        )
+    given = tuple(names if names is not None else schema.label_names or ())
+    if len(given) < 2 or len(set(given)) < len(given) or not all(name.strip() for name in given):
+        raise InlayError(f"labels={','.join(given)!r}: give two or more different classes, as in cat,dog.")
+    if template is not None:
+        check_template(template)
+    columns = {name: column for name, column in schema.columns.items() if name == "image"}
+    return replace(
+        schema,
+        kind=kinds.IMAGE_TEXT_CLASSES,
+        fields=kinds.get(kinds.IMAGE_TEXT_CLASSES).fields,
+        metrics=kinds.get(kinds.IMAGE_TEXT_CLASSES).metrics,
+        label_names=given,
+        columns=columns,
+        template=template or (schema.template if schema.label_names else None),
+    )
+
+
 def _with_likeliest(answer: dict[str, Any], count: int, probabilities: bool) -> dict[str, Any]:
     """An answer with its likeliest classes, the likeliest first, in place of all probabilities or before them."""
     shares = answer.pop("probabilities")
@@ -209,6 +246,8 @@ def load(
     out: Path | str = DEFAULT_OUT,
     trust_remote_code: bool = False,
     say: Say | None = None,
+    labels: Sequence[str] | None = None,
+    template: str | None = None,
 ) -> LoadedRun:
     """A finished run, ready to answer: `inlay.load("runs/<id>").predict(["a text", "another"])`.
 
@@ -216,9 +255,12 @@ def load(
     tasks `task` names the one to answer for. `model` names the
     base model where it has moved since; it must hold the same weights. `trust_remote_code` lets code run that comes
     with the model: a run never allows it by itself. `say` receives a line for each thing a person should know; without
-    it, the logger `inlay.notes` does.
+    it, the logger `inlay.notes` does. Where a model compares images with texts, `labels` are other classes than those
+    of training, and `template` makes their captions.
     """
-    found = open_run(run, task=task, model=model, out=out, trust_remote_code=trust_remote_code, say=say)
+    how: LoadOptions = {"model": model, "out": out, "trust_remote_code": trust_remote_code, "say": say}
+    how |= {"labels": labels, "template": template}
+    found = open_run(run, task=task, **how)
     _ = found.model  # now, not when the first row waits
     return found
 

@@ -68,7 +68,7 @@ def merge(
         with quiet():
             plain.save_pretrained(place)
             _with_template(adapted).save_pretrained(place)
-        if kinds.get(adapted.kind).predicts == "vector":  # no head would read it otherwise: the files say what to pool
+        if kinds.get(adapted.kind).head is kinds.VECTOR:  # no head would read it otherwise: the files say what to pool
             write_pooling(plain, place)
         if adapted.about is not None:
             write_merged_card(place, adapted.method, adapted.about, type(plain).__name__, notes)
@@ -96,7 +96,8 @@ def _check_portable(adapted: Adapted) -> None:
             "state of the text: loaded without inlay, the merged checkpoint would answer otherwise without a word. "
             "Keep the adapter (`inlay predict`, `inlay serve`, inlay.load), or train again with --pooling own."
         )
-    if type(adapted.processor).__module__.startswith("inlay."):
+    images = getattr(adapted.processor, "image", adapted.processor)  # beside which a tokenizer may lie
+    if type(images).__module__.startswith("inlay."):
         raise InlayError(
             f"Images for {type(base).__name__} are prepared by inlay ({type(adapted.processor).__name__}), and "
             "Transformers has no processor that does the same. Keep the adapter."
@@ -135,6 +136,12 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             f"the classes are, from the lowest: {names}. Output k is the logit of being above class k for what is not "
             "below it: the product of the sigmoids of the first k outputs is the probability of being above class k"
         )
+    if schema.has_captions:
+        for name, text in zip(schema.label_names or (), schema.captions, strict=True):
+            yield f"the class {name!r} is the text {text!r}"
+        length = adapted.model.config.text_config.max_position_embeddings
+        yield f"texts are filled up to {length} tokens (padding='max_length'), and the model is given no mask of them"
+        return
     if schema.predicts == "vector" and adapted.about is not None:
         yield f"a text's vector is its states pooled by {adapted.about.pooling}, as 1_Pooling/config.json says"
         return

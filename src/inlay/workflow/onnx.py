@@ -92,7 +92,8 @@ def _check_installed() -> None:
 
 def _check_kind(adapted: Adapted) -> None:
     """An error for a model whose inputs no plain tokenizer or image processor makes, and for one that writes."""
-    able = [name for name, kind in kinds.TABLE.items() if kind.predicts in WRITTEN and name != kinds.SPANS]
+    writable = (name for name, kind in kinds.TABLE.items() if kind.predicts in WRITTEN and not kind.has_captions)
+    able = [name for name in writable if name != kinds.SPANS]
     if adapted.kind not in able:
         raise InlayError(
             f"This adapter is of kind {adapted.kind!r}, which is not written as ONNX; {', '.join(able)} are. `inlay "

@@ -33,6 +33,8 @@ class LoadOptions(TypedDict, total=False):
     out: Path | str
     trust_remote_code: bool
     say: Say | None
+    labels: Sequence[str] | None
+    template: str | None
 
 
 def predict(
@@ -53,7 +55,7 @@ def predict(
     without it `input` is a file of JSON lines, each of which names its task. With `output` the predictions are also
     written there, as JSON lines, all or nothing. `probabilities` adds those of all classes, `top_k` the likeliest;
     `skip_unreadable` leaves out what cannot be read, and says so at the end. For `run` and the rest
-    (`model`, `out`, `trust_remote_code`, `say`) see `inlay.load`.
+    (`model`, `out`, `trust_remote_code`, `say`, `labels`, `template`) see `inlay.load`.
     """
     from inlay.workflow.loaded import find_run, open_run
 
@@ -65,6 +67,8 @@ def predict(
 
         if top_k is not None or skip_unreadable:
             raise InlayError("top_k and skip_unreadable are of one task: choose it by --task (task=).")
+        if how.pop("labels", None) is not None or how.pop("template", None) is not None:
+            raise InlayError("labels and template are of a model that compares images with texts: leave them out.")
         how.pop("out", None)
         return answer(found.folder, input, output, probabilities=probabilities, **how)  # type: ignore[misc]
     loaded = open_run(found, task=task, **how)

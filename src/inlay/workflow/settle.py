@@ -280,7 +280,7 @@ def check_together(tasks: Mapping[str, Task] | Mapping[str, TaskSchema]) -> None
         raise InlayError("Give --tasks at least two, as in --tasks rte,sst2; one alone is --task.")
     found = {name: task.kind for name, task in tasks.items()}
     if vectors := [name for name, kind in found.items() if kinds.get(kind).predicts == "vector"]:
-        raise InlayError(f"Texts are embedded in a run of their own: leave {', '.join(vectors)} out of the tasks.")
+        raise InlayError(f"Vectors are trained in a run of their own: leave {', '.join(vectors)} out of the tasks.")
     if len({kinds.get(kind).head for kind in found.values()}) > 1:
         listed = ", ".join(f"{name} ({kind})" for name, kind in found.items())
         raise InlayError(
@@ -291,14 +291,20 @@ def check_together(tasks: Mapping[str, Task] | Mapping[str, TaskSchema]) -> None
 
 def check_vectors(spec: Spec, kind: str) -> None:
     """An error where a method cannot train vectors, or an option that only those have is given for something else."""
-    if kinds.get(kind).predicts != "vector":
-        if spec.similarity_temperature is not None:
-            raise InlayError(
-                f"similarity_temperature={spec.similarity_temperature!r} is of texts to embed (--kind "
-                f"{kinds.EMBEDDING}), and this is {kind}. Leave it out."
-            )
+    about = kinds.get(kind)
+    if spec.towers != "both" and not about.has_captions:
+        raise InlayError(
+            f"towers={spec.towers!r} is of models that compare images with texts (--kind {kinds.IMAGE_TEXT}), and this "
+            f"is {kind}. Leave it out."
+        )
+    if about.head is not kinds.VECTOR and spec.similarity_temperature is not None:
+        raise InlayError(
+            f"similarity_temperature={spec.similarity_temperature!r} is of texts to embed (--kind {kinds.EMBEDDING}), "
+            f"and this is {kind}. Leave it out."
+        )
+    if not about.has_captions and about.predicts != "vector":
         return
-    if spec.max_eval is not None:
+    if about.predicts == "vector" and spec.max_eval is not None:
         raise InlayError(
             f"max_eval={spec.max_eval}: part of the validation split would be another corpus to search, and an easier "
             "one. Give --evaluations to evaluate less often."
@@ -306,6 +312,12 @@ def check_vectors(spec: Spec, kind: str) -> None:
     method = registry.get(spec.method)
     if reads_states(spec.method) or method.prompts_in_text or method.form == "head":
         why = "trains a head alone" if method.form == "head" else "answers by classes of its own"
+        if about.has_captions:
+            able = "; `inlay evaluate --model` scores the model without training" if method.form == "head" else ""
+            raise InlayError(
+                f"The method {spec.method!r} {why}, and a model that compares images with texts has none. Take "
+                f"another, such as lora, bias or full{able}."
+            )
         raise InlayError(
             f"The method {spec.method!r} {why}, and texts that are embedded have none. Take another, such as lora, "
             "bias or full."

@@ -140,6 +140,10 @@ def identify(spec: Spec) -> tuple[Spec, str]:
 
 def make_objective(settled: Settled) -> Objective | Task:
     """What the run is trained for: its one task, or all of them together."""
+    if settled.first.schema.pairs_images:
+        from inlay.training.contrastive import InBatch
+
+        return InBatch(settled.first)
     if settled.first.schema.predicts == "vector":
         from inlay.training.contrastive import Contrast
 
@@ -247,9 +251,10 @@ def measure_chance(task: Task, result: FitResult, name: str) -> dict[str, Any]:
 
 
 def measure_frozen(backbone: Backbone, settled: Settled) -> dict[str, Any]:
-    """How good the vectors of the model are on the test split before anything is trained; for other tasks nothing."""
+    """How good the model is on the test split before anything is trained, where it can be asked: by its vectors, or by
+    captions of the classes. For other tasks nothing."""
     task = settled.first
-    if task.schema.predicts != "vector" or not len(task.test):
+    if not (task.schema.predicts == "vector" or task.schema.has_captions) or not len(task.test):
         return {}
     from inlay.training import evaluate
 
