@@ -41,6 +41,7 @@ FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth training text selects the best state of the training
 SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to continue, their tokens that are given, tokens to write
 RECORDED = ("to", "chunk", "study", "steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
+TWO_TOKENS = "Give a text of two tokens or more (--prompt)."
 HELD_OUT = 5  # every fifth text is held out: it is scored and never trained on
 
 
@@ -130,11 +131,15 @@ def compress(
             f"{options.target.name!r} has no closed form and no fit: without steps nothing of the prompt is in it. "
             "Give --steps, or another --to."
         )
+    if isinstance(source, str) and not source.strip():
+        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
     given = None if texts is None else _texts(texts)
     tell = say or (lambda line: None)
     backbone = _load(model, options)
     tell(f"model: {backbone.source}")
     fixed = None if given is None else _encoded(backbone.processor, given, options.length, tell, whole=prompt is None)
+    if fixed is not None:
+        parted(fixed)  # too few are said before the prompt is read
 
     def written(pair: Pair) -> list[list[int]]:
         """Texts behind a prompt: given, or the model's own."""
@@ -237,6 +242,8 @@ def _pair(
     adapted: Any
     if isinstance(source, str):
         lead, ids = split(backbone.processor, source)
+        if len(ids) - len(lead) < LEAST_PART:
+            raise InlayError(f"The prompt has one token: nothing is shorter. {TWO_TOKENS}")
         most = options.chunk or usual_chunk(backbone.model, len(ids), options.length)
         context = context_of(backbone.model)
         if most is not None and context is not None and len(ids) + options.length > context:
@@ -426,7 +433,7 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     # Not verbose: Transformers would warn of a prompt beyond the context, which `check` refuses.
     inner = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not inner:
-        raise InlayError("The prompt is empty: there is nothing to compress. Give a text of one token or more.")
+        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
     whole = tokenizer(text, verbose=False).input_ids
     extra = len(whole) - len(inner)
     at = next((at for at in range(extra + 1) if whole[at : at + len(inner)] == inner), 0)
@@ -448,7 +455,8 @@ def parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Texts to train on, and every fifth (or the last of a few) held out."""
     if len(rows) < 2:
         raise InlayError(
-            f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out."
+            f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out. Give "
+            "more, one a line, or none: then the model writes its own (--texts, --count)."
         )
     held = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
     train = [row for number, row in enumerate(rows, 1) if number % HELD_OUT] if len(rows) >= HELD_OUT else rows[:-1]
