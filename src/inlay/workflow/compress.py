@@ -117,22 +117,12 @@ def compress(
 
     begin, options, out = time.perf_counter(), options or Options(), Path(out)
     _check_out(out)
-    if (prompt is None) == (prefix_adapter is None):
-        raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
-    if prefix_adapter is not None and texts is None:
-        raise InlayError(
-            "A trained prefix has no words to continue from: give texts (--texts) like those it was trained on."
-        )
-    source = (
-        Path(str(prefix_adapter)) if prompt is None else prompt if isinstance(prompt, str) else _read(prompt, "prompt")
-    )
+    source = _source(prompt, prefix_adapter, texts)
     if options.target.method.tuner is None and not (options.distil and options.steps):
         raise InlayError(
             f"{options.target.name!r} has no closed form and no fit: without steps nothing of the prompt is in it. "
             "Give --steps, or another --to."
         )
-    if isinstance(source, str) and not source.strip():
-        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
     given = None if texts is None else _texts(texts)
     tell = say or (lambda line: None)
     backbone = _load(model, options)
@@ -177,6 +167,22 @@ def compress(
     trained = _save(pair.model, options.target, backbone, record, out)
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Compression(out, scores, pair.prompt.tokens, trained, saved, record, shown)
+
+
+def _source(prompt: Path | str | None, prefix_adapter: Path | str | None, texts: object) -> str | Path:
+    """The prompt's text, or the folder of a trained prefix."""
+    if (prompt is None) == (prefix_adapter is None):
+        raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
+    if prefix_adapter is not None and texts is None:
+        raise InlayError(
+            "A trained prefix has no words to continue from: give texts (--texts) like those it was trained on."
+        )
+    if prompt is None:
+        return Path(str(prefix_adapter))
+    found = prompt if isinstance(prompt, str) else _read(prompt, "prompt")
+    if not found.strip():
+        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
+    return found
 
 
 def _study(pair: Pair, tokenizer: Any, options: Options) -> str:
