@@ -1,4 +1,4 @@
-"""Generate the tables of compressed prompts in docs/compress.md from benchmarks/results/compress-{cuda,cpu}.json.
+"""Generate the tables of compressed prompts in docs/compress.md from what is in benchmarks/results.
 
 python scripts/document_compress.py --check     # are they up to date?
 python scripts/document_compress.py --write     # bring them up to date
@@ -90,6 +90,7 @@ def blocks() -> dict[str, str]:
         "fixed": fixed(cuda),
         "size": sizes_in_bytes(cuda),
         "studies": studies(cpu),
+        "matching": matching(),
     }
 
 
@@ -146,6 +147,17 @@ def studies(kept: Results) -> str:
                 if all((prompt, each, size) in kept.by_row for each in STUDIES):
                     cells = [_mean(kept.values(prompt, who, size, each)) for each in ("benefit", "recall", "agreement")]
                     lines.append(f"| {prompt} ({kept.tokens[prompt]:,}) | {size} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def matching() -> str:
+    """What one layer's matching costs, by the commit that was measured."""
+    lines = ["| commit | keys of the heads | operations | waits for the device | processor seconds |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
+    for commit, kept in json.loads((KEPT / "matching-cpu.json").read_text(encoding="utf-8")).items():
+        for name, found in kept["results"].items():
+            cells = f"{found['operations']:,} | {found['waits']} | {found['processor_seconds']:.2f}"
+            lines.append(f"| {commit} | {name} | {cells} |")
     return "\n".join(lines)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from inlay.methods.compact_prefix.choice import by_pursuit, non_negative, weights_of
+from inlay.methods.compact_prefix.choice import PURSUED, ROUNDS, STEPS, by_pursuit, non_negative, on_device, weights_of
 from inlay.methods.compact_prefix.matching import LEAST_WEIGHT, Candidates, HeadQueries, match, shared_out
 
 
@@ -59,7 +65,7 @@ def test_squares_with_weights_of_at_least_0(rows: int, columns: int, seed: int) 
     """As good as scipy's active sets, up to what 600 rounds leave."""
     chance = np.random.default_rng(seed)
     a, b = chance.random((rows, columns)) ** 3, chance.random(rows)
-    found = non_negative(torch.tensor(a.T @ a), torch.tensor(a.T @ b)).numpy()
+    found = non_negative(torch.tensor(a.T @ a)[None], torch.tensor(a.T @ b)[None])[0].numpy()
     assert (found >= 0).all()
     best = nnls(a, b)[1]
     assert np.linalg.norm(a @ found - b) <= best + 2e-3 * np.linalg.norm(b)
@@ -152,12 +158,102 @@ def test_a_pursuit_against_its_definition() -> None:
     assert left[1] <= 1.05 * left[0] + 1e-9
 
 
+def plain_weights(squares: Tensor, wanted: Tensor, begin: Tensor | None, rounds: int) -> Tensor:
+    """One head's weights, each round as it is written: a gradient step, no weight below 0, Nesterov's momentum, which
+    begins again where it points uphill."""
+    size = squares.diagonal().sqrt()
+    scaled, target = squares / size / size[:, None], wanted / size
+    step = 1 / max(1.0, float(scaled.abs().sum(-1).max()))
+    found = size if begin is None else begin * size
+    ahead, pace = found, 1.0
+    for _ in range(rounds):
+        new = (ahead - step * (scaled @ ahead - target)).clamp(min=0)
+        if float((ahead - new) @ (new - found)) > 0:
+            pace = 1.0
+        after = (1 + math.sqrt(1 + 4 * pace**2)) / 2
+        ahead = new + (pace - 1) / after * (new - found)
+        found, pace = new, after
+    return found / size
+
+
+def plain_pursuit(squares: Tensor, wanted: Tensor, count: int) -> list[int]:
+    """One head's keys: in each of at most `STEPS` steps as many more, those that correlate most with what is left."""
+    kept: list[int] = []
+    mass = wanted.new_zeros(0)
+    while len(kept) < count:
+        rest = wanted - squares[:, kept] @ mass
+        gain = rest / squares.diagonal().sqrt()
+        gain[kept] = -math.inf
+        more = min(math.ceil(count / STEPS), count - len(kept))
+        kept += gain.sort(descending=True).indices[:more].tolist()
+        begin = torch.nn.functional.pad(mass, (0, more))
+        mass = plain_weights(squares[kept][:, kept], wanted[kept], begin, PURSUED)
+    return kept
+
+
+def problems(counts: Sequence[int], keys: int, seed: int) -> tuple[Tensor, Tensor]:
+    """For as many heads: `P^T P` and `P^T b`."""
+    weights = [seen(example(200, keys, 8, seed + number)).weights for number in range(len(counts))]
+    return (
+        torch.stack([each.mT @ each for each in weights]),
+        torch.stack([each.mT @ each.sum(-1) for each in weights]),
+    )
+
+
+@pytest.mark.parametrize("counts", [[9], [3, 40, 12], [33, 32, 64], [70, 1]])
+def test_heads_together_against_each_alone_and_plainly(counts: list[int]) -> None:
+    """The same keys, and the same weights up to rounding."""
+    squares, wanted = problems(counts, 80, 20)
+    kept = by_pursuit(squares, wanted, counts)
+    assert [row.tolist() for row in kept] == [
+        plain_pursuit(*each) for each in zip(squares, wanted, counts, strict=True)
+    ]
+    at = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
+    found = weights_of(squares, wanted, at, on_device(counts, at.device))
+    for head, (row, count) in enumerate(zip(kept, counts, strict=True)):
+        right = plain_weights(squares[head][row][:, row], wanted[head][row], None, ROUNDS)
+        torch.testing.assert_close(found[head, :count], right, rtol=1e-9, atol=1e-11)
+        assert not found[head, count:].any()
+
+
+class Asked(TorchDispatchMode):
+    """Which operations ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_matching_never_waits_for_the_device() -> None:
+    """No value is read, no number is sent, and no shape depends on values; a round is ten products, sums and
+    comparisons and one view of all heads together."""
+    counts = [40, 3, 12]
+    made = [example(150, 60, 8, seed) for seed in (4, 5, 6)]
+    match([Candidates.of(seen(made[0]), made[0]["key"], made[0]["value"], None, 512)], [3], "pursuit")  # fills caches
+    heads = [Candidates.of(seen(each), each["key"], each["value"], None, 512) for each in made]
+    with Asked() as asked:
+        match(heads, counts, "pursuit")
+    waits = {"_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero", "masked_select", "equal", "unique"}
+    assert not waits & asked.counts.keys(), asked.counts
+    squares, wanted = problems(counts, 20, 0)
+    ran = []
+    for rounds in (10, 30, 10, 30):  # the first two fill caches
+        with Asked() as asked:
+            non_negative(squares, wanted, rounds=rounds)
+        ran.append(sum(asked.counts.values()))
+    assert ran[3] - ran[2] == 20 * 11
+
+
 def test_weights_begin_where_they_are_told_and_end_at_the_same() -> None:
     made = example(200, 20, 8, 8)
     weights = seen(made).weights
     squares, wanted = (weights.mT @ weights)[None], (weights.mT @ weights.sum(-1))[None]
     at, begin = torch.arange(6)[None], torch.tensor([[5.0, 0, 0, 0, 0, 2.0]], dtype=torch.float64)
-    cold, warm = weights_of(squares, wanted, at, [5]), weights_of(squares, wanted, at, [5], begin)
+    cold, warm = (weights_of(squares, wanted, at, torch.tensor([5]), start) for start in (None, begin))
     right = nnls(weights[:, :5].numpy(), weights.sum(-1).numpy())[0]
     for found in (cold, warm):
         assert float(found[0, 5]) == 0

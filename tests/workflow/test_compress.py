@@ -248,7 +248,8 @@ def test_texts_are_parted() -> None:
     ("options", "words"),
     [
         ({"prompt": Path("nowhere.txt")}, r"prompt file 'nowhere.txt' cannot be read: No such file"),
-        ({"prompt": " \n "}, r"prompt is empty"),
+        ({"prompt": " \n "}, r"prompt is empty.*two tokens or more"),
+        ({"prompt": "w3"}, r"prompt has one token.*two tokens or more"),
         (
             {"prompt": " ".join(["w3"] * 38), "options": replace(QUICK, to=NTK)},
             r"38 tokens and the texts behind it 6; .*40 in all.*prompt to 34 tokens",
@@ -261,7 +262,8 @@ def test_texts_are_parted() -> None:
             {"options": replace(QUICK, to=NTK, settings={"taylor_order": 2})},
             r"taylor_order=2 says nothing.*feature_map=taylor",
         ),
-        ({"texts": ["w1"]}, r"0 texts of two tokens or more"),
+        ({"texts": ["w1"]}, r"0 texts of two tokens or more.*--texts"),
+        ({"texts": []}, r"0 texts of two tokens or more.*--texts"),
         (
             {"options": replace(QUICK, to=NTK, settings={"feature_map": "sigmoid"})},
             r"Unknown feature_map 'sigmoid'.*elu",
@@ -290,6 +292,47 @@ def test_texts_that_are_no_texts(decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InlayError, match=r"not text in UTF-8"):
         compress(str(decoder), tmp_path / "p.txt", tmp_path / "a", options=QUICK)
+
+
+def test_what_no_prompt_or_texts_can_mend_is_said_before_the_work(decoder: Path, tmp_path: Path) -> None:
+    """Blanks are tokens to some tokenizers, and no prompt; too few texts are said before the prompt is read."""
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    said: list[str] = []
+    with pytest.raises(InlayError, match=r"prompt is empty"):
+        compress("nowhere", tmp_path / "blank.txt", tmp_path / "a", options=QUICK)
+    with pytest.raises(InlayError, match=r"0 texts of two tokens"):
+        compress(str(decoder), PROMPT, tmp_path / "a", texts=tmp_path / "blank.txt", options=QUICK, say=said.append)
+    assert not any("reading" in line for line in said)
+
+
+@pytest.mark.parametrize("name", ["embedded:resnet", "embedded:vit"])
+def test_models_that_write_nothing_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InlayError, match=r"cannot do causal-lm"):
+        compress(name, PROMPT, tmp_path / "a", options=QUICK)
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_interrupted_run_leaves_nothing_and_begins_again(
+    decoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of the distillation, and while files are written; then the same command."""
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    words = ["--model", decoder, "--prompt", tmp_path / "prompt.txt", "--out", tmp_path / "a", "--steps", "3"]
+    words += ["--count", "10", "--length", "6"]
+    before = sorted(tmp_path.iterdir())
+    for place in ("inlay.training.distil.divergence", "inlay.workflow.compress.write_json"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, _interrupted)
+            done = run(*words)
+        assert (done.exit_code, done.output.splitlines()[-1]) == (130, "Interrupted. Nothing was written.")
+        assert sorted(tmp_path.iterdir()) == before
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "a" / "adapter_model.safetensors").is_file()
+
+
+def _interrupted(*args: object, **kwargs: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_an_encoder_and_a_full_folder_are_refused(text_model: Path, tmp_path: Path) -> None:
@@ -478,9 +521,9 @@ def test_a_size_beyond_the_prompt_is_refused(decoder: Path, tmp_path: Path) -> N
         compress(str(decoder), PROMPT, tmp_path / "a", options=replace(QUICK, to="lora", steps=0), progress=False)
 
 
-def test_a_prompt_of_one_token(decoder: Path, tmp_path: Path) -> None:
-    found = compress(str(decoder), "w3", tmp_path / "a", options=QUICK, progress=False)
-    assert (found.prompt_tokens, found.tokens) == (1, 1)
+def test_a_prompt_of_two_tokens(decoder: Path, tmp_path: Path) -> None:
+    found = compress(str(decoder), "w3 w4", tmp_path / "a", options=QUICK, progress=False)
+    assert (found.prompt_tokens, found.tokens) == (2, 1)
 
 
 def test_what_cannot_be_written_is_said_before_the_work(decoder: Path, tmp_path: Path) -> None:
@@ -504,7 +547,7 @@ def test_factors_that_are_asked_for_keep_their_rank() -> None:
     assert not Options(to=NTK, settings={"rank": 4}).for_model(model, 10)["factored"]
 
 
-@pytest.mark.parametrize(("prompt", "size"), [("w3", 1), ("w3 w4 w5 w6 w7 w8", 3)])
+@pytest.mark.parametrize(("prompt", "size"), [("w3 w4 w5", 1), ("w3 w4 w5 w6 w7 w8", 3)])
 def test_a_quality_never_takes_more_than_half_of_a_short_prompt(
     prompt: str, size: int, decoder: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ FITTED, DISTILLED = "least squares", "distilled"
 CHECKED = 8  # every eighth training text selects the best state of the training
 SHOWN, BEGUN, WRITTEN = 3, 8, 32  # held-out texts to continue, their tokens that are given, tokens to write
 RECORDED = ("to", "chunk", "study", "steps", "learning_rate", "batch_size", "texts", "length", "seed", "precision")
+TWO_TOKENS = "Give a text of two tokens or more (--prompt)."
 HELD_OUT = 5  # every fifth text is held out: it is scored and never trained on
 
 
@@ -116,15 +117,7 @@ def compress(
 
     begin, options, out = time.perf_counter(), options or Options(), Path(out)
     _check_out(out)
-    if (prompt is None) == (prefix_adapter is None):
-        raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
-    if prefix_adapter is not None and texts is None:
-        raise InlayError(
-            "A trained prefix has no words to continue from: give texts (--texts) like those it was trained on."
-        )
-    source = (
-        Path(str(prefix_adapter)) if prompt is None else prompt if isinstance(prompt, str) else _read(prompt, "prompt")
-    )
+    source = _source(prompt, prefix_adapter, texts)
     if options.target.method.tuner is None and not (options.distil and options.steps):
         raise InlayError(
             f"{options.target.name!r} has no closed form and no fit: without steps nothing of the prompt is in it. "
@@ -135,6 +128,8 @@ def compress(
     backbone = _load(model, options)
     tell(f"model: {backbone.source}")
     fixed = None if given is None else _encoded(backbone.processor, given, options.length, tell, whole=prompt is None)
+    if fixed is not None:
+        parted(fixed)  # too few are said before the prompt is read
 
     def written(pair: Pair) -> list[list[int]]:
         """Texts behind a prompt: given, or the model's own."""
@@ -172,6 +167,22 @@ def compress(
     trained = _save(pair.model, options.target, backbone, record, out)
     saved = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return Compression(out, scores, pair.prompt.tokens, trained, saved, record, shown)
+
+
+def _source(prompt: Path | str | None, prefix_adapter: Path | str | None, texts: object) -> str | Path:
+    """The prompt's text, or the folder of a trained prefix."""
+    if (prompt is None) == (prefix_adapter is None):
+        raise InlayError("Give a prompt or a prefix_adapter (--prompt, --prefix-adapter), one of the two.")
+    if prefix_adapter is not None and texts is None:
+        raise InlayError(
+            "A trained prefix has no words to continue from: give texts (--texts) like those it was trained on."
+        )
+    if prompt is None:
+        return Path(str(prefix_adapter))
+    found = prompt if isinstance(prompt, str) else _read(prompt, "prompt")
+    if not found.strip():
+        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
+    return found
 
 
 def _study(pair: Pair, tokenizer: Any, options: Options) -> str:
@@ -237,6 +248,8 @@ def _pair(
     adapted: Any
     if isinstance(source, str):
         lead, ids = split(backbone.processor, source)
+        if len(ids) - len(lead) < LEAST_PART:
+            raise InlayError(f"The prompt has one token: nothing is shorter. {TWO_TOKENS}")
         most = options.chunk or usual_chunk(backbone.model, len(ids), options.length)
         context = context_of(backbone.model)
         if most is not None and context is not None and len(ids) + options.length > context:
@@ -426,7 +439,7 @@ def split(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     # Not verbose: Transformers would warn of a prompt beyond the context, which `check` refuses.
     inner = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if not inner:
-        raise InlayError("The prompt is empty: there is nothing to compress. Give a text of one token or more.")
+        raise InlayError(f"The prompt is empty: there is nothing to compress. {TWO_TOKENS}")
     whole = tokenizer(text, verbose=False).input_ids
     extra = len(whole) - len(inner)
     at = next((at for at in range(extra + 1) if whole[at : at + len(inner)] == inner), 0)
@@ -448,7 +461,8 @@ def parted(rows: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
     """Texts to train on, and every fifth (or the last of a few) held out."""
     if len(rows) < 2:
         raise InlayError(
-            f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out."
+            f"{len(rows)} texts of two tokens or more: at least 2 are needed, one to learn from and one held out. Give "
+            "more, one a line, or none: then the model writes its own (--texts, --count)."
         )
     held = rows[HELD_OUT - 1 :: HELD_OUT] or rows[-1:]
     train = [row for number, row in enumerate(rows, 1) if number % HELD_OUT] if len(rows) >= HELD_OUT else rows[:-1]

@@ -35,7 +35,7 @@ from inlay.attention import LEAST_BIAS, attention_with_lse, prefix_attention
 from inlay.attention.call import without_autocast
 from inlay.errors import InlayError
 from inlay.methods.attention_interface import Attend, AttentionLayer
-from inlay.methods.compact_prefix.choice import by_pursuit, weights_of
+from inlay.methods.compact_prefix.choice import by_pursuit, on_device, weights_of
 from inlay.methods.compact_prefix.config import CompactPrefixConfig
 from inlay.methods.compact_prefix.layer import CompactPrefix, PrefixStart
 from inlay.methods.compact_prefix.start import made
@@ -97,7 +97,7 @@ def shared_out(importance: Mapping[str, Tensor], size: int) -> dict[str, list[in
     room = sum(min(size, limits[name][1]) * len(found) for name, found in flat.items())
     room -= sum(limits[name][0] * len(found) for name, found in flat.items())
     optional = [found[:, limits[name][0] : most[name]].flatten() for name, found in flat.items()]
-    ranked = torch.cat([part.double().cpu() for part in optional]).argsort(descending=True, stable=True)
+    ranked = torch.cat(optional).cpu().argsort(descending=True, stable=True)
     taken = torch.zeros(len(ranked), dtype=torch.long)
     taken[ranked[:room]] = 1
     found_sizes, begin = {}, 0
@@ -179,7 +179,7 @@ def match(
     masses: list[Tensor | None] = [None] * len(heads)
     if biases:
         at = torch.nn.utils.rnn.pad_sequence(kept, batch_first=True)
-        found = weights_of(squares, wanted, at, counts).clamp(min=LEAST_WEIGHT)
+        found = weights_of(squares, wanted, at, on_device(counts, exact)).clamp(min=LEAST_WEIGHT)
         masses = [row[:count].to(device) for row, count in zip(found, counts, strict=True)]
     return [_valued(*each) for each in zip(heads, [at.to(device) for at in kept], masses, strict=True)]
 
@@ -213,8 +213,8 @@ def _least_squares(compact: Tensor, missing: Tensor) -> Tensor:
 class TextWatcher(AttentionLayer):
     """Takes part in one attention while texts run behind the prompt; it is asked first, whatever else hangs there.
 
-    The keys that come are the text's, or the prompt's and the text's where the prompt lies in a cache. `real` marks the
-    tokens of a batch that are neither padding nor the text's lead.
+    The keys that come are the text's, or the prompt's and the text's where the prompt lies in a cache. `real` numbers
+    the tokens of a batch that are neither padding nor the text's lead.
     """
 
     child = "inlay_fit"
@@ -256,10 +256,9 @@ class TextWatcher(AttentionLayer):
         of_own, log_own = text.attention(lead, scale) if lead else (of_text, log_text)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         groups = query.shape[1] // prompt_key.shape[0]
-        real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if self.real is None else self.real
-        rows = real.flatten().nonzero()[:, 0]
-        most = max(1, MOST_QUERIES // groups)
-        rows = rows[torch.linspace(0, len(rows) - 1, min(most, len(rows)), device=rows.device).long()]
+        assert self.real is not None
+        most = min(max(1, MOST_QUERIES // groups), len(self.real))
+        rows = self.real[torch.linspace(0, len(self.real) - 1, most, device=query.device).long()]
         for head in range(len(prompt_key)):
             of_head = slice(head * groups, (head + 1) * groups)
             taken = [x[:, of_head].transpose(0, 1) for x in (query, log_text, of_text, log_own, of_own)]
@@ -368,7 +367,8 @@ class Matching(TextWatcher):
 def _run(watchers: Sequence[TextWatcher], passes: Passes) -> None:
     """The first batch."""
     for real, run in passes():
+        numbers = real.flatten().nonzero()[:, 0]  # once for all layers: it waits for the device
         for watcher in watchers:
-            watcher.real = real
+            watcher.real = numbers
         run()
         return
