@@ -50,8 +50,7 @@ def command(
     comes back), then what is predicted: `label` and `score` of a class, `labels` and `scores` of a set, `value` of a
     regression, `values` of several, `tags` of words, `text` that was written. Where the input has a column of such a
     name, it keeps it, and what is predicted is called `predicted_label` and so on. To score labelled rows: `inlay
-    evaluate`. A score is the softmax of the model's outputs, which is often too sure of itself; `inlay tune
-    --calibrate` makes it a probability that held-out rows bear out.
+    evaluate`. A score is the softmax of the outputs, often too sure of itself; `inlay tune --calibrate` mends that.
 
     \b
     inlay predict --run runs/<id> --input new.csv --output predictions.jsonl
