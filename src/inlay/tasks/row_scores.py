@@ -19,6 +19,7 @@ WORDS = {
     "value": "squared error, less is better",
     "tags": "share of a row's tags that are right",
     "text": "loss per token, less is better",
+    "span": "F1 of the words of an answer",
 }
 
 
@@ -38,6 +39,8 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
     if schema.predicts == "values":
         true, said = (np.asarray(found[name].to_pylist()) for name in ("label", "prediction"))
         return (-(((true - said) / (schema.deviations or 1.0)) ** 2).mean(-1)).tolist()
+    if schema.predicts == "span":
+        return found["f1"].to_pylist()
     pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     if schema.predicts == "value":
         return [-((true - said) ** 2) for true, said in pairs]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from inlay.tasks.places import Places
 
 FORMAT = 1
+SPAN_OUTPUTS = ("start", "end")  # what the outputs for each token are called where a stretch of a text is found
 _TUPLES = ("fields", "label_names", "metrics", "words", "class_weights", "thresholds", "means", "deviations")
 
 
@@ -38,7 +39,8 @@ class TaskSchema:
     of conversations, where the rows are such, and `chat_template` the template that they are read with. `class_weights`
     is what each class counts in the loss. `label_separator` stands between the labels in a cell, and `thresholds` are
     the probabilities from which on each of them is given; None: a half. `means` and `deviations` are those of several
-    values, whose names are the `label_names`.
+    values, whose names are the `label_names`. `longest_answer` is how many characters an answer has at most, and
+    `no_answer` by how much the score of "no answer" must exceed that of the best answer; None: there always is one.
     """
 
     name: str
@@ -66,6 +68,8 @@ class TaskSchema:
     thresholds: tuple[float, ...] | None = None
     means: tuple[float, ...] | None = None
     deviations: tuple[float, ...] | None = None
+    longest_answer: int | None = None
+    no_answer: float | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -78,6 +82,8 @@ class TaskSchema:
     @property
     def output_names(self) -> tuple[str, ...] | None:
         """What the outputs of the head are called: as the labels; of ordered classes each says if it is above one."""
+        if self.predicts == "span":
+            return SPAN_OUTPUTS
         if self.predicts == "rank" and self.label_names is not None:
             return tuple(f"above {name}" for name in self.label_names[:-1])
         return self.label_names
@@ -209,6 +215,10 @@ class TaskSchema:
         """The texts of rows as tokens, without their labels; not for models that continue a text."""
         from inlay.tasks import encode
 
+        if self.predicts == "span":
+            from inlay.tasks.windows import encode_windows
+
+            return encode_windows(rows, tokenizer, length)
         if self.predicts == "tags":
             columns, words, cut = encode.encode_tokens(rows, tokenizer, length)
             return encode.Encoded(columns, words=words, cut=cut, sizes=[len(row["tokens"]) for row in rows])
@@ -244,7 +254,8 @@ class TaskSchema:
         Classes: label and score (its probability), with `probabilities` those of all classes by name. A value: value.
         Sets of labels and the like: see `inlay.tasks.answers`. Token classification: a tag for each word, for which the
         encoded `inputs` are needed. Language models: the generated texts as they are. A vector: embedding, and
-        with `inputs` the tokens that were read.
+        with `inputs` the tokens that were read. Answers to questions: see `inlay.tasks.answer_spans`; the encoded
+        `inputs` are needed too.
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
@@ -253,6 +264,12 @@ class TaskSchema:
         import numpy as np
 
         predictions = np.asarray(predictions)
+        if self.predicts == "span":
+            from inlay.tasks import answer_spans
+
+            if inputs is None:
+                raise InlayError("To decode answers, pass the encoded inputs: decode(predictions, inputs).")
+            return answer_spans.decode(self, predictions, inputs)
         if self.predicts == "vector":
             made: list[dict[str, Any]] = [{"embedding": vector.tolist()} for vector in predictions]
             if inputs is None:
@@ -313,6 +330,10 @@ class TaskSchema:
             from inlay.tasks.retrieval import score
 
             return score(self.metrics, predictions, encoded.judged)
+        if self.predicts == "span":
+            from inlay.tasks import answer_spans
+
+            return answer_spans.score(self, predictions, encoded)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.writes_text:
             return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])

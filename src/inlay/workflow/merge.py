@@ -133,6 +133,16 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             f"the classes are, from the lowest: {names}. Output k is the logit of being above class k for what is not "
             "below it: the product of the sigmoids of the first k outputs is the probability of being above class k"
         )
+    if schema.predicts == "span":
+        yield "it reads a question and a context as a pair of texts, and gives the logits of an answer's two ends"
+        if schema.no_answer is not None:
+            yield (
+                "the first token says that there is no answer: that is so where its two logits add up to "
+                f"{schema.no_answer!r} more than the best answer's"
+            )
+        if schema.max_length is not None:
+            yield f"longer contexts were read in windows of {schema.max_length} tokens that overlap"
+        return
     if schema.predicts == "vector" and adapted.about is not None:
         yield f"a text's vector is its states pooled by {adapted.about.pooling}, as 1_Pooling/config.json says"
         return
