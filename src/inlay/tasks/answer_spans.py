@@ -41,7 +41,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Candidates:
+class AnswersOfRow:
     """Of a row: the best stretch, None where no window has any; and no answer, with how much it is worth."""
 
     best: Span | None
@@ -76,10 +76,10 @@ def best_span(
     return found
 
 
-def candidates(outputs: np.ndarray, encoded: EncodedWindows, longest: int | None) -> list[Candidates]:
+def candidates(outputs: np.ndarray, encoded: EncodedWindows, longest: int | None) -> list[AnswersOfRow]:
     """What each row may be answered, from the logits of its windows: N x L x 2, and any prompt's tokens before them."""
     ahead = max(0, outputs.shape[1] - int(encoded.lengths.max(initial=0)))
-    found: list[Candidates | None] = [None] * encoded.rows
+    found: list[AnswersOfRow | None] = [None] * encoded.rows
     for number, row in enumerate(encoded.row_of):
         starts, ends = encoded.places(number)
         logits = outputs[number, ahead : ahead + len(starts)].astype(np.float64)
@@ -98,7 +98,7 @@ def candidates(outputs: np.ndarray, encoded: EncodedWindows, longest: int | None
         if known is not None:
             nothing = min(known.nothing, nothing, key=lambda each: each.worth)
             own = max((each for each in (known.best, own) if each), key=lambda each: each.worth, default=None)
-        found[row] = Candidates(own, nothing)
+        found[row] = AnswersOfRow(own, nothing)
     return [each for each in found if each is not None]
 
 
