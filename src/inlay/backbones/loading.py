@@ -16,7 +16,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from inlay.backbones import embedded, locate, losses, new_parts, pooled, processors, quantised, towers
+from inlay.backbones import (
+    answer_outputs,
+    embedded,
+    locate,
+    losses,
+    new_parts,
+    pooled,
+    processors,
+    quantised,
+    towers,
+)
 from inlay.backbones import pooling as poolings
 from inlay.backbones.devices import pick_device, pick_dtype
 from inlay.backbones.locate import Location, heads
@@ -25,6 +35,7 @@ from inlay.backbones.pooling import AUTO
 from inlay.console import quiet
 from inlay.errors import InlayError, first_line
 from inlay.tasks import kinds
+from inlay.tasks.schema import SPAN_OUTPUTS
 
 if TYPE_CHECKING:
     from inlay.records.spec import Spec
@@ -99,6 +110,10 @@ def load(
         pooled.install(model, chosen)
         if kinds.get(kind).head is kinds.MASKED:
             _check_fills_masks(model, report, name)
+        if kinds.get(kind).head is kinds.READER:
+            answer_outputs.install(model)
+            model.__dict__.pop("_weight_conversions", None)  # saved under the names that this class has
+            own_labels = dict(enumerate(labels))  # of every head for answers, whatever they are called
         both = kinds.get(kind).has_captions
         bare = both or kinds.get(kind).head is kinds.VECTOR
         new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
@@ -187,6 +202,8 @@ def _labels(kind: kinds.TaskKind, num_labels: int | None, label_names: Sequence[
     """The names of the outputs of the new head; none for language models."""
     if kind.predicts in ("text", "vector", "masked") or kind.has_captions:
         return []
+    if kind.predicts == "span":
+        return list(SPAN_OUTPUTS)
     if kind.predicts == "value":
         if num_labels not in (None, 1):
             raise InlayError(f"Regression predicts one number; num_labels={num_labels} does not fit. Leave it out.")
@@ -244,11 +261,15 @@ def _auto_class(kind: kinds.TaskKind, place: Location, config: Any, trust_remote
     can = [
         name
         for name, entry in kinds.TABLE.items()
-        if model_type in heads(entry.head.name) and not (entry.head is kinds.LANGUAGE and (both_ways or two_parts))
+        if model_type in heads(entry.head.name)
+        and not (entry.head is kinds.LANGUAGE and (both_ways or two_parts))
+        and not (entry.head is kinds.READER and two_parts)
     ]
     # Of runs from before there was a kind for two parts.
     if kind.name not in can and not (language and two_parts):
         reason = ", because it reads in both directions" if language and both_ways else ""
+        if kind.head is kinds.READER and two_parts:
+            reason = ", because it has an encoder and a decoder, and an answer is found by one of them"
         able = f"It can do: {', '.join(can)}." if can else "inlay has no task for this architecture."
         raise InlayError(
             f"{place.name!r} ({model_type}) cannot do {kind.name}{reason}. {able} Choose another model or task."
@@ -271,6 +292,7 @@ def _from_pretrained(
             return getattr(transformers, auto_class).from_pretrained(
                 place.path,
                 config=config,
+                key_mapping=_renamed(auto_class, config),
                 dtype=dtype,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
@@ -283,6 +305,18 @@ def _from_pretrained(
         raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError) as error:
         raise InlayError(f"{place.name!r} could not be loaded: {first_line(error)}") from error
+
+
+def _renamed(auto_class: str, config: Any) -> dict[str, str] | None:
+    """The names of weights to change: heads for answers of decoders call their body otherwise than checkpoints do."""
+    from transformers import MODEL_FOR_QUESTION_ANSWERING_MAPPING
+    from transformers.modeling_layers import GenericForQuestionAnswering
+
+    if auto_class != kinds.READER.auto_class or type(config) not in MODEL_FOR_QUESTION_ANSWERING_MAPPING:
+        return None
+    found: Any = MODEL_FOR_QUESTION_ANSWERING_MAPPING[type(config)]
+    other = issubclass(found, GenericForQuestionAnswering) and found.base_model_prefix == "transformer"
+    return {r"^model\.": "transformer."} if other else None
 
 
 @contextmanager

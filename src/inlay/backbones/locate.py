@@ -185,6 +185,8 @@ def heads(kind: str) -> frozenset[str]:
     if kind == "embedding":  # a body that reads texts and has no decoder beside it
         readers = {*names["sequence"], *names["token-classification"], *names["causal-lm"], *names["masked-lm"]}
         return frozenset(readers & auto.MODEL_MAPPING_NAMES.keys() - names["sequence-to-sequence"].keys())
+    if kind == "question-answering":  # what reads a question and a text, and no image beside them
+        return frozenset(auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES.keys() & names["sequence"].keys())
     return frozenset(names[kind])
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
+from inlay.backbones import answer_outputs
+
 NO_LABEL = -100
 _ATTRIBUTE = "inlay_loss"
 
@@ -90,8 +92,12 @@ def installed(model: nn.Module) -> Loss | None:
 def follow_prompt(model: nn.Module, base: nn.Module) -> None:
     """Put the loss of `base` on `model` too, where that is a prompt of PEFT's around it: some compute a loss there."""
     config = getattr(model, "active_peft_config", None)
-    if getattr(config, "is_prompt_learning", False) and _ATTRIBUTE not in vars(model):
+    if not getattr(config, "is_prompt_learning", False) or model is base:
+        return
+    if _ATTRIBUTE not in vars(model):
         install(model, installed(base))
+    if answer_outputs.installed(base) and not answer_outputs.installed(model):
+        answer_outputs.install(model)
 
 
 def _after(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -44,11 +44,12 @@ _BY_CLASS = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
     "ForConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForQuestionAnswering": "QUESTION_ANS",
     "ForImageClassification": None,
 }
 _PROBED = {
     head.task_type: head.probed_as
-    for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.TWO_PARTS, kinds.VECTOR)
+    for head in (kinds.SEQUENCE, kinds.TOKEN, kinds.LANGUAGE, kinds.TWO_PARTS, kinds.VECTOR, kinds.READER)
 }
 
 

@@ -29,6 +29,7 @@ AUTO = {  # PEFT's classes that load the base model too, by the type of task
     "TOKEN_CLS": "ForTokenClassification",
     "CAUSAL_LM": "ForCausalLM",
     "SEQ_2_SEQ_LM": "ForSeq2SeqLM",
+    "QUESTION_ANS": "ForQuestionAnswering",
 }
 SPLITS = ("train", "validation", "test")
 

@@ -48,6 +48,8 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
         own_imports, own = _of_vectors(task)
     elif task.predicts == "masked":
         own_imports, own = _of_masks(task)
+    elif task.predicts == "span":
+        own_imports, own = _of_question(task)
     elif task.writes_text:
         own_imports, own = _of_conversation(task) if task.chat else _of_prompt(task)
     else:
@@ -179,6 +181,33 @@ def _of_masks(task: TaskSchema) -> Code:
         NO_GRADIENT,
         "    shares, tokens = model(**inputs).logits[0, at].softmax(-1).max(-1)",
         "answer = [(processor.decode([token]), share) for token, share in zip(tokens.tolist(), shares.tolist())]",
+        "print(answer)",
+    ]
+
+
+def _of_question(task: TaskSchema) -> Code:
+    nothing = (
+        []
+        if task.no_answer is None
+        else [
+            "nothing = first[0] + last[0]  # the first token's: there is no answer",
+            f"answer = '' if nothing - worth.max() > {task.no_answer!r} else answer",
+        ]
+    )
+    return [], [
+        'question, context = "Who wrote it?", "It was written by Ada Lovelace in 1843."',
+        f'cut = dict(truncation="only_second", max_length={_length(task)})  # a longer context: in windows, by inlay',
+        f"inputs = processor(question, context, {OFFSETS}, **cut)",
+        'offsets, sides = inputs.pop("offset_mapping")[0].tolist(), inputs.sequence_ids(0)',
+        NO_GRADIENT,
+        "    found = model(**inputs)",
+        "first, last = (logits[0, -len(offsets):] for logits in (found.start_logits, found.end_logits))",
+        "of_context = torch.tensor([side == 1 for side in sides])",
+        "legal = (of_context[:, None] & of_context[None, :]).triu()  # from a token of the context to a later one",
+        "worth = (first[:, None] + last[None, :]).masked_fill(~legal, float('-inf'))",
+        "begin, end = divmod(int(worth.argmax()), len(offsets))",
+        "answer = context[offsets[begin][0] : offsets[end][1]].strip()",
+        *nothing,
         "print(answer)",
     ]
 

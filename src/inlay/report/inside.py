@@ -297,6 +297,24 @@ def _values(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, in
     }
 
 
+def _spans(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
+    """Answers found in texts: how good they are where there is one, and whether it is seen where there is none."""
+    true, said, f1 = (_column(parts, name) for name in ("label", "prediction", "f1"))
+    there = np.asarray([bool(answers) for answers in true])
+    given, fit = np.asarray([bool(answer) for answer in said]), np.asarray(f1, dtype=np.float64)
+    bins, error = calibration(np.asarray(_column(parts, "score"), dtype=np.float64), fit == 1)
+    mistakes = _mistakes(parts, lambda row: row["f1"] < 1, lambda row: 1 - row["f1"] + row["score"] / 1000)
+    for each, answers in zip(mistakes, _labels_of(parts, mistakes), strict=True):
+        each["label"] = " / ".join(dict.fromkeys(answers))[:LONGEST] or "no answer"
+        each["prediction"] = each["prediction"] or "no answer"
+    rows = [
+        [name, int(which.sum()) / len(parts), float(fit[which].mean()), float((given[which] == found).mean())]
+        for name, which, found in (("has an answer", there, True), ("has no answer", ~there, False))
+        if which.any()
+    ]
+    return {"answered": rows, "bins": bins, "ece": error, "mistakes": mistakes}
+
+
 def _texts(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
     losses = np.asarray(_column(parts, "loss"), dtype=np.float64)
     quarters = [float(each) for each in np.quantile(losses, [0, 0.25, 0.5, 0.75, 1])]
@@ -313,6 +331,7 @@ SAY: dict[str, Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, int]], L
     "value": _values,
     "tags": _tags,
     "text": _texts,
+    "span": _spans,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
-from inlay.tasks import cells, conversations, given_labels, kinds, labels, tables
+from inlay.tasks import cells, conversations, given_labels, kinds, labels, questions, tables
 from inlay.tasks.tables import Table
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
@@ -54,7 +54,8 @@ _IMAGES = ("image", "img", "picture", "photo", "path", "file", "filename", "imag
 class Choice:
     """The columns of a task, its kind, and what may be wrong with the labels.
 
-    `chat` is the form of conversations, and `parts` the columns that each part of one is read from.
+    `chat` is the form of conversations, and `parts` the columns that each part of one is read from. `beside` are
+    further columns that say something of the label.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Choice:
     doubts: tuple[str, ...] = ()
     chat: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
 
 def add_columns(table: Table, names: Iterable[str]) -> None:
@@ -128,6 +130,8 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         return _for_language_model(table, spec, notes)
     if spec.kind == kinds.EMBEDDING or _holds_positives(table, spec):
         return _for_embedding(table, spec, notes)
+    if spec.kind == kinds.QUESTION_ANSWERING or _holds_answers(table, spec):
+        return _for_answers(table, spec, notes)
     label = spec.label or _label_column(table, spec)
     texts = spec.text or _text_columns(table, label)
     if label in texts:
@@ -476,6 +480,49 @@ def _texts_that_belong(table: Table) -> tuple[str, ...]:
     raise InlayError(
         f"{table.path.name!r}: no two columns are plainly an anchor and its positive. Name them: --text ANCHOR --text "
         f"POSITIVE ({_listed(table)})."
+    )
+
+
+# ------------------------------------------------------------------------------------------------- question answering
+
+
+def _holds_answers(table: Table, spec: Spec) -> bool:
+    """Whether the columns say by their names that answers are to be found: a question, its context, the answers."""
+    free = spec.kind is None and not spec.text and spec.label is None and not usual_labels(table.columns)
+    named = {name.lower() for name in table.columns}
+    return free and questions.find_columns(table.columns) is not None and {"question", "context"} <= named
+
+
+def _for_answers(table: Table, spec: Spec, notes: list[str]) -> Choice:
+    """A question, a context, and the answers, which stand in it."""
+    found = questions.find_columns(table.columns)
+    if spec.text and len(spec.text) != 2:
+        raise kinds.refuse(
+            kinds.QUESTION_ANSWERING,
+            f"it needs a question and a context, not {', '.join(map(repr, spec.text))}. Give --text QUESTION --text "
+            "CONTEXT.",
+        )
+    if spec.text:
+        texts = (spec.text[0], spec.text[1])
+    elif found:
+        texts = found[:2]
+    else:
+        texts = None
+    label = spec.label or (found[2] if found else None)
+    if label is None and spec.text:
+        label = next((name for name in table.columns if name.lower() in questions.ANSWERS), None)
+    if texts is None or label is None:
+        lacks = "the answers: name them with --label ANSWERS" if texts else "a question, a context and the answers: "
+        lacks += "" if texts else "name them with --text QUESTION --text CONTEXT --label ANSWERS"
+        raise kinds.refuse(kinds.QUESTION_ANSWERING, f"it needs {lacks} ({_listed(table)}).")
+    if len({*texts, label}) < 3:
+        named = ", ".join(map(repr, (*texts, label)))
+        raise InlayError(f"A question, its context and the answers are columns of their own: {named} names one twice.")
+    if not (spec.kind and spec.text and spec.label):
+        said = f"question from {texts[0]!r}, context from {texts[1]!r}, answers from {label!r}"
+        notes.append(f"kind: {kinds.QUESTION_ANSWERING}; {said}" + (" (--kind says otherwise)" * (spec.kind is None)))
+    return Choice(
+        kinds.QUESTION_ANSWERING, texts, label, beside=tuple(questions.columns_beside(table.columns).values())
     )
 
 

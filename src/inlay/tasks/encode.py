@@ -236,11 +236,11 @@ def _never_empty(columns: dict[str, list[list[int]]], tokenizer: Any) -> dict[st
     for i, ids in enumerate(columns.get("input_ids", ())):
         if not ids:
             for name, values in columns.items():
-                values[i] = [_end(tokenizer) if name == "input_ids" else int(name == "attention_mask")]
+                values[i] = [end_of_text(tokenizer) if name == "input_ids" else int(name == "attention_mask")]
     return columns
 
 
-def _end(tokenizer: Any) -> int:
+def end_of_text(tokenizer: Any) -> int:
     """The token that ends a text, or the one that comes nearest to it."""
     for name in ("eos_token_id", "sep_token_id", "bos_token_id", "pad_token_id"):
         if getattr(tokenizer, name, None) is not None:
@@ -440,7 +440,7 @@ def encode_answers(
         ahead = _prompt_ids(prompt, tokenizer)
         said = (joint + answer).removeprefix(" ") if adds_blank else joint + answer
         behind = list(tokenizer(said, add_special_tokens=False, verbose=False)["input_ids"])
-        behind += [_end(tokenizer)] if end else []
+        behind += [end_of_text(tokenizer)] if end else []
         if len(ahead) + len(behind) > max_length:
             cut += 1
             behind = behind[: max_length - 1]
@@ -458,7 +458,7 @@ def with_targets(read: Encoded, targets: Sequence[str], tokenizer: Any, max_leng
     for batch in _batches(targets):
         whole = tokenizer(text_target=batch, verbose=False)["input_ids"]
         for ids in whole:
-            said = ids if ids and ids[-1] == _end(tokenizer) else [*ids, _end(tokenizer)]
+            said = ids if ids and ids[-1] == end_of_text(tokenizer) else [*ids, end_of_text(tokenizer)]
             cut += len(said) > max_length
             labels.append(said if len(said) <= max_length else [*said[: max_length - 1], said[-1]])
     read.labels, read.targets_cut = labels, cut
@@ -476,7 +476,7 @@ def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
     plain = list(tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"])
     whole = list(tokenizer(prompt, verbose=False)["input_ids"])
     before = next((i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain), 0)
-    return whole[:before] + plain or [_end(tokenizer)]
+    return whole[:before] + plain or [end_of_text(tokenizer)]
 
 
 # -------------------------------------------------------------------------------------------------------- batches

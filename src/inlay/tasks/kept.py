@@ -16,6 +16,8 @@ A kind of task adds columns of its own (`OF`, by what it predicts):
     values          label and prediction are lists, a value for each name
     tags            label and prediction are lists, a tag for each word
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
+    span            label is a list of the right answers, prediction a text, empty for no answer; f1, score; start and
+                    end of the prediction in the context
     vector          cosine of the pair; rank of the positive in the test's corpus, where pairs have no scores
 
 A kind that is not in `OF` has its label and its prediction as JSON.
@@ -251,6 +253,26 @@ def _of_vectors(tested: TestedRows) -> Columns:
     return Columns(columns | {"rank": pa.array(rank, pa.int32())}, order[rank[order] > 1].tolist())
 
 
+def _of_spans(tested: TestedRows) -> Columns:
+    import pyarrow as pa
+
+    from inlay.tasks.answer_spans import f1
+
+    said = tested.schema.decode(tested.outputs, tested.encoded)
+    answers = [row["text"] for row in tested.rows["label"]]
+    fit = [f1(each["answer"], wanted) for each, wanted in zip(said, answers, strict=True)]
+    columns = {
+        "label": pa.array(answers, pa.list_(pa.string())),
+        "prediction": pa.array([each["answer"] for each in said], pa.string()),
+        "f1": pa.array(fit, pa.float32()),
+        "score": pa.array([each["score"] for each in said], pa.float32()),
+        "start": pa.array([each["start"] for each in said], pa.int64()),
+        "end": pa.array([each["end"] for each in said], pa.int64()),
+    }
+    order = sorted((i for i in range(len(fit)) if fit[i] < 1), key=lambda i: (fit[i], -said[i]["score"]))
+    return Columns(columns, order)
+
+
 def _of_others(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
@@ -276,6 +298,7 @@ OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "tags": _of_tags,
     "text": _of_texts,
     "vector": _of_vectors,
+    "span": _of_spans,
 }
 
 
@@ -318,10 +341,15 @@ def shrink(source: Any) -> bytes:
 
 
 def excerpt(schema: TaskSchema, row: Mapping[str, Any]) -> str:
-    """The beginning of what the model reads of a row: of a conversation, the last question."""
+    """The beginning of what the model reads of a row: of a conversation, the last question; of a question about a text,
+    what stands around the answer."""
     if schema.chat:
         asked = [each["content"] for each in unpack(row[FIELD]) if each["role"] == "user"]
         said = str(asked[-1]) if asked else ""
+    elif schema.predicts == "span":
+        places = [start for start in row["label"]["start"] if start >= 0]
+        begin = max(0, places[0] - LONGEST // 3) if places else 0
+        said = f"{row['question']} | {'…' * bool(begin)}{row['context'][begin:]}"
     else:
         values = (row[name] for name in schema.fields if row.get(name) is not None)
         said = " | ".join(each if isinstance(each, str) else " ".join(map(str, each)) for each in values)

@@ -36,6 +36,7 @@ TWO_PARTS: Final = Head(
 )
 MASKED: Final = Head("masked-lm", "AutoModelForMaskedLM", None, "masked-lm")
 TOWERS: Final = Head("image-text", "AutoModelForZeroShotImageClassification", None, "image-text", "image")
+READER: Final = Head("question-answering", "AutoModelForQuestionAnswering", "QUESTION_ANS", "question-answering")
 IMAGE: Final = Head("image-classification", "AutoModelForImageClassification", None, "classification", "image")
 
 
@@ -44,15 +45,17 @@ class TaskKind:
     """The facts of a kind of task.
 
     `predicts` is what an example is given: one class, a set of labels, probabilities of classes (shares), one of
-    several ordered classes (rank), one value, several values, a tag for each word, a text, a vector, or the words at
-    masks (masked). `loss` is Transformers' `problem_type`. `metrics` are the default ones. `fields` are the columns of
-    a normalised row that the model reads; none: they keep the names of the user's columns. `around` are further names
-    that a template may use.
+    several ordered classes (rank), one value, several values, a tag for each word, a text, a vector, the words at masks
+    (masked), or a stretch of a text (span). `loss` is Transformers' `problem_type`. `metrics` are the default ones.
+    `fields` are the columns of a normalised row that the model reads; none: they keep the names of the user's columns.
+    `around` are further names that a template may use.
     """
 
     name: str
     head: Head
-    predicts: Literal["class", "labels", "shares", "rank", "value", "values", "tags", "text", "vector", "masked"]
+    predicts: Literal[
+        "class", "labels", "shares", "rank", "value", "values", "tags", "text", "vector", "masked", "span"
+    ]
     metrics: tuple[str, ...]
     loss: str | None = None
     fields: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ CAUSAL_LM: Final = "causal-lm"
 DATA_TO_TEXT: Final = "data-to-text"
 EMBEDDING: Final = "embedding"
 MASKED_LM: Final = "masked-lm"
+QUESTION_ANSWERING: Final = "question-answering"
 SEQUENCE_TO_SEQUENCE: Final = "sequence-to-sequence"
 IMAGES: Final = "image-classification"
 MULTI_LABEL: Final = "multi-label"
@@ -135,6 +139,7 @@ TABLE: Final[dict[str, TaskKind]] = {
         TaskKind(EMBEDDING, VECTOR, "vector", _RETRIEVAL_METRICS),
         TaskKind(SEQUENCE_TO_SEQUENCE, TWO_PARTS, "text", _TEXT_METRICS),
         TaskKind(MASKED_LM, MASKED, "masked", ("perplexity", "masked-accuracy")),
+        TaskKind(QUESTION_ANSWERING, READER, "span", ("squad-f1", "squad-exact"), fields=("question", "context")),
         TaskKind(IMAGES, IMAGE, "class", _CLASS_METRICS, _ONE_OF, ("image",)),
         TaskKind(MULTI_LABEL, SEQUENCE, "labels", _SET_METRICS, _ANY_OF),
         TaskKind(IMAGE_MULTI_LABEL, IMAGE, "labels", _SET_METRICS, _ANY_OF, ("image",)),
@@ -194,7 +199,7 @@ def of_images(name: str) -> str | None:
 def may_be_mixed(name: str) -> bool:
     """Whether tasks of this kind can be trained in batches with others of the same head."""
     kind = get(name)
-    return not kind.has_own_answers and not kind.has_captions and kind.predicts != "masked"
+    return not kind.has_own_answers and not kind.has_captions and kind.predicts not in ("masked", "span")
 
 
 def fields_of(name: str, fields: tuple[str, ...]) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
         _ = schema.captions  # each class has one of its own
     elif schema.chat:
         pass  # its template is a program, which says for itself what it reads
-    elif schema.modality == "text" and schema.kind not in (kinds.TOKENS, kinds.EMBEDDING):
+    elif schema.modality == "text" and schema.kind not in (kinds.TOKENS, kinds.EMBEDDING, kinds.QUESTION_ANSWERING):
         templates.check(schema.full_template, kinds.fields_of(schema.kind, schema.fields))
     elif spec.template is not None:
         raise InlayError(f"A template has no meaning for kind {schema.kind!r}; leave --template out.")

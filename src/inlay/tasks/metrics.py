@@ -282,6 +282,7 @@ _ELSE = (
     *("pearson", "spearman", "mse"),
     *("entity-f1", "entity-precision", "entity-recall", "token-accuracy"),
     *("perplexity", "last-word-accuracy", "masked-accuracy"),
+    *("squad-f1", "squad-exact"),
     *("ndcg@10", "mrr@10", "recall@1", "recall@10"),
     *(
         "two-way-ndcg@10",

@@ -20,6 +20,7 @@ WORDS = {
     "tags": "share of a row's tags that are right",
     "text": "loss per token, less is better",
     "vector": "reciprocal rank of what belongs to a row",
+    "span": "F1 of the words of an answer",
 }
 
 
@@ -41,6 +42,8 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
         return (-(((true - said) / (schema.deviations or 1.0)) ** 2).mean(-1)).tolist()
     if schema.predicts == "vector" and "rank" in found:
         return (1 / np.asarray(found["rank"].to_pylist(), dtype=np.float64)).tolist()
+    if schema.predicts == "span":
+        return found["f1"].to_pylist()
     pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))
     if schema.predicts == "value":
         return [-((true - said) ** 2) for true, said in pairs]

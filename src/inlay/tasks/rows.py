@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError, unknown
-from inlay.tasks import chat_rows, conversations, folders, given_labels, images, kinds, labels, prepare, tables
+from inlay.tasks import (
+    chat_rows,
+    conversations,
+    folders,
+    given_labels,
+    images,
+    kinds,
+    labels,
+    prepare,
+    questions,
+    tables,
+)
 from inlay.tasks.cells import as_text, as_words, is_chat, is_missing, is_null, reach
 from inlay.tasks.columns import add_columns, usual_labels
 from inlay.tasks.schema import TaskSchema
@@ -420,6 +431,8 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     add_columns(table, [*_columns_scored(schema), *filter(None, [label])])
     if schema.chat:
         return _to_evaluate(schema, read_conversations(schema, table, table.path.name, notes), table, notes)
+    if schema.predicts == "span":
+        return _to_evaluate(schema, _answered(schema, table, label, notes), table, notes)
     reading = schema
     if schema.modality == "image" and table.path.is_dir():
         reading = replace(schema, columns={})  # trained on a table, evaluated on a folder
@@ -438,6 +451,28 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
     if schema.modality == "image":
         images.check_all([row["image"] for row in rows])
     return _to_evaluate(schema, rows, table, notes)
+
+
+def _answered(schema: TaskSchema, table: Table, label: str | None, notes: list[str]) -> list[Row]:
+    """Questions with their answers, which are scored wherever they stand."""
+    usual = [name for name in table.columns if name.lower() in questions.ANSWERS]
+    column = label if label in table.columns else next(iter(usual), None)
+    if column is None:
+        raise InlayError(
+            f"{table.path.name!r} has no column of answers. Name it with --label (label=...). Columns: "
+            f"{', '.join(table.columns) or 'none'}."
+        )
+    rows, without = [], 0
+    for number, row in table.numbered:
+        where = f"{table.path.name}, row {number}"
+        made = read_input(schema, row, where)
+        texts, starts = questions.read_answers(row, column, where)
+        without += not texts
+        places = [questions.locate(made["context"], *each) for each in zip(texts, starts, strict=True)]
+        rows.append({**made, "label": {"text": texts, "start": places}})
+    if without:
+        notes.append(f"{table.path.name}: {without:,} of {len(rows):,} questions have no answer")
+    return rows
 
 
 def read_conversations(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> Dataset:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inlay.tasks.places import Places
 
 FORMAT = 1
+SPAN_OUTPUTS = ("start", "end")  # what the outputs for each token are called where a stretch of a text is found
 _TUPLES = ("fields", "label_names", "metrics", "words", "class_weights", "thresholds", "means", "deviations")
 
 
@@ -40,7 +41,9 @@ class TaskSchema:
     is what each class counts in the loss. `label_separator` stands between the labels in a cell, and `thresholds` are
     the probabilities from which on each of them is given; None: a half. `means` and `deviations` are those of several
     values, whose names are the `label_names`. `temperature` divides the outputs before the softmax that makes
-    probabilities of classes; None: 1, as they were trained.
+    probabilities of classes; None: 1, as they were trained. `longest_answer` is how many characters an answer has at
+    most, and `no_answer` by how much the score of "no answer" must exceed that of the best answer; None: there always
+    is one.
     """
 
     name: str
@@ -69,6 +72,8 @@ class TaskSchema:
     means: tuple[float, ...] | None = None
     deviations: tuple[float, ...] | None = None
     temperature: float | None = None
+    longest_answer: int | None = None
+    no_answer: float | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -81,6 +86,8 @@ class TaskSchema:
     @property
     def output_names(self) -> tuple[str, ...] | None:
         """What the outputs of the head are called: as the labels; of ordered classes each says if it is above one."""
+        if self.predicts == "span":
+            return SPAN_OUTPUTS
         if self.predicts == "rank" and self.label_names is not None:
             return tuple(f"above {name}" for name in self.label_names[:-1])
         return self.label_names
@@ -241,6 +248,10 @@ class TaskSchema:
         """The texts of rows as tokens, without their labels; not for models that continue a text."""
         from inlay.tasks import encode
 
+        if self.predicts == "span":
+            from inlay.tasks.windows import encode_windows
+
+            return encode_windows(rows, tokenizer, length)
         if self.predicts == "tags":
             columns, words, cut = encode.encode_tokens(rows, tokenizer, length)
             return encode.Encoded(columns, words=words, cut=cut, sizes=[len(row["tokens"]) for row in rows])
@@ -281,7 +292,8 @@ class TaskSchema:
         `probabilities` those of all classes by name. A value: value.
         Sets of labels and the like: see `inlay.tasks.answers`. Token classification: a tag for each word, for which the
         encoded `inputs` are needed. Language models: the generated texts as they are. A vector: embedding, and
-        with `inputs` the tokens that were read.
+        with `inputs` the tokens that were read. Answers to questions: see `inlay.tasks.answer_spans`; the encoded
+        `inputs` are needed too.
         """
         if self.writes_text:
             return [{"text": str(text).strip()} for text in predictions]
@@ -290,6 +302,12 @@ class TaskSchema:
         import numpy as np
 
         predictions = np.asarray(predictions)
+        if self.predicts == "span":
+            from inlay.tasks import answer_spans
+
+            if inputs is None:
+                raise InlayError("To decode answers, pass the encoded inputs: decode(predictions, inputs).")
+            return answer_spans.decode(self, predictions, inputs)
         if self.predicts == "vector":
             made: list[dict[str, Any]] = [{"embedding": vector.tolist()} for vector in predictions]
             if inputs is None or self.pairs_images:
@@ -353,6 +371,10 @@ class TaskSchema:
             from inlay.tasks.retrieval import score
 
             return score(self.metrics, predictions, encoded.judged)
+        if self.predicts == "span":
+            from inlay.tasks import answer_spans
+
+            return answer_spans.score(self, predictions, encoded)
         labels = np.asarray(labels[0] if isinstance(labels, tuple) else labels)
         if self.writes_text:
             return metrics.of_tokens(self.metrics, predictions[:, 0], predictions[:, 1], predictions[:, 2])

@@ -20,6 +20,7 @@ from typing import Any
 from inlay.errors import InlayError, first_line
 from inlay.tasks.cells import as_text, is_chat, reach
 from inlay.tasks.lazy_rows import ArrowRows, JsonRows, LazyRows
+from inlay.tasks.questions import flatten
 
 Row = dict[str, Any]
 
@@ -176,7 +177,10 @@ def _json(path: Path, text: str) -> Table:
     except (ValueError, RecursionError):
         return _from_lines(path, text.split("\n"))
     if isinstance(records, dict):
-        records = [records]
+        try:
+            records = flatten(records) or [records]
+        except InlayError as error:
+            raise InlayError(f"{str(path)!r}: {error}") from None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise InlayError(f"{str(path)!r} should hold a list of objects.")
     return _from_records(path, records)

@@ -20,6 +20,7 @@ from inlay.tasks.pairs import EncodedPairs, encode_pairs
 from inlay.tasks.places import Places
 from inlay.tasks.schema import Described, TaskSchema
 from inlay.tasks.targets import to_targets
+from inlay.tasks.windows import encode_windows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -124,6 +125,14 @@ class Task(Described):
         note = f"probabilities are calibrated on {len(labels):,} validation rows: temperature {found:.3g}"
         return self.with_schema(dataclasses.replace(self.schema, temperature=found)).with_notes([note])
 
+    def with_no_answer(self, outputs: Any, encoded: Any) -> Self:
+        """The task with the threshold for "no answer" that is best on these outputs for rows held out, and a note."""
+        from inlay.tasks import answer_spans
+
+        found = answer_spans.choose_no_answer(self.schema, outputs, encoded)
+        note = f"no answer where it is worth {found:.2f} more than the best one, chosen on {encoded.rows:,} rows"
+        return self.with_schema(dataclasses.replace(self.schema, no_answer=found)).with_notes([note])
+
     # ------------------------------------------------------------------------------------------------- encoding
 
     def with_length(self, processor: Any, max_length: int | None = None, *, model_config: Any = None) -> Self:
@@ -195,6 +204,10 @@ class Task(Described):
         rows = data.to_list()
         if self.schema.predicts == "vector":
             return encode_pairs(rows, self.fields, tokenizer, length, judged=split != "train")
+        if self.schema.predicts == "span":
+            windows = encode_windows(rows, tokenizer, length, split)
+            windows.mark([row["label"] for row in rows])
+            return windows
         made = self.schema.encode_texts(rows, tokenizer, length)
         labels = [row["label"] for row in rows]
         if made.words is not None:

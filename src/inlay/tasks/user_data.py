@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,21 @@ from typing import Any
 from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
 from inlay.tasks import folders, given_labels, images, kinds, labels, tables, templates
+from inlay.tasks.answer_spans import SHORTEST_LIMIT
 from inlay.tasks.catalogue import Hub
-from inlay.tasks.cells import is_null
+from inlay.tasks.cells import is_missing, is_null
 from inlay.tasks.columns import Choice, add_columns, choose, spelled_out
 from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.folders import split_of
 from inlay.tasks.places import Places
-from inlay.tasks.rows import Row, read_conversations, read_labelled_row
+from inlay.tasks.questions import FORM, Located
+from inlay.tasks.rows import Row, read_conversations, read_input, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.tables import Table
 
 # The numbers of rows in their table, and the rows: a list, of conversations a `datasets.Dataset`.
 Numbered = tuple[list[int], Any]
+FEWEST_CONTEXTS = 10
 _BIO = re.compile(r"O|[BI]-.+")
 # What a normalised row or a template has under these names is not a column of the user's.
 _TAKEN = ("label", "target", "references", "image", templates.SEPARATOR, templates.MASK)
@@ -78,7 +81,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     schema = replace(
         _described(name, choice, first), label_separator=separator, label_names=_names_beforehand(spec, choice, first)
     )
-    read = _conversations if choice.chat else _normalise
+    read = _reader(choice)
     # What is trained on comes first: its labels are those that the others may have.
     learnt = next((split for split in ("train", "all") if split in parts), next(iter(parts)))
     numbered = {learnt: read(parts[learnt], choice, schema, learnt, notes)}
@@ -96,7 +99,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         schema=schema,
         splits=splits,
         source=source,
-        group=_group(schema),
+        group=_group(schema, splits[learnt], notes),
         standardise=schema.predicts in ("value", "values"),
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
@@ -119,10 +122,17 @@ def _places(found: Mapping[str, tuple[Path, Numbered]]) -> dict[str, Places]:
     return made
 
 
-def _group(schema: TaskSchema) -> str | None:
-    """The field whose rows stay together: all that belongs to a source or an anchor."""
+def _group(schema: TaskSchema, rows: Any, notes: list[str]) -> str | None:
+    """The field whose rows stay together: all that belongs to a source, an anchor or, of more than a few, a context."""
     if schema.predicts == "vector":
         return schema.fields[0]
+    if schema.predicts == "span":
+        if (count := len({row["context"] for row in rows})) >= FEWEST_CONTEXTS:
+            return "context"
+        notes.append(
+            f"{count} different contexts are too few to hold some out: splits share them, and differ in questions"
+        )
+        return None
     return "source" if schema.kind == kinds.DATA_TO_TEXT else None
 
 
@@ -154,7 +164,13 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
                 f"{table.path.name!r} lacks the column {name!r} that the training data has (columns: "
                 f"{', '.join(table.columns)})."
             )
-    return table.path, (_conversations if choice.chat else _normalise)(table, choice, schema, "test", notes)
+    return table.path, _reader(choice)(table, choice, schema, "test", notes)
+
+
+def _reader(choice: Choice) -> Callable[[Table, Choice, TaskSchema, str, list[str]], Numbered]:
+    if choice.chat:
+        return _conversations
+    return _questions if choice.kind == kinds.QUESTION_ANSWERING else _normalise
 
 
 def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
@@ -163,6 +179,38 @@ def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str,
         schema, table, table.path.name if split == "all" else f"{table.path.name} ({split})", notes
     )
     return list(made[NUMBER]), made
+
+
+def _questions(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
+    """The questions of a table with their contexts and answers; rows whose answer cannot be found are left out and
+    counted."""
+    where = table.path.name if split == "all" else f"{table.path.name} ({split})"
+    columns = {name for table_of in (choice.texts, (choice.label,), choice.beside) for name in table_of if name}
+    located, numbers, made, empty = Located(), [], [], 0
+    for number, row in table.numbered:
+        if any(is_missing(row.get(name)) for name in choice.texts):
+            empty += 1
+            continue
+        at = f"{where}, row {number}"
+        read = read_input(schema, row, at)
+        label = located.read(
+            {name: row[name] for name in columns if name in row}, choice.label or "", read["context"], at
+        )
+        if label is not None:
+            numbers.append(number)
+            made.append({**read, "label": label})
+    if empty:
+        texts = " or ".join(map(repr, choice.texts))
+        notes.append(f"{where}: {empty:,} of {len(table.rows):,} rows dropped for missing values in {texts}")
+    if not any(row["label"]["text"] for row in made):
+        why = located.why() or ("no question has an answer" if made else "something is missing in every row")
+        shown = f" (first {located.example})" if located.example else ""
+        raise InlayError(
+            f"{where}: none of {len(table.rows):,} rows has an answer that can be learnt: {why}{shown}. An answer is a "
+            f"stretch of its context; {FORM}."
+        )
+    notes += located.notes(where, len(table.rows))
+    return numbers, made
 
 
 def _normalise(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
@@ -250,6 +298,8 @@ def _input_columns(choice: Choice, kind: kinds.TaskKind) -> dict[str, str]:
         return dict(choice.parts)
     if kind.pairs_images:
         return {"image": str(choice.image), "text": choice.texts[0]}
+    if kind.predicts == "span":
+        return dict(zip(kind.fields, choice.texts, strict=True))
     if kind.fields:
         return {kind.fields[0]: choice.image or choice.texts[0]}
     return {field_of(name): name for name in choice.texts if field_of(name) != name}
@@ -303,6 +353,14 @@ def _with_labels(schema: TaskSchema, training: list[Row], class_names: list[str]
         return replace(schema, label_names=_ranked({row["label"] for row in training}, class_names))
     if schema.predicts == "labels":
         return replace(schema, label_names=tuple(labels.in_order(name for row in training for name in row["label"])))
+    if schema.predicts == "span":
+        answers = [row["label"]["text"] for row in training]
+        longest = max(len(text) for texts in answers for text in texts)
+        return replace(
+            schema,
+            longest_answer=max(longest, SHORTEST_LIMIT),
+            no_answer=None if all(answers) else 0.0,
+        )
     if schema.predicts == "tags":
         names = tuple(labels.in_order(tag for row in training for tag in row["label"]))
         entity = all(_BIO.fullmatch(name) for name in names)

@@ -26,6 +26,7 @@ from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.tasks.encode import DEFAULT_LENGTH, length_limit
 from inlay.tasks.splits import stream
+from inlay.tasks.windows import EncodedWindows
 from inlay.training.plan import pick_device, pick_dtype, pick_workers
 from inlay.training.sharding import is_divided
 from inlay.training.shares import Filler, keeps_step
@@ -197,9 +198,16 @@ class SplitPart(Dataset[dict[str, Any]]):
 
 def draw_part(whole: Any, most: int | None, seed: int) -> Any:
     """At most so many rows of an encoded split, drawn by the seed, in their order; all of them are the split itself."""
-    if most is None or len(whole) <= most:
+    count = count_rows(whole)
+    if most is None or count <= most:
         return whole
-    return SplitPart(whole, np.sort(stream(seed, "evaluations").permutation(len(whole))[:most]))
+    drawn = np.sort(stream(seed, "evaluations").permutation(count)[:most])
+    return whole.take(drawn.tolist()) if isinstance(whole, EncodedWindows) else SplitPart(whole, drawn)
+
+
+def count_rows(encoded: Any) -> int:
+    """How many rows an encoded split has: not how many windows they are read in."""
+    return encoded.rows if isinstance(encoded, EncodedWindows) else len(encoded)
 
 
 def describe_bound(task: str, count: int, whole: int) -> str:

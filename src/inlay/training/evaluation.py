@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from inlay.backbones.answer_outputs import has_answer
 from inlay.errors import InlayError
 from inlay.methods.protocol import hooks_of, layers_of
 from inlay.records.spec import Spec
@@ -105,7 +107,7 @@ def score(
     `replay` turns a batch into what the model is called with: see trunk/data.py.
     """
     begin = time.perf_counter()
-    shifted = shifts_labels(model, task.kind)
+    counted = counting(model, task.kind)
     kept: list[np.ndarray] = []
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
@@ -119,7 +121,7 @@ def score(
         kept.append(task.reduce_logits(outputs["logits"].float(), labels).cpu().numpy())
         if labels is None:  # vectors: what is known of them is not known row by row
             continue
-        losses.append((float(outputs["loss"]), int(count_items(labels, shifted=shifted))))
+        losses.append((float(outputs["loss"]), int(counted(labels))))
         truth.append(labels.cpu().numpy())
     gathered = gather((kept, truth, losses))
     seconds = time.perf_counter() - begin
@@ -240,6 +242,13 @@ def predict(model: nn.Module, task: Any, rows: Sequence[Any], processor: Any, sp
             if not isinstance(batch, Filler):
                 found.append(logits.float().cpu().numpy())
     return _whole(gather(found), order), encoded
+
+
+def counting(model: nn.Module, kind: str) -> Callable[[Tensor], Tensor]:
+    """What counts how many labels a batch's mean loss is the mean of."""
+    if kinds.get(kind).predicts == "span":
+        return lambda labels: has_answer(labels).sum()
+    return partial(count_items, shifted=shifts_labels(model, kind))
 
 
 def count_items(labels: Tensor, *, shifted: bool) -> Tensor:

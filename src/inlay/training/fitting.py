@@ -31,7 +31,15 @@ from inlay.tasks.masking import MaskedTexts
 from inlay.training import boards, packing
 from inlay.training import plan as plans
 from inlay.training import sharding as sharded
-from inlay.training.batches import Placement, describe_bound, describe_outlier, gather, is_main, settle_length
+from inlay.training.batches import (
+    Placement,
+    count_rows,
+    describe_bound,
+    describe_outlier,
+    gather,
+    is_main,
+    settle_length,
+)
 from inlay.training.checkpoints import TRAINED, copy_into, load_tensors, step_of
 from inlay.training.evaluation import NotFinitePredictions
 from inlay.training.lean_loss import lean_loss
@@ -172,7 +180,7 @@ def prepare(
         notes.append(told)
         display.say(told)
     for name, count in objective.bounded.items():
-        told = describe_bound(name if len(objective.tasks) > 1 else "", count, len(objective.validation[name]))
+        told = describe_bound(name if len(objective.tasks) > 1 else "", count, count_rows(objective.validation[name]))
         display.say(told)
         if not show:
             notes.append(told)

@@ -26,8 +26,8 @@ from inlay.records.atomic import write_folder
 from inlay.records.spec import Spec
 from inlay.tasks import Task, calibration, kinds
 from inlay.tasks.kept import keep
-from inlay.training.batches import Stop, draw_part, group_by_length, is_main, settle_length
-from inlay.training.evaluation import Scored, Validation, count_items, score, score_timed, shifts_labels, write
+from inlay.training.batches import Stop, count_rows, draw_part, group_by_length, is_main, settle_length
+from inlay.training.evaluation import Scored, Validation, counting, score, score_timed, write
 from inlay.training.packing import count_examples
 from inlay.training.plan import Plan
 from inlay.training.seeds import undisturbed
@@ -114,7 +114,7 @@ class Objective(ABC):
     @property
     def bounded(self) -> dict[str, int]:
         """How many rows an evaluation during training scores of each validation split that it does not score whole."""
-        return {name: len(part) for name, part in self.watched.items() if part is not self.validation[name]}
+        return {name: count_rows(part) for name, part in self.watched.items() if part is not self.validation[name]}
 
     @abstractmethod
     def join_rows(self, parts: Mapping[str, Any]) -> Any:
@@ -263,7 +263,7 @@ class SingleTask(Objective):
     def begin(self, trainer: InlayTrainer) -> None:
         super().begin(trainer)
         setup = self.setup
-        self._shifted = shifts_labels(setup.model, self.first.kind)
+        self._counted = counting(setup.model, self.first.kind)
         self._with_parts = [layer for layer in layers_of(setup.model) if layer.loss_parts is not None]
         self.scoring: Validation | None = None
         for encoded in self.watched.values():
@@ -326,7 +326,7 @@ class SingleTask(Objective):
         labels = batch.get("labels")
         if labels is None:
             return torch.tensor(self.count_rows(batch), device=next(iter(batch.values())).device)
-        return count_items(labels, shifted=self._shifted)
+        return self._counted(labels)
 
     def is_finite(self, norm: Tensor) -> bool:
         watched = self._update_loss
@@ -385,14 +385,17 @@ class SingleTask(Objective):
         outputs: np.ndarray | None = None
         texts: Sequence[str] | None = None
         with undisturbed():
-            needs_thresholds = kinds.get(task.kind).predicts == "labels"
+            predicts = kinds.get(task.kind).predicts
+            needs_thresholds = predicts == "labels" or (predicts == "span" and task.schema.no_answer is not None)
             if self.validation and (self.bounded or needs_thresholds or setup.spec.calibrate):
                 whole = self.validation[task.name]
                 scored = score(setup.model, task, whole, setup.collate, setup.place, stop)
                 found["validation"] = scored.metrics
                 if needs_thresholds:
-                    task = self.tasks[task.name] = task.with_thresholds(scored.predictions, scored.targets)
-                    found["validation"] |= task.compute_metrics(scored.predictions, scored.targets)
+                    known = scored.targets if predicts == "labels" else whole
+                    choose = task.with_thresholds if predicts == "labels" else task.with_no_answer
+                    task = self.tasks[task.name] = choose(scored.predictions, known)
+                    found["validation"] |= task.compute_metrics(scored.predictions, scored.targets, whole)
                 if setup.spec.calibrate:
                     task = self.calibrate(scored)
             elif self.validation:

@@ -31,6 +31,7 @@ KIND_OF = {
     "TOKEN_CLS": kinds.TOKENS,
     "CAUSAL_LM": kinds.CAUSAL_LM,
     "SEQ_2_SEQ_LM": kinds.SEQUENCE_TO_SEQUENCE,
+    "QUESTION_ANS": kinds.QUESTION_ANSWERING,
 }
 
 

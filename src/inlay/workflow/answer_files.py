@@ -51,7 +51,8 @@ def find_run_of(folder: Path) -> Run | None:
 
 def holds_one_task(run: Run) -> bool:
     """Whether a run has one task that can be mixed with those of others."""
-    if run.spec.tasks or run.spec.kind == kinds.MASKED_LM:  # what fills masks reads whole texts
+    kind = run.record["task"]["schema"]["kind"] if "task" in run.record else run.spec.kind
+    if run.spec.tasks or kind in (kinds.MASKED_LM, kinds.QUESTION_ANSWERING):  # what reads texts in a way of its own
         return False
     if run.spec.kind is not None and kinds.get(run.spec.kind).has_captions:  # whose classes are texts, and no head
         return False

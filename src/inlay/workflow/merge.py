@@ -141,6 +141,15 @@ def _notes(adapted: Adapted) -> Iterator[str]:
             yield f"the class {name!r} is the text {text!r}"
         length = adapted.model.config.text_config.max_position_embeddings
         yield f"texts are filled up to {length} tokens (padding='max_length'), and the model is given no mask of them"
+    if schema.predicts == "span":
+        yield "it reads a question and a context as a pair of texts, and gives the logits of an answer's two ends"
+        if schema.no_answer is not None:
+            yield (
+                "the first token says that there is no answer: that is so where its two logits add up to "
+                f"{schema.no_answer!r} more than the best answer's"
+            )
+        if schema.max_length is not None:
+            yield f"longer contexts were read in windows of {schema.max_length} tokens that overlap"
         return
     if schema.predicts == "vector" and adapted.about is not None:
         yield f"a text's vector is its states pooled by {adapted.about.pooling}, as 1_Pooling/config.json says"

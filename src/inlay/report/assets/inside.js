@@ -20,7 +20,7 @@ function looked(each, row) {
   const trained = missing(each.trained) ? '' : `trained on ${plural(each.trained, 'row')}, `;
   const seeds = each.seeds > 1 ? ` The ${each.seeds} seeds are counted together.` : '';
   const about = el('p', { class: 'note' }, `${named(row)}: ${trained}tested on ${plural(each.tested, 'row')}.${seeds}`);
-  const parts = { class: [confused, matrix, calibrated], rank: [confused, matrix, calibrated], shares: [apart, confused, matrix], values: [everyValue], vector: [ranks], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses] }[each.predicts] ?? [];
+  const parts = { class: [confused, matrix, calibrated], rank: [confused, matrix, calibrated], shares: [apart, confused, matrix], values: [everyValue], vector: [ranks], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses], span: [answered, calibrated] }[each.predicts] ?? [];
   return [about, ...parts.map((draw) => draw(each)), mistakes(each)];
 }
 
@@ -125,6 +125,11 @@ function ranks(each) {
   return titled('What a search finds', `What belongs to a query is found first for ${first}, among the first five for ${five}, among the first ten for ${ten}. The median rank is ${figure(each.median)}.`);
 }
 
+function answered(each) {
+  return titled('Answers', 'F1: how many words an answer shares with the right one. Seen: how often the model says rightly that there is an answer, or that there is none.',
+    tableOf(['The question', 'In the test', 'F1', 'Seen'], each.answered.map(([name, tested, fit, seen]) => [name, whole(tested), percent(fit), percent(seen)]), 'tight'));
+}
+
 function losses(each) {
   const [least, low, middle, high, most] = each.losses.map((value) => figure(value));
   return titled('Loss by row', `Half of the test rows have a mean loss between ${low} and ${high}, with ${middle} in the middle; the smallest is ${least}, the largest ${most}.`);
@@ -132,8 +137,8 @@ function losses(each) {
 
 function mistakes(each) {
   if (!each.mistakes.length) return null;
-  const sure = each.predicts === 'class' || each.predicts === 'rank';
-  const title = { class: 'The most confident mistakes', rank: 'The most confident mistakes', shares: 'The rows farthest from their labels', value: 'The largest errors', values: 'The largest errors', vector: 'The rows found last', labels: 'The rows with most wrong labels', tags: 'The rows with most wrong words', text: 'The hardest rows' }[each.predicts] ?? 'Rows';
+  const sure = ['class', 'rank', 'span'].includes(each.predicts);
+  const title = { class: 'The most confident mistakes', rank: 'The most confident mistakes', shares: 'The rows farthest from their labels', value: 'The largest errors', values: 'The largest errors', vector: 'The rows found last', labels: 'The rows with most wrong labels', tags: 'The rows with most wrong words', text: 'The hardest rows', span: 'The most confident mistakes' }[each.predicts] ?? 'Rows';
   return titled(title, sure ? 'Look here for wrong labels in the data, and for what the model cannot see.' : null, el('div', { class: `mistakes${each.mistakes[0].image ? ' pictures' : ''}` }, ...each.mistakes.map((row) => mistake(each, row, sure))));
 }
 
