@@ -3,7 +3,7 @@
 #
 # **The question.** Your photos are in folders, one for each class. What does it take to get a classifier, and what does it get wrong?
 #
-# **The answer.** The path of the folder. With 40 images of a class, a small frozen vision transformer and a LoRA, most answers are right:
+# **The answer.** The path of the folder. With 40 images of a class, a small frozen vision transformer and a LoRA, about five of six answers are right:
 #
 #     inlay tune --model embedded:vit --data photos/ --method lora
 #

@@ -3,9 +3,10 @@
 #
 # **The question.** You have a table of messages, each with a label. Can a small model learn to sort new ones, on a CPU, in a minute?
 #
-# **The answer.** Yes. One command trains it, and a few dozen rows for each class are enough when the classes differ in meaning:
+# **The answer.** Yes. One command trains it. With about 50 rows for each class, it sorts 19 of 20 messages right that were written by hand:
 #
-#     inlay tune --model embedded:minilm --data messages.csv --test-data held-out.csv --text message --label team --method lora
+#     inlay tune --model embedded:minilm --data messages.csv --test-data held-out.csv \
+#         --text message --label team --method lora
 #
 # This notebook does the same in Python. The base model stays frozen, and what it trains has less than 1 MiB.
 

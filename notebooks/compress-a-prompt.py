@@ -54,11 +54,11 @@ print(len(PROMPT.split()), "words")
 # squares alone, which takes seconds). A fifth of the texts is held out, and only those are scored.
 
 # %%
-SIZES = [16] if SMALL else [4, 16, 48, 96]
+SIZES = [16] if SMALL else [8, 32, 96]
 found = {}
 for size in SIZES:
     shutil.rmtree(f"adapter-{size}", ignore_errors=True)
-    options = Options(size=size, texts=10 if SMALL else 30, length=24 if SMALL else 48, steps=0)
+    options = Options(size=size, texts=10 if SMALL else 20, length=24 if SMALL else 32, steps=0)
     found[size] = inlay.compress(
         "embedded:smollm2", Path("prompt.txt"), f"adapter-{size}", options=options, progress=False
     )
@@ -132,7 +132,8 @@ display(
 # %% [markdown]
 # ## Use it
 #
-# The folder is an ordinary adapter. After `import inlay`, PEFT loads it, and the model answers without the prompt.
+# The folder is an ordinary adapter. After `import inlay`, PEFT loads it, and the model answers without the prompt. Does it still know when
+# breakfast is? (So small a model soon repeats itself, with the prompt as without.)
 
 # %%
 backbone = inlay.load_backbone("embedded:smollm2", kind="causal-lm")

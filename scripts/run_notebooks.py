@@ -30,8 +30,14 @@ def run(source: Path) -> float:
     notebook = read(source)
     notebook.metadata["inlay"] = {"small": os.environ.get("INLAY_NOTEBOOKS") == "small"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": folder}})
-    client.execute()
+    NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=LIMIT,
+        startup_timeout=LIMIT,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": folder}},
+    ).execute()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     nbformat.write(notebook, EXECUTED / f"{source.stem}.ipynb")
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

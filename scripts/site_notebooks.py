@@ -35,13 +35,22 @@ def read(source: Path) -> Any:
 
 
 def executed(source: Path) -> Any | None:
-    """The same with its outputs; None if it was not run, or was changed since."""
+    """The same with its outputs; None if it was not run, or its code was changed since."""
     path = EXECUTED / f"{source.stem}.ipynb"
     if not path.is_file():
         return None
-    found = nbformat.read(path, as_version=4)
-    same = [cell.source for cell in found.cells] == [cell.source for cell in read(source).cells]
-    return found if same else None
+    before, now = nbformat.read(path, as_version=4), read(source)
+    pairs = list(zip(_code(before), _code(now), strict=False))
+    if len(_code(before)) != len(_code(now)) or any(old.source != new.source for old, new in pairs):
+        return None
+    for old, new in pairs:
+        new.outputs, new.execution_count = old.outputs, old.execution_count
+    now.metadata["inlay"] = before.metadata["inlay"]
+    return now
+
+
+def _code(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def pages() -> dict[str, str | bytes]:
@@ -87,7 +96,8 @@ def _output(output: Any, name: str, files: dict[str, str | bytes]) -> Iterator[s
         return
     data = output.data
     if "image/png" in data:
-        picture = f"{name}/{sum(path.startswith(f'{FOLDER}/{name}/') for path in files) + 1}.png"
+        earlier = [path for path in files if path.startswith(f"{FOLDER}/{name}/") and path.endswith(".png")]
+        picture = f"{name}/{len(earlier) + 1}.png"
         files[f"{FOLDER}/{picture}"] = base64.b64decode(data["image/png"])
         yield f"![What the code above drew]({picture})"
     elif "text/html" in data:
