@@ -7,7 +7,7 @@ WORKERS ?= 2
 METHOD ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check site wheel probe clean
+.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check notebooks site wheel probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ docs: env  ## Regenerate what is generated: tables of methods, rooms, claims and
 	$(BIN)/python scripts/document_cost.py --write
 	$(BIN)/python scripts/document_compress.py --write
 	$(BIN)/python scripts/document_places.py --write
+
+$(VENV)/.notebooks: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[notebooks]'
+	@touch $@
+
+notebooks: $(VENV)/.notebooks  ## Run the notebooks, and keep their outputs for `make site`: [NOTEBOOKS='NAME ...'] [INLAY_NOTEBOOKS=small]
+	$(BIN)/python scripts/run_notebooks.py $(NOTEBOOKS)
 
 $(VENV)/.site: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[site]'

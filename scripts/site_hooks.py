@@ -3,6 +3,7 @@
 `mkdocs.yml` names this file. Nothing here writes into the checkout.
 
 - The start page is README.md; the changelog, CONTRIBUTING.md and other Markdown files beside it become pages.
+- Tutorials are the notebooks, with what they gave where they have been run.
 - Reference is made of the code, Benchmarks of benchmarks/results.
 - A link to a file outside of docs/ leads to a copy on the site: a page that shows the code, or the file itself.
 - An equation ($...$, $$...$$) becomes MathML, which browsers draw without a script or a font of ours.
@@ -24,6 +25,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(Path(__file__).parent))
 
+import site_notebooks  # noqa: E402
 from site_benchmarks import benchmarks_page  # noqa: E402
 from site_reference import api_page, cli_page  # noqa: E402
 
@@ -31,7 +33,7 @@ LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"]+)(?=[)\s\"])")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 BESIDE = {"README.md": "index.md", "docs/README.md": "index.md"}
 CODE = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".cff": "yaml", ".sh": "bash", "": "text"}
-LISTED = {"benchmarks": "reference/benchmarks.md"}
+LISTED = {"benchmarks": "reference/benchmarks.md", "notebooks": "tutorials/index.md"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -40,8 +42,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     listed = set(_pages(config.nav))
     docs = Path(config.docs_dir)
     sections["Methods"] += sorted({f"methods/{path.name}" for path in docs.glob("methods/*.md")} - listed)
-    for folder, section in (("tutorials", "Tutorials"), ("notebooks", "Tutorials"), ("theory", "Papers")):
-        sections[section] += sorted({f"{folder}/{path.name}" for path in docs.glob(f"{folder}/*.md")} - listed)
+    sections["Papers"] += sorted({f"theory/{path.name}" for path in docs.glob("theory/*.md")} - listed)
+    sections["Tutorials"] += sorted(
+        {_site_path(f"notebooks/{path.name}") for path in site_notebooks.sources()} - listed
+    )
     more = sorted({path.name for path in docs.glob("*.md")} - listed)
     if more:
         sections["How-to"].append({"More": more})
@@ -50,11 +54,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is made by programs, and what pages link to outside of docs/."""
-    made = {
+    made: dict[str, str | bytes] = {
         "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
         "reference/api.md": api_page(),
         "reference/cli.md": cli_page(),
         "reference/benchmarks.md": benchmarks_page(ROOT / "benchmarks" / "results"),
+        **site_notebooks.pages(),
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -111,6 +116,8 @@ def _origin(site_path: str) -> str:
     """Where in the repository a page comes from."""
     if site_path == "index.md":
         return "README.md"
+    if site_path.startswith("tutorials/"):
+        return "notebooks/README.md" if site_path.endswith("/index.md") else f"notebooks/{Path(site_path).stem}.py"
     if site_path.startswith(("project/", "source/")):
         return site_path.partition("/")[2].removesuffix(".md") + (".md" if site_path.startswith("project/") else "")
     return f"docs/{site_path}"
@@ -139,6 +146,8 @@ def _site_path(place: str) -> str:
     """Where on the site a file or folder of the repository is."""
     if place in BESIDE:
         return BESIDE[place]
+    if (notebook := ROOT / place).parent == site_notebooks.SOURCES and notebook.suffix in (".py", ".md"):
+        return "tutorials/index.md" if notebook.suffix == ".md" else f"tutorials/{notebook.stem}.md"
     if (ROOT / place).is_dir():
         return LISTED.get(place.rstrip("/"), f"{place.removeprefix('docs/')}/README.md")
     if _in_docs(place):
