@@ -42,7 +42,7 @@ class Spec:
     `class_weights` is how much each class counts in the loss: balanced, or "rare=3,common=1"; None: all alike.
     `label_separator` stands between the labels in a cell where a row has several. `classes` are the names of ordered
     classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
-    adapter to begin with: a run, or a folder.
+    adapter to begin with: a run, or a folder. `image_size` is the side of the images in pixels; None: the model's own.
     """
 
     model: str
@@ -92,6 +92,7 @@ class Spec:
     label_separator: str | None = None
     classes: tuple[str, ...] = ()
     init_adapter: str | None = None
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -133,7 +134,7 @@ class Spec:
                 raise InlayError(f"{name}={shown(path)} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
-        for name in (*positive, *optional, "evaluations", "max_eval", "similarity_temperature"):
+        for name in (*positive, *optional, "evaluations", "max_eval", "similarity_temperature", "image_size"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -258,4 +259,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "label_separator": (None,),
     "classes": ([],),
     "init_adapter": (None,),
+    "image_size": (None,),
 }

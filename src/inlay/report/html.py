@@ -31,6 +31,7 @@ from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.conclusion import findings
 from inlay.report.inside import look
+from inlay.report.loading import loads, place_of
 from inlay.report.paths import cutter, everywhere
 from inlay.workflow.chance import NAME
 
@@ -68,6 +69,7 @@ def write_report(
     found.damaged += problems
     inside, left = look(found)
     whole = page_data(found) | {"explanations": [asdict(each) for each in kept], "inside": inside, "inside_left": left}
+    whole["loads"] = loads(found)
     whole["against"] = None
     if earlier is not None:
         changed = changes(found, earlier)
@@ -194,6 +196,7 @@ def _run(result: Result) -> dict[str, Any]:
     record, portrait = result.record, result.run.portrait
     return {
         "id": result.run.id,
+        "place": place_of(result.run.folder),
         "seed": result.spec.seed,
         "value": result.value,
         "validation": result.validation,

@@ -87,7 +87,7 @@ function made() {
 }
 
 function navigation() {
-  const names = { results: 'Results', against: 'Before', inside: 'Mistakes', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
+  const names = { results: 'Results', against: 'Before', inside: 'Mistakes', load: 'Load it', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
   $('#nav').append(...Object.entries(names).filter(([id]) => !$(`#${id}`).hidden).map(([id, name]) => el('a', { href: `#${id}` }, name)));
 }
 
@@ -116,6 +116,7 @@ header();
 explanations();
 against();
 inside();
+loading();
 lost();
 made();
 $('#curves').hidden = !DATA.runs.some((run) => Object.keys(run.curve).length);
