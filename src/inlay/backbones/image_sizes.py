@@ -39,12 +39,10 @@ def agree_on_size(model: Any, processor: Any, name: str, asked: bool, file: str)
             with torch.inference_mode():
                 model(example)
         except (ValueError, RuntimeError, TypeError) as error:
-            better = (
-                "Leave --image-size (image_size) out" if asked else f"Give --image-size {_one(stated)} (image_size)"
-            )
+            better = "Leave --image-size out" if asked else f"Give --image-size {_one(stated)}"
             raise InlayError(
-                f"{name!r} reads images of {_one(stated)} pixels, not {side} ({first_line(error)}). {better} (image_size in Python), or "
-                f"mend the size in {file}."
+                f"{name!r} reads images of {_one(stated)} pixels, not {side} ({first_line(error)}). {better} "
+                f"(image_size in Python), or mend the size in {file}."
             ) from error
 
 
@@ -82,8 +80,8 @@ def _interpolate_positions(model: nn.Module, stated: Any, side: int) -> None:
         if patch and isinstance(table, nn.Parameter | nn.Embedding):
             _interpolate(module, name, _one(stated) // patch, side // patch, side)
     config: Any = model.config
-    for part in (config, getattr(config, "vision_config", None)):
-        if getattr(part, "image_size", None) is not None:
+    for part in [config, getattr(config, "vision_config", None)]:
+        if part is not None and getattr(part, "image_size", None) is not None:
             part.image_size = side
 
 
