@@ -1,9 +1,9 @@
 """Images of another size than a vision model was pretrained on.
 
-Models of convolutions, and transformers that interpolate their positions in every pass, read them as they are. Where a
-transformer has a table with a row for each patch of one size, that table is interpolated once, by the model's own
-`interpolate_pos_encoding`. What comes out is an ordinary model of the new size: whatever is done to a model, from a dry
-run to an export, works on it.
+Models of convolutions, and of windows with relative positions, read them as they are. Where a transformer has a table
+with a row for each patch of one size, that table is interpolated once, by the model's own `interpolate_pos_encoding`.
+What comes out is an ordinary model of the new size: whatever is done to a model, from a dry run to an export, works on
+it.
 """
 
 from __future__ import annotations
@@ -69,16 +69,17 @@ def _interpolate_positions(model: nn.Module, stated: Any, side: int) -> None:
         name = next((each for each in TABLES if hasattr(module, each)), None)
         if name is None or not hasattr(module, "interpolate_pos_encoding"):
             continue
+        table = getattr(module, name)
         patch = _one(getattr(module, "patch_size", None) or getattr(model.config, "patch_size", 0))
-        if patch and side % patch:
+        if not patch or not isinstance(table, nn.Parameter | nn.Embedding):
+            continue
+        if side % patch:
             below = max(patch, side // patch * patch)
             raise InlayError(
                 f"image_size={side}: the model reads patches of {patch} pixels, and this is no multiple of them. "
                 f"Give {below} or {side // patch * patch + patch}."
             )
-        table = getattr(module, name)
-        if patch and isinstance(table, nn.Parameter | nn.Embedding):
-            _interpolate(module, name, _one(stated) // patch, side // patch, side)
+        _interpolate(module, name, _one(stated) // patch, side // patch, side)
     config: Any = model.config
     for part in [config, getattr(config, "vision_config", None)]:
         if part is not None and getattr(part, "image_size", None) is not None:
