@@ -182,9 +182,53 @@ def test_another_image_size_where_the_model_can_read_it(family: str, write: Writ
 
 
 @pytest.mark.parametrize("family", ["vit", "deit", "clip"])
-def test_another_image_size_is_refused_where_it_cannot(family: str, write: Write) -> None:
-    with pytest.raises(InlayError, match="reads images of 32 pixels, not 64"):
-        load_images(write(family, "classification"), image_size=64)
+@pytest.mark.parametrize("side", [16, 64])
+def test_positions_are_interpolated_once_as_the_model_would_in_every_pass(family: str, side: int, write: Write) -> None:
+    folder = write(family, "classification")
+    own, other = load_images(folder), load_images(folder, image_size=side)
+    pixels = other.processor(photo(), return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (1, 3, side, side)
+    with torch.no_grad():
+        trunks = [getattr(each.model, "vision_model", each.model.base_model) for each in (own, other)]
+        wanted = trunks[0](pixels, interpolate_pos_encoding=True).last_hidden_state
+        found = trunks[1](pixels).last_hidden_state
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert other.image_size == side
+    assert other.fingerprint != own.fingerprint
+    assert other.fingerprint == load_images(folder, image_size=side).fingerprint
+    assert load_images(folder, image_size=32).fingerprint == own.fingerprint
+
+
+def test_a_model_with_interpolated_positions_is_a_model_of_that_size(write: Write, tmp_path: Path) -> None:
+    backbone = load_images(write("vit", "classification"), image_size=64)
+    backbone.model.save_pretrained(tmp_path / "larger")
+    again = hf.AutoModelForImageClassification.from_pretrained(tmp_path / "larger").eval()
+    pixels = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(again(pixels).logits, backbone.model.eval()(pixels).logits)
+
+
+def test_half_precision_positions_are_interpolated(write: Write) -> None:
+    folder = write("vit", "classification")
+    whole, half = (load_images(folder, image_size=64, dtype=each) for each in (torch.float32, torch.float16))
+    table = half.model.base_model.embeddings.position_embeddings
+    assert table.dtype == torch.float16
+    torch.testing.assert_close(table.float(), whole.model.base_model.embeddings.position_embeddings, atol=1e-3, rtol=0)
+
+
+def test_an_image_size_that_cannot_be(write: Write) -> None:
+    with pytest.raises(InlayError, match=r"image_size=50: the model reads patches of 8 pixels.*Give 48 or 56"):
+        load_images(write("vit", "classification"), image_size=50)
+    with pytest.raises(InlayError, match=r"image_size=64: .* reads text\. Leave it out"):
+        backbones.load(str(write("bert")), kind="classification", num_labels=2, image_size=64)
+
+
+def test_a_processor_of_another_size_is_no_wish_for_it(write: Write) -> None:
+    folder = write("vit", "classification")
+    hf.ViTImageProcessorPil(size={"height": 64, "width": 64}).save_pretrained(folder)
+    with pytest.raises(InlayError, match=r"reads images of 32 pixels, not 64 .*Give --image-size 32"):
+        load_images(folder)
+    assert load_images(folder, image_size=64).image_size == 64
 
 
 def test_cropping_keeps_its_share_at_another_size(write: Write) -> None:

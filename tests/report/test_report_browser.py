@@ -13,6 +13,7 @@ from test_inside import predictions_of
 from inlay.report.charts import drawing as charts
 from inlay.report.collect import collect
 from inlay.report.html import write_report
+from inlay.tasks import TaskSchema
 from recorded import failed, finished, spec_of
 
 sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NASTY = "<script>window.caught = 1</script><img src=x onerror='window.caught = 2'>"
+SCHEMA = TaskSchema("digits", "image-classification", ("image",), ("accuracy",), ("a", "b")).to_json()
+CARD = '# a card\n\n```python\nbase = load("./eye")\nmodel = restore(base, "this/folder")\n```\n'
 COST = {"bias": (0.80, 5_000), "lora": (0.9, 20_000), "norm": (0.7, 9_000), "linear-probe": (0.6, 500)}
 
 
@@ -35,14 +38,17 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
             uneven = (
                 value + seed / 100 + number * (seed - 1) ** 2 / 1000
             )  # without any spread no test finds a difference
-            finished(
+            run = finished(
                 folder / "runs",
                 spec_of(method, seed),
                 uneven,
                 portrait__parameters__trained=trained,
                 chance={"answer": "<b>3</b>", "examples": 50, "metrics": {"accuracy": 0.2}},
                 tables=predictions_of({1, 4, 5 + number}) if method in ("bias", "lora") else None,
+                task__schema=SCHEMA if method == "bias" else {},
             )
+            run.adapter.mkdir(exist_ok=True)
+            (run.adapter / "README.md").write_text(CARD)
             finished(folder / "earlier", spec_of(method, seed), value - 0.2 + seed / 50)
         finished(folder / "runs", spec_of("lora", seed, learning_rate=0.1), 0.5, metrics__validation__accuracy=0.2)
     finished(folder / "runs", spec_of("bias", task=NASTY, shots=16), 0.5)
@@ -131,6 +137,23 @@ def test_what_is_wrong(tab: Page) -> None:
     first = inside.locator(".mistakes").inner_text()
     tab.select_option("#inside-row", label="bias (digits · embedded:vit · all examples)")
     assert inside.locator(".mistakes").inner_text() != first
+
+
+def test_how_to_load_it(tab: Page) -> None:
+    """The code of the run that is chosen, with its own folder in it, to be copied."""
+    part = tab.locator("#load")
+    named = "(digits · embedded:vit · all examples)"
+    assert part.locator("option").all_inner_texts() == [f"bias, seed {seed} {named}" for seed in range(3)]
+    short, card = part.locator(".cmd code").all_inner_texts()
+    assert short.splitlines()[2].startswith('model = inlay.load("runs/digits-vit-bias-s0-')
+    assert short.splitlines()[3] == 'print(model.predict(["photo.jpg"], probabilities=True))'
+    assert 'restore(base, "runs/digits-vit-bias-s0-' in card
+    assert '/adapter")' in card
+    assert "put its path in place of ./eye" in part.inner_text()
+    part.locator("select").select_option(index=2)
+    assert "bias-s2-" in part.locator(".cmd code").first.inner_text()
+    part.get_by_role("button", name="Copy this code").first.click()
+    assert part.get_by_role("button", name="Copy this code").first.inner_text() in ("Copied", "Selected")
 
 
 def test_what_changed_since(tab: Page) -> None:

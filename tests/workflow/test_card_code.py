@@ -28,6 +28,8 @@ from inlay import Spec, tune
 from inlay.methods import registry
 from inlay.methods.folder import preprocessing_in
 from inlay.records.store import Run, read_json
+from inlay.report.collect import collect
+from inlay.report.loading import HERE, loads, place_of
 from inlay.tasks.kinds import KINDS
 from inlay.workflow.export import export
 from inlay.workflow.gather import gather
@@ -83,6 +85,11 @@ DATA: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, Any], dict[str,
         lambda i: {"text": f"w{6 + i % 3} w{8 + i % 20} w{6 + i % 3}"},
         {"text": ("text",), "kind": "masked-lm"},
         {"text": "the text <mask>"},
+    ),
+    "embedding": (
+        lambda i: {"anchor": f"w{6 + i % 9} w{8 + i % 20}", "positive": f"w{6 + i % 9} w{9 + i}"},
+        {"text": ("anchor", "positive"), "kind": "embedding"},
+        {"text": "a text"},
     ),
     "image-classification": (lambda i: {}, {}, {}),
     "multi-label": (
@@ -203,6 +210,8 @@ def pasted(folder: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def expected(run: Run, kind: str) -> Any:
     """What the run itself says of the row in the card."""
     loaded = inlay.load(run)
+    if kind == "embedding":
+        return pytest.approx(loaded.embed(["a text", "another one"]), abs=1e-5)
     if kind == "image-classification":
         return loaded.predict([{"image": Image.new("RGB", (64, 64))}], probabilities=True)[0]["probabilities"]
     (found,) = loaded.predict([DATA[kind][2]], probabilities="label_names" in dir(loaded) and kind in ONE_LABEL)
@@ -215,9 +224,34 @@ def expected(run: Run, kind: str) -> Any:
     return found.get("probabilities", found.get("value", found.get("text")))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_code_on_the_page_of_a_report(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By inlay it prints an answer that is one of this kind; that of the card is the card's, with the run's place."""
+    run = run_of(place, kind, "lora", **state_of(kind))
+    (found,) = loads(collect([run]))
+    Image.new("RGB", (64, 64)).save(place / "photo.jpg")
+    monkeypatch.chdir(place)
+    assert len(found["short"].splitlines()) <= 10
+    said: list[Any] = []
+    exec(found["short"].replace(HERE, place_of(Path("runs") / run.id)), {"print": said.append})
+    (answers,) = said
+    if kind == "embedding":
+        assert len(answers) == 2
+    else:
+        assert answers[0].keys() & {"label", "labels", "value", "values", "tags", "text", "masks"}
+    names: dict[str, Any] = {}
+    exec(found["card"].replace(HERE, str(run.folder)), names)
+    assert "this/folder" not in found["card"]
+    assert str(names["answer"]) == str(pasted(run.adapter, place, monkeypatch))
+
+
 def state_of(kind: str) -> dict[str, Any]:
     """What the head reads where the card loads it by Transformers alone."""
-    return {} if kind in OURS or "image" in kind or "lm" in kind or "text" in kind else {"pooling": "own"}
+    return (
+        {}
+        if kind == "embedding" or kind in OURS or "image" in kind or "lm" in kind or "text" in kind
+        else {"pooling": "own"}
+    )
 
 
 ONE_LABEL = ("classification", "pair-classification", "span-classification")
@@ -248,8 +282,8 @@ def flat(answer: dict[str, Any]) -> dict[str, Any]:
 def test_the_code_gives_what_the_run_predicts(
     kind: str, method: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if method == "linear-probe" and kind in (*WRITE, "masked-lm"):
-        pytest.skip("a language model has no new head")
+    if method == "linear-probe" and kind in (*WRITE, "masked-lm", "embedding"):
+        pytest.skip("there is no new head")
     run = run_of(place, kind, method, **state_of(kind))
     answer, wanted = pasted(run.adapter, place, monkeypatch), expected(run, kind)
     if isinstance(answer, dict) and "label" in answer:
@@ -263,7 +297,7 @@ def test_the_code_gives_what_the_run_predicts(
         assert shorter
         assert longer.startswith(shorter), "as many tokens as there is room for"
     else:
-        assert answer == wanted
+        assert (answer.numpy() if kind == "embedding" else answer) == wanted
     auto = AutoImageProcessor if kind == "image-classification" else AutoTokenizer
     assert type(auto.from_pretrained(run.adapter)) is type(auto.from_pretrained(run.adapter))
     held = preprocessing_in(run.adapter)

@@ -31,6 +31,16 @@ def of_texts(review_spec: Spec, tmp_path: Path) -> Any:
     return inlay.load(tune(review_spec, tmp_path / "runs", progress=False))
 
 
+def test_a_photo_that_is_not_loaded_yet_is_read_whole(of_images: Any, tmp_path: Path) -> None:
+    """A JPEG that Pillow has only opened is the same photo as its file; and it is not made smaller for its owner."""
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((400, 300)).save(tmp_path / "photo.jpg")
+    opened = Image.open(tmp_path / "photo.jpg")
+    (wanted,), (found,) = of_images.predict([str(tmp_path / "photo.jpg")]), of_images.predict([opened])
+    assert (found["label"], found["score"]) == (wanted["label"], pytest.approx(wanted["score"], abs=1e-6))
+    assert np.asarray(opened).shape == (300, 400, 3)
+
+
 def test_an_image_in_every_form(of_images: Any, photos: Path) -> None:
     """Paths, Pillow's, arrays, bytes; one, a list, a batch of arrays, a column of a table."""
     pandas = pytest.importorskip("pandas")

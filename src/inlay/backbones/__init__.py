@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.backbones.embedded import EMBEDDED
 
 if TYPE_CHECKING:
+    from inlay.backbones.image_sizes import own_side
     from inlay.backbones.loading import Backbone, load, load_for
     from inlay.backbones.locate import has_two_parts, kind, modality, version
     from inlay.backbones.new_parts import fingerprint
@@ -28,6 +29,7 @@ _LAZY = {
     "load": "loading",
     "load_for": "loading",
     "modality": "locate",
+    "own_side": "image_sizes",
     "settle_pooling": "pooling",
     "version": "locate",
 }
@@ -42,6 +44,7 @@ __all__ = [
     "load",
     "load_for",
     "modality",
+    "own_side",
     "settle_pooling",
     "version",
 ]

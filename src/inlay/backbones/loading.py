@@ -19,6 +19,7 @@ from torch import nn
 from inlay.backbones import (
     answer_outputs,
     embedded,
+    image_sizes,
     locate,
     losses,
     new_parts,
@@ -52,7 +53,8 @@ class Backbone:
     and never a path of this machine. `licence` is the checkpoint's, where it says one.
     `pooling` is what the head of a text classifier reads, or what is made a text's vector (mean, first, last, pooler);
     None where that is not known.
-    `quantize` is how the linear layers of the trunk are held, as in a run's spec.
+    `quantize` is how the linear layers of the trunk are held, and `image_size` the side of images that was asked for,
+    as in a run's spec.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Backbone:
     pooling: str | None = None
     licence: str | None = None
     quantize: str | None = None
+    image_size: int | None = None
 
 
 def load(
@@ -87,7 +90,8 @@ def load(
     """The backbone called `name` (hub id, folder, `embedded:<name>`) with a head for this kind of task.
 
     `seed` alone decides the new head's weights. `dtype` is that of the loaded model, whatever the checkpoint is stored
-    in. `image_size` makes the image processor give another size than the checkpoint's, where the model can read it.
+    in. `image_size` makes the image processor give another size than the checkpoint's, where the model can read it;
+    a transformer's table of positions is interpolated for it, once.
     `pooling` is what the head of a text classifier reads: auto (what the checkpoint was made for, if it says so), own
     (what its architecture has it read, whatever the checkpoint says), mean, first, last or pooler.
 
@@ -97,6 +101,8 @@ def load(
     """
     labels = _labels(kinds.get(kind), num_labels, label_names)
     place = locate.find(name, revision)
+    if image_size is not None and place.modality != "image":
+        raise InlayError(f"image_size={image_size}: {name!r} reads {place.modality}. Leave it out.")
     chosen = poolings.settle(place, kind, pooling)
     notes = [*place.notes, *poolings.doubts(place, kind, pooling)]
     with quiet(), new_parts.seeded(seed):
@@ -127,7 +133,7 @@ def load(
             processor = processors.text_processor(place, model, trust_remote_code, notes)
         else:
             processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
-            _agree_on_size(model, processor, name)
+            image_sizes.agree_on_size(model, processor, name, image_size is not None, locate.IMAGE_PROCESSOR)
     new = [*new, *kept]
     notes += _remarks(place, model if bare else getattr(model, new_parts.trunk(model)), dtype)
     model.config._name_or_path = model.name_or_path = name
@@ -147,6 +153,7 @@ def load(
         pooling=chosen or reads,
         licence=locate.licence(place),
         quantize=quantize,
+        image_size=image_size,
     )
 
 
@@ -189,6 +196,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         seed=spec.seed,
         pooling=spec.pooling,
         quantize=spec.quantize,
+        image_size=spec.image_size,
         compute_dtype=pick_dtype(spec.precision, pick_device(), strict=False),
     )
     schema: Any = getattr(task, "schema", task)
@@ -399,26 +407,6 @@ def _check_fills_masks(model: Any, report: Mapping[str, Any], name: str) -> None
             f"{name!r} has no head that fills masks (it lacks {absent[0]}): masked-lm goes on with one that was "
             "pretrained. Take a checkpoint for masks, such as google-bert/bert-base-uncased or FacebookAI/roberta-base."
         )
-
-
-def _agree_on_size(model: Any, processor: Any, name: str) -> None:
-    """The images that the processor gives must be ones that the model reads; models of any size are told the size."""
-    side = processors.image_side(processor)
-    config = model.config
-    stated = getattr(config, "image_size", None) or getattr(getattr(config, "vision_config", None), "image_size", None)
-    if stated is None:
-        config.image_size = side
-    elif stated not in (side, [side, side], (side, side)):
-        channels = getattr(config, "num_channels", 3)
-        example = torch.zeros(1, channels, side, side, dtype=model.dtype)
-        try:
-            with torch.inference_mode():
-                model(example)
-        except (ValueError, RuntimeError, TypeError) as error:
-            raise InlayError(
-                f"{name!r} reads images of {stated} pixels, not {side} ({first_line(error)}). Leave image_size out, or "
-                f"mend the size in {locate.IMAGE_PROCESSOR}."
-            ) from error
 
 
 def _remarks(place: Location, backbone: Any, dtype: torch.dtype) -> list[str]:

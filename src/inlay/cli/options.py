@@ -125,6 +125,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "max_eval": "Rows of a validation split that an evaluation during training scores, drawn once by the seed. "
         "At the end validation and test are scored whole. Default: all.",
         "max_length": "Longest text, in tokens.",
+        "image_size": "Side of the images in pixels, where it is to be another than the model's own; a transformer's "
+        "positions are interpolated.",
         "pooling": "What a text classifier's head reads: mean, first or last (of the tokens' states), pooler, or own "
         "(what its architecture has it read). auto: what the checkpoint was made for, if it says so; else own.",
         "pack": "Let short texts of a training batch share rows, for tasks in which a model writes: less padding, and "

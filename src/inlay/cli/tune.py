@@ -93,3 +93,4 @@ def command(
     if not quiet:
         how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"
         show.say(f"Predict with it: inlay predict {how} --output predictions.jsonl")
+        show.say(f"What it gets wrong, as a page: inlay report {run.folder.parent} --out report.html")

@@ -17,13 +17,12 @@ from typing import Any
 from inlay.backbones.embedded import PREFIX as EMBEDDED
 from inlay.backbones.locate import portable
 from inlay.backbones.pooled import installed
-from inlay.methods.card_example import write_example
+from inlay.methods.card_example import PLACE, write_example
 from inlay.methods.folder import CARD, CONFIG, DEFAULT, read_json
 from inlay.methods.registry import Method
 from inlay.tasks import kinds
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-PLACE = "this/folder"
 AUTO = {  # PEFT's classes that load the base model too, by the type of task
     "SEQ_CLS": "ForSequenceClassification",
     "TOKEN_CLS": "ForTokenClassification",
@@ -40,7 +39,7 @@ class About:
     `source` is where an embedded one came from. `pooling` is what the head reads, `replaced` whether that is not what
     its architecture has it read. `facts` are further lines of the card, by their titles.
     `schema` is what the task reads and answers, `preprocessing` whether its tokenizer or image processor is
-    beside."""
+    beside, `image_size` the side of its images where that is not the base model's own."""
 
     base: str
     address: str
@@ -58,6 +57,7 @@ class About:
     facts: Mapping[str, str] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     preprocessing: bool = False
+    image_size: int | None = None
     folder: Path | None = field(default=None, compare=False)  # of the base model, on this machine: never written down
 
     @classmethod
@@ -79,6 +79,7 @@ class About:
             source=backbone.source if base.startswith(EMBEDDED) else None,
             licence=getattr(backbone, "licence", None),
             pooling=getattr(backbone, "pooling", None),
+            image_size=getattr(backbone, "image_size", None),
             replaced=installed(backbone.model) is not None,
             task=getattr(task, "name", None),
             kind=getattr(task, "kind", None),
@@ -131,7 +132,8 @@ def write_shared_card(folder: Path, method: Method, about: About, place: str, se
     """Write the card of one adapter that is given away, with further sections; `place` is the repository of the hub
     that it is loaded from."""
     title = f"# {method.name} for {about.base}" + (f" on {about.task}" if about.task else "")
-    loading = f"## How to load it\n\n{_by_itself(folder, place)}{_loading(method, DEFAULT, about, place)}"
+    alone = "" if about.image_size else _by_itself(folder, place)
+    loading = f"## How to load it\n\n{alone}{_loading(method, DEFAULT, about, place)}"
     parts = [_front(method, about), title, _facts(method, about, {DEFAULT: about}), *sections, loading]
     (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -177,6 +179,7 @@ def _facts(method: Method, about: About, abouts: Mapping[str, About]) -> str:
         "licence of the base model": about.licence or "as its owner says",
         "method": f"{method.name}: {method.summary}",
         "paper": method.paper,
+        "images": f"{about.image_size} x {about.image_size} pixels" if about.image_size else None,
         "a text's vector" if about.kind == kinds.EMBEDDING else "the head reads": about.pooling,
     }
     if len(abouts) == 1 and about.task:
@@ -248,6 +251,8 @@ def _base(about: About) -> tuple[list[str], list[str]]:
     value = about.kind == kinds.REGRESSION
     if about.base.startswith(EMBEDDED):
         return ["import inlay"], _load_backbone(about.base, about)
+    if about.image_size is not None:  # its positions are interpolated by inlay
+        return ["import inlay"], _load_backbone(about.address, about)
     address = json.dumps(about.address)
     lines, sized = [], ""
     if labels is not None:
@@ -268,6 +273,7 @@ def _load_backbone(name: str, about: About) -> list[str]:
         "num_labels": 1 if about.kind == kinds.REGRESSION and labels is None else None,
         "label_names": labels,
         "pooling": about.pooling,
+        "image_size": about.image_size,
     }
     told = "".join(f", {key}={json.dumps(each, ensure_ascii=False)}" for key, each in given.items() if each is not None)
     return [f'backbone = inlay.load_backbone("{name}"{told})', "base = backbone.model"]

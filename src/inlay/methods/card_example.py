@@ -16,6 +16,7 @@ from inlay.tasks.prepare import mark_characters
 from inlay.tasks.schema import TaskSchema
 
 Code = tuple[list[str], list[str]]
+PLACE = "this/folder"  # stands for the adapter's, in code that is pasted
 MOST_TOKENS = 40  # of a text that is written
 QUESTION = "What can you tell me?"
 MARKED = ("the first and the last", 4, 9)  # a text and a span of it

@@ -273,6 +273,9 @@ def read_tasks(folder: Path, vouched: bool) -> dict[str, Any]:
     pooling = facts.setdefault("pooling", "own")  # in an earlier inlay there was no choice
     if pooling not in POOLINGS:
         raise InlayError(f"{path} has pooling={pooling!r}: it was edited or is damaged. Train the tasks again.")
+    side = facts.setdefault("image_size", None)  # likewise
+    if side is not None and (type(side) is not int or side < 1):
+        raise InlayError(f"{path} has image_size={side!r}: it was edited or is damaged. Train the tasks again.")
     failed = facts.setdefault("failed", {})  # which an earlier inlay did not write
     if not isinstance(failed, Mapping) or not failed.keys() <= facts["tasks"].keys():
         raise InlayError(f"{path} has failed={failed!r}: it was edited or is damaged. Train the tasks again.")

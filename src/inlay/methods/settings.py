@@ -55,8 +55,12 @@ def check_settings(method: Method, settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in allowed:
             meant = [each for each in ALSO_CALLED.get(name.casefold(), ()) if each in allowed]
-            told = f"{name} is called {meant[0]!r} here." if meant else ""
-            raise unknown(f"setting of method {method.name!r}", name, allowed, told)
+            if meant:
+                raise InlayError(
+                    f"Unknown setting of method {method.name!r} {name!r}. {name} is called {meant[0]!r} here. "
+                    f"Known: {', '.join(sorted(allowed))}."
+                )
+            raise unknown(f"setting of method {method.name!r}", name, allowed)
     hints = {"layers": list[int] | None, **get_type_hints(config_class)}
     for name, value in settings.items():
         hint = int | float if name in _ANY_NUMBER else hints[name]

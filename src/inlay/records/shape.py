@@ -43,6 +43,7 @@ RECORD: dict[str, Any] = {
         "newly_initialised": [str],
         "notes": [str],
         "quantize": str,
+        "image_size": WHOLE,
     },
     "versions": {ANY: (str, int, float)},
     "portrait": {

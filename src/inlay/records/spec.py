@@ -44,7 +44,7 @@ class Spec:
     classes, the lowest first, or of those whose probabilities are given as lists. `init_adapter` is an
     adapter to begin with: a run, or a folder. `calibrate` chooses a temperature for the probabilities of classes on the
     validation split at the end (`inlay.tasks.calibration`). `towers` says which part of a model that compares images
-    with texts is adapted: image, text or both.
+    with texts is adapted: image, text or both. `image_size` is the side of the images in pixels; None: the model's own.
     """
 
     model: str
@@ -96,6 +96,7 @@ class Spec:
     init_adapter: str | None = None
     calibrate: bool = False
     towers: str = "both"
+    image_size: int | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -139,7 +140,7 @@ class Spec:
                 raise InlayError(f"{name}={shown(path)} is longer than a file's name can be.")
         positive = ("gradient_accumulation", "clip", "temperature")
         optional = ("epochs", "batch_size", "max_steps", "shots", "max_length", "learning_rate", "early_stopping")
-        for name in (*positive, *optional, "evaluations", "max_eval", "similarity_temperature"):
+        for name in (*positive, *optional, "evaluations", "max_eval", "similarity_temperature", "image_size"):
             value = getattr(self, name)
             if value is None and name not in positive:
                 continue
@@ -268,4 +269,5 @@ LATER: Mapping[str, tuple[Any, ...]] = {
     "init_adapter": (None,),
     "calibrate": (False,),
     "towers": ("both",),
+    "image_size": (None,),
 }

@@ -31,6 +31,7 @@ from inlay.report.columns import columns_in
 from inlay.report.comparable import short_commit, warnings
 from inlay.report.conclusion import findings
 from inlay.report.inside import look
+from inlay.report.loading import loads, place_of
 from inlay.report.over_tasks import in_words, rankings
 from inlay.report.paths import cutter, everywhere
 from inlay.report.subjects import family, kind, reads
@@ -71,6 +72,7 @@ def write_report(
     found.damaged += problems
     inside, left = look(found)
     whole = page_data(found) | {"explanations": [asdict(each) for each in kept], "inside": inside, "inside_left": left}
+    whole["loads"] = loads(found)
     whole["against"] = None
     if earlier is not None:
         changed = changes(found, earlier)
@@ -205,6 +207,7 @@ def _run(result: Result) -> dict[str, Any]:
     record, portrait = result.record, result.run.portrait
     return {
         "id": result.run.id,
+        "place": place_of(result.run.folder),
         "seed": result.spec.seed,
         "value": result.value,
         "validation": result.validation,

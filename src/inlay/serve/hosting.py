@@ -116,7 +116,7 @@ class ManyTasks:
         facts = read_facts(folder)
         if task not in facts["tasks"]:
             raise unknown(f"task of {folder}", task, facts["tasks"])
-        for key in ("method", "max_length", "precision", "pooling"):
+        for key in ("method", "max_length", "precision", "pooling", "image_size"):
             mine = getattr(self.tasks.spec, key)
             if facts[key] != mine:
                 raise InlayError(

@@ -214,6 +214,11 @@ def _opened(source: Any, use: Callable[[Image.Image], Any]) -> Any:
 def _decode_cheaply(image: Image.Image) -> str:
     """Read the whole image; JPEGs at an eighth of their size, which finds truncation all the same. Its format."""
     image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
+    return _decode(image)
+
+
+def _decode(image: Image.Image) -> str:
+    """Read the whole image. Its format."""
     image.load()
     if image.mode == "F":
         to_rgb(image)  # it may hold values that are no numbers
@@ -243,7 +248,8 @@ def _tried(sources: Sequence[Any]) -> list[tuple[str | None, str]]:
 
     def tried(source: Any) -> tuple[str | None, str]:
         try:
-            return None, _opened(source, _decode_cheaply)
+            # An image of the user's that is not loaded yet would stay at an eighth of its size.
+            return None, _opened(source, _decode if isinstance(source, Image.Image) else _decode_cheaply)
         except InlayError as error:
             return str(error), ""
 
@@ -251,15 +257,15 @@ def _tried(sources: Sequence[Any]) -> list[tuple[str | None, str]]:
         return list(pool.map(tried, sources))
 
 
-def check_all(sources: Sequence[Any]) -> list[str]:
-    """One error that counts and names the images that cannot be read, before any work is done on the others. Notes of
-    formats that were read and that people may not expect to be."""
+def check_all(sources: Sequence[Any], remedy: str = "Mend or remove the files and try again.") -> list[str]:
+    """One error that counts and names the images that cannot be read, before any work is done on the others, and says
+    what to do. Notes of formats that were read and that people may not expect to be."""
     tried = _tried(sources)
     if found := [fault for fault, _ in tried if fault]:
         lacking = sum(heif.NEEDED in fault for fault in found)
         others = [fault for fault in found if heif.NEEDED not in fault]
         shown = " ".join(others[:5]) + (f" And {len(others) - 5} more." if len(others) > 5 else "")
-        told = [shown, "Mend or remove the files and try again."] if others else []
+        told = [shown, remedy] if others else []
         if lacking:
             first = next(fault for fault in found if heif.NEEDED in fault)
             verb = "is HEIC, which needs" if lacking == 1 else "are HEIC, which need"
@@ -267,7 +273,9 @@ def check_all(sources: Sequence[Any]) -> list[str]:
         count = "1 image" if len(found) == 1 else f"{len(found)} images"
         raise InlayError(f"{count} of {len(sources)} cannot be read. {' '.join(told)}")
     counts = Counter(heif.NAMES[form] for _, form in tried if form in heif.NAMES)
-    return [f"{count:,} of {len(sources):,} images are {name}" for name, count in counts.items()]
+    return [
+        f"{count:,} of {len(sources):,} images {'is' if count == 1 else 'are'} {name}" for name, count in counts.items()
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- for the processor

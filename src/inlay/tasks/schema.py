@@ -225,7 +225,7 @@ class TaskSchema:
             return encode_items(rows, processor)
         if self.modality == "image":
             sources = [row["image"] for row in rows]
-            images.check_all(sources)
+            images.check_all(sources, "Mend or remove the files, or leave them out (--skip-unreadable).")
             return images.EncodedImages(sources, None, processor)
         # What was settled on in training is what the model can read: never more, whatever is asked for.
         limits = (max_length, self.max_length, encode.length_limit(processor))

@@ -506,6 +506,7 @@ def save_tasks(
         "trust_remote_code": spec.trust_remote_code,
         "max_length": spec.max_length,
         "precision": spec.precision,
+        "image_size": spec.image_size,
         "batch_size": Placement.of(spec).batch_size,
         "tasks": {name: task.to_json() for name, task in tasks.items()},
         "failed": dict(failed or {}),

@@ -216,6 +216,7 @@ def _load_bare(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
         "revision": revision,
         "trust_remote_code": how.get("trust_remote_code", False),
         "pooling": note.get("pooling") or "own",
+        "image_size": None if known is None else known.image_size,
     }
     labels = _labels(kind, known, locate.find(base, revision).config)
     backbone = backbones.load(base, label_names=labels, **given)

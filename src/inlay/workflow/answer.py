@@ -239,7 +239,7 @@ def settings_of(facts: Mapping[str, Any], task: str) -> Any:
     """A spec that loads what a folder of tasks was trained on."""
     from inlay.records.spec import Spec
 
-    named = ("model", "method", "max_length", "precision", "batch_size", "revision", "pooling")
+    named = ("model", "method", "max_length", "precision", "batch_size", "revision", "pooling", "image_size")
     return Spec(task=task, **{name: facts[name] for name in named})
 
 

@@ -72,6 +72,7 @@ def read_run_facts(run: Run) -> dict[str, Any]:
         "max_length": spec.max_length,
         "precision": spec.precision,
         "pooling": "own" if spec.pooling == "auto" else spec.pooling,
+        "image_size": spec.image_size,
         "batch_size": max(1, batch_size // spec.gradient_accumulation),
         "tasks": {name_task(str(schema["name"]), run.adapter): schema},
         "failed": {},

@@ -1,5 +1,6 @@
 """A run whose defaults are spelled out is the run without: `--layers 3` where a method takes layer 3 by itself,
-`--set r=8` where r is 8, `--label class` where no other column could be meant.
+`--set r=8` where r is 8, `--image-size 224` where the model reads 224, `--label class` where no other column could be
+meant.
 
 Only what a run is found by is changed; its spec says what was typed. A run that an earlier inlay made from the same
 words is still found by them.
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from inlay import backbones
 from inlay.errors import InlayError
 from inlay.methods import registry
 from inlay.records.spec import Spec
@@ -24,6 +26,8 @@ def without_defaults(spec: Spec, tasks: Mapping[str, Task]) -> Spec:
     if not spec.tasks and spec.data is not None:
         (task,) = tasks.values()
         spec = spec.with_(**{name: _NOTHING[name] for name in task.spelled_out})
+    if spec.image_size is not None and backbones.own_side(spec.model, spec.revision) == spec.image_size:
+        spec = spec.with_(image_size=None)
     settings = {name: value for name, value in spec.settings.items() if not _is_default(spec, name, value)}
     return spec.with_(settings=settings) if len(settings) < len(spec.settings) else spec
 

@@ -38,7 +38,7 @@ from inlay.workflow.notes import Say, or_log
 JOINED = "tasks"  # the form in which tasks of several folders are joined
 VLLM = "vllm"  # a LoRA with one rank and one scale, as vLLM reads it
 ONNX = "onnx"  # a whole model, adapter and all, for other programs
-ALIKE = ("method", "max_length", "precision", "pooling")  # what all tasks of a folder have in common
+ALIKE = ("method", "max_length", "precision", "pooling", "image_size")  # what all tasks of a folder have in common
 KEPT = (
     "base_model",
     "fingerprint",

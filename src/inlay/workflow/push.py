@@ -16,7 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from inlay.errors import InlayError
-from inlay.methods.card import HUB_ID, PLACE, About, write_shared_card
+from inlay.methods.card import HUB_ID, About, write_shared_card
+from inlay.methods.card_example import PLACE
 from inlay.methods.folder import CARD, CONFIG, DEFAULT, AdapterFolder, copy_plain, is_present, preprocessing, read_json
 from inlay.records.atomic import write_folder
 from inlay.records.command import command

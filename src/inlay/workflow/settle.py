@@ -354,6 +354,8 @@ def check_modality(spec: Spec) -> None:
     """A clear error for a text task on an image model, or the reverse, before anything large is read."""
     from inlay import backbones, tasks
 
+    if spec.image_size is not None and backbones.modality(spec.model, spec.revision) != "image":
+        raise InlayError(f"image_size={spec.image_size}: the model {spec.model!r} reads texts. Leave it out.")
     named = [select_task(spec, name).task for name in spec.tasks] if spec.tasks else [spec.task]
     for name in named:
         if name is None or not tasks.is_named(name):

@@ -304,5 +304,6 @@ def describe_backbone(backbone: Backbone) -> dict[str, Any]:
         "newly_initialised": list(backbone.newly_initialised),
         "pooling": backbone.pooling,
         "quantize": backbone.quantize,
+        "image_size": backbone.image_size,
         "notes": backbone.notes,
     }

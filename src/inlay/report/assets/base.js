@@ -82,8 +82,8 @@ function legend(place, methods) {
   place.replaceChildren(...methods.map((method) => el('span', {}, swatch(method), method)));
 }
 
-function command(line) {
-  const button = el('button', { type: 'button', class: 'copy', 'aria-label': 'Copy this command', on: { click: copy } }, 'Copy');
+function command(line, what = 'command') {
+  const button = el('button', { type: 'button', class: 'copy', 'aria-label': `Copy this ${what}`, on: { click: copy } }, 'Copy');
   async function copy() {
     try {
       await navigator.clipboard.writeText(line);

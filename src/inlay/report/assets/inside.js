@@ -171,3 +171,24 @@ function against() {
     DATA.against.changes.map((each) => [each.method, ...(several ? [each.place] : []), each.metric, score(each.before), score(each.now), each.seeds, each.difference ?? '–',
       missing(each.before) ? 'new' : missing(each.now) ? 'only there' : words[each.verdict] ?? 'no common seed', notes(each) || '–'])));
 }
+
+// How to load a run: the code of the one that is chosen, with its own folder in it.
+function loading() {
+  const place = $('#load');
+  const options = DATA.loads.flatMap((each) => DATA.rows[each.row].seeds.map((run) => ({ each, run, row: DATA.rows[each.row] })));
+  place.hidden = !options.length;
+  if (place.hidden) return;
+  const several = DATA.sets.length > 1, label = ({ each, run, row }) => `${named(row)}, seed ${run.seed}${missing(each.task) ? '' : `: ${each.task}`}${several ? ` (${row.of.label})` : ''}`;
+  const choice = el('select', { id: 'load-run', on: { change: () => draw(options[Number(choice.value)]) } }, ...options.map((option, index) => el('option', { value: index }, label(option))));
+  $('.controls', place).append(el('label', {}, 'Run', choice));
+  const code = (title, note, text, run) => titled(title, note, command(text.trimEnd().replaceAll('this/run', run.place), 'code'));
+  const draw = ({ each, run }) => {
+    const base = (each.card ?? '').match(/"(\.\/[^"]+)"/);
+    const needs = base ? ` The base model is your own folder: put its path in place of ${base[1]}.` : '';
+    $('.looked', place).replaceChildren(...[
+      code('With inlay', `The run knows its base model and how its inputs are prepared. ${run.place} is a path from where the command was given.`, each.short, run),
+      el('p', { class: 'note' }, 'Every prediction on the rows that were held out: ', el('code', {}, `${run.place}/predictions/`), ', a Parquet file a task.'),
+      each.card ? code('With PEFT and Transformers', `The code of the card beside the adapter, which is all that has to be passed on.${needs}`, each.card, run) : null].filter(Boolean));
+  };
+  draw(options[0]);
+}

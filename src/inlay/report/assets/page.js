@@ -81,7 +81,7 @@ function made() {
 }
 
 function navigation() {
-  const names = { results: 'Results', tasks: 'Over tasks', against: 'Before', inside: 'Mistakes', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
+  const names = { results: 'Results', tasks: 'Over tasks', against: 'Before', inside: 'Mistakes', load: 'Load it', cost: 'Cost', seeds: 'Seeds', curves: 'Curves', explanations: 'Explanations', lost: 'Failed', made: 'What was run' };
   $('#nav').append(...Object.entries(names).filter(([id]) => !$(`#${id}`).hidden).map(([id, name]) => el('a', { href: `#${id}` }, name)));
 }
 
@@ -110,6 +110,7 @@ header();
 explanations();
 against();
 inside();
+loading();
 lost();
 made();
 $('#tasks').hidden = !DATA.over_tasks.length;

@@ -383,7 +383,8 @@ def load_subject(
         raise InlayError(
             f"The model {name!r} reads {reads}s, and the data are {kinds.modality(task.kind)}s. Choose one that fits."
         )
-    made = spec if run is None else spec.with_(seed=run.spec.seed, pooling=run.spec.pooling)
+    own = {} if run is None else {key: getattr(run.spec, key) for key in ("seed", "pooling", "image_size")}
+    made = spec.with_(**own)
     backbone = backbones.load_for(made.with_(model=name), schema)
     if say := around.get("say"):
         say(f"model: {backbone.source}")
