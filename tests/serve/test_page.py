@@ -18,11 +18,11 @@ from inlay.serve.settings import ServiceSettings
 from loras import TEMPLATE, base_model, lora
 from prompted import adapter, decoder
 
-sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
+sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning"),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
 ]
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -273,7 +273,7 @@ def test_inputs_that_are_no_pictures(run: Run, tmp_path: Path) -> None:
     refused: dict[str, tuple[str, str]] = {
         "a.psd": ("x", "is neither an image .* nor a table of images"),
         "gaps.csv": ('image,label\n"",cat\n', "'gaps.csv', row 1: there is no image in the column 'image'"),
-        "other.csv": ("photo\nx.png\n", "lacks the column 'image'"),
+        "other.csv": ("photo\nx\n", "lacks the column 'image'"),
         "absent.csv": ("image\nx.png\n", "1 image of 1 cannot be read.*No such file"),
     }
     for name, (text, message) in refused.items():
