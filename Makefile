@@ -7,7 +7,11 @@ WORKERS ?= 2
 METHOD ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo smoke test test-all test-kernels test-peft lint types docs docs-check notebooks site wheel probe clean
+# The tests that need Ray, Chromium or torchao, which `make test` does without; the slow ones too.
+REAL := tests/engines/test_ray_engine.py tests/test_working_folder.py tests/report/test_report_browser.py \
+	tests/serve/test_page.py tests/backbones/test_quantised.py
+
+.PHONY: help env demo smoke test test-all test-real test-kernels test-peft lint types docs docs-check notebooks site wheel probe clean
 
 help:  ## Show what can be made
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,15 +76,28 @@ docs-check: env
 	$(BIN)/python scripts/document_compress.py --check
 	$(BIN)/python scripts/document_places.py --check
 
-test: lint types docs-check  ## Lint, types, docs, and the whole test suite
+test: lint types docs-check  ## Lint, types, docs, and the test suite; its last lines say what was skipped, and how to have it
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS) -m 'not slow'
 
 test-all: lint types docs-check  ## The same and the long checks (inductor on every architecture, ...)
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS)
 
+# timm needs torchvision, and MLflow an older Pillow: each lies in a folder of its own, which only its tests see.
+$(VENV)/.real: $(VENV)/.installed Makefile
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[ray,quantize]'
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/timm 'timm==1.0.30' 'torchvision==0.28.0'
+	$(BIN)/pip install --quiet --upgrade --target $(VENV)/boards 'mlflow==3.17.2' 'trackio==0.43.0' 'wandb==0.31.0'
+	@touch $@
+
+test-real: $(VENV)/.real  ## What `make test` skips for want of Ray, Chromium, timm, torchao, W&B, MLflow or trackio
+	INLAY_CI=test-real $(TEST_ENV) $(BIN)/pytest $(REAL)
+	PYTHONPATH=tests:$(abspath $(VENV))/timm INLAY_CI=test-real $(TEST_ENV) $(BIN)/pytest -p torchvision_operators -k timm \
+		tests/test_anatomy.py tests/backbones/test_backbones_loading.py tests/methods/test_ntk_attention.py
+	PYTHONPATH=$(abspath $(VENV))/boards INLAY_CI=test-real $(TEST_ENV) $(BIN)/pytest tests/training/test_boards.py
+
 test-kernels: env  ## The Triton kernels in Triton's interpreter, which needs no GPU
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/interpreter 'triton==3.6.0' 'numpy<2.4'
-	PYTHONPATH=$(VENV)/interpreter TRITON_INTERPRET=1 $(TEST_ENV) $(BIN)/pytest -n $(WORKERS) \
+	PYTHONPATH=$(abspath $(VENV))/interpreter TRITON_INTERPRET=1 INLAY_CI=test-kernels $(TEST_ENV) $(BIN)/pytest -n $(WORKERS) \
 		tests/attention/test_cuda.py tests/methods/test_low_rank.py tests/methods/test_column_sums.py
 
 test-peft: env  ## PEFT's own tests with our methods: PEFT=<a checkout of PEFT> [METHOD=ssf] [RECORD=1] [ARGS='-k merge']

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# What was skipped is said at the end of every run, and in CI judged.
+from skips import (  # noqa: F401
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
+
 if TYPE_CHECKING:
     from inlay import Spec
 

@@ -526,7 +526,7 @@ TIMM_ARGUMENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", TIMM)
 @pytest.mark.parametrize("wrapped", [False, True], ids=["timm", "transformers"])
 def test_timm(family: str, wrapped: bool) -> None:
-    timm = pytest.importorskip("timm", reason="needs the extra `timm`")
+    timm = pytest.importorskip("timm", reason="needs timm, which is an extra")
     settings = TIMM_ARGUMENTS[family]
     if wrapped:
         config = hf.TimmWrapperConfig(architecture=TIMM[family], num_labels=3, model_args=settings)
@@ -568,7 +568,7 @@ def test_timm(family: str, wrapped: bool) -> None:
 
 
 def test_an_undescribed_timm_model_is_named_by_its_class() -> None:
-    timm = pytest.importorskip("timm", reason="needs the extra `timm`")
+    timm = pytest.importorskip("timm", reason="needs timm, which is an extra")
     with pytest.raises(InlayError, match=r"Unknown architecture 'timm.models.efficientnet.EfficientNet'"):
         anatomy(timm.create_model("efficientnet_b0"))
     wrapper = hf.TimmWrapperModel(hf.TimmWrapperConfig(architecture="efficientnet_b0"))

@@ -24,11 +24,13 @@ PERSON = {"family-names", "given-names", "name-particle", "name-suffix", "orcid"
 WORKS = {"article", "conference-paper", "book", "report", "software", "thesis", "unpublished"}
 
 
-def test_one_version() -> None:
+def test_one_version_with_its_date() -> None:
     assert PROJECT["version"] == inlay.__version__
-    assert f"## {inlay.__version__}" in (text := (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) or (
-        "## Unreleased" in text
-    )
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, latest, *_ = re.findall(r"^## (.+)$", changes, flags=re.MULTILINE)
+    assert unreleased == "Unreleased"
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert latest == f"{inlay.__version__} - {cited['date-released']}"
 
 
 def test_the_citation_is_a_valid_one_of_this_version_and_of_every_paper() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inlay.methods.register import extend_transformers, register, when_imported
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 PUBLIC = {
     "AdapterPool": "inlay.methods.mixture.pool",

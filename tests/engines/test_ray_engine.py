@@ -122,7 +122,7 @@ def test_a_killed_node_loses_nothing(
     for spec, run in zip(specs, runs, strict=True):
         run.verify()
         assert sorted(path.name for path in run.folder.iterdir() if path.name != ".lock") == [
-            "adapter", "log.txt", "metrics.jsonl", "record.json", "spec.json", "versions.json"
+            "adapter", "log.txt", "metrics.jsonl", "predictions", "record.json", "spec.json", "versions.json"
         ]  # fmt: skip
         if run in lost:
             here = tune(spec, tmp_path / "here", progress=False)

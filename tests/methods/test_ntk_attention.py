@@ -631,7 +631,7 @@ def test_models_without_a_place_for_it_are_refused(family: str, reason: str) -> 
 
 
 def test_timm_is_refused() -> None:
-    timm = pytest.importorskip("timm")
+    timm = pytest.importorskip("timm", reason="needs timm, which is an extra")
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=3)
     with pytest.raises(InlayError, match=r"VisionTransformer: .* does not look its function up"):
         get_peft_model(model, inlay.NTKAttentionConfig())

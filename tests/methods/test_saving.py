@@ -137,10 +137,10 @@ def test_values_that_are_not_finite(saved: tuple[str, Path]) -> None:
         restore(tiny("bert")[0], method, folder)
 
 
+# A whole checkpoint replaces the base.
+@pytest.mark.parametrize("saved", [method for method in FORMS if method != "full"], indirect=True)
 def test_another_base_model(saved: tuple[str, Path]) -> None:
     method, folder = saved
-    if method == "full":
-        pytest.skip("a whole checkpoint replaces the base")
     other, _ = tiny("bert", seed=1)
     with pytest.raises(InlayError, match="another base model: it was trained on some/base"):
         restore(other, method, folder)
@@ -216,10 +216,10 @@ def test_a_note_that_was_edited(saved: tuple[str, Path]) -> None:
         restore(tiny("bert")[0], method, folder)
 
 
+# A head has no settings beside its note.
+@pytest.mark.parametrize("saved", [method for method in FORMS if get(method).form in CONFIG], indirect=True)
 def test_settings_that_were_edited(saved: tuple[str, Path]) -> None:
     method, folder = saved
-    if get(method).form not in CONFIG:
-        pytest.skip("a head has no settings beside its note")
     path = folder / CONFIG[get(method).form]
     path.write_text(json.dumps(json.loads(path.read_text()) | {"lora_alpha": 64, "layer_norm_eps": 0.5}))
     with pytest.raises(InlayError, match="SHA-256"):

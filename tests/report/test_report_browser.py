@@ -16,7 +16,7 @@ from inlay.report.html import write_report
 from inlay.tasks import TaskSchema
 from recorded import failed, finished, spec_of
 
-sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
+sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed")
 

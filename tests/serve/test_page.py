@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hosts import TEXTS, call, write
@@ -18,11 +19,11 @@ from inlay.serve.settings import ServiceSettings
 from loras import TEMPLATE, base_model, lora
 from prompted import adapter, decoder
 
-sync = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is not installed")
+sync = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning"),
-    pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, which is not installed"),
 ]
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -54,6 +55,15 @@ def page(browser: Browser) -> Iterator[Page]:
     assert [each for each in wrong if "the server responded with a status of 4" not in each] == []
 
 
+@contextmanager
+def shown(page: Page, service: Any, **settings: Any) -> Iterator[str]:
+    """A service and its page, which is left before the service ends: it asks for live numbers as long as it is open."""
+    with serving(service, ServiceSettings(port=0, **settings)) as address:
+        page.goto(address)
+        yield address
+        page.goto("about:blank")
+
+
 def ask(page: Page, name: str, text: str) -> str:
     """Choose one, fill in every field, and send it; what is answered."""
     page.locator("#list button", has=page.get_by_text(name, exact=True)).click()
@@ -79,8 +89,7 @@ def test_adapters_by_their_kinds(page: Page, tmp_path: Path) -> None:
     lora(base, place / "value", labels=1)
     lora(base, place / "tagger", "TOKEN_CLS", 3)
     lora(base, place / "<b>odd", labels=2, use_dora=True)
-    with serving(Adapters([str(place)]), ServiceSettings(port=0)) as address:
-        page.goto(address)
+    with shown(page, Adapters([str(place)])) as address:
         page.wait_for_selector("#list button")
         assert page.locator("#list .name").all_inner_texts() == ["tagger", "topics", "value", "./bert-base"]
         said = call(address, "/predict", {"model": "topics", "text": "w3 w4", "probabilities": True})[1]
@@ -109,10 +118,9 @@ def test_texts_that_are_written_and_a_token(page: Page, tmp_path: Path) -> None:
     base = base_model(tmp_path / "llama-base", "llama", "causal-lm", chat_template=TEMPLATE)
     lora(base, tmp_path / "loras" / "support", "CAUSAL_LM")
     token = "a-token-of-some-length"
-    with serving(Adapters([str(tmp_path / "loras")]), ServiceSettings(port=0, token=token)) as address:
+    with shown(page, Adapters([str(tmp_path / "loras")]), token=token) as address:
         asked = {"model": "support", "prompt": "w3 w5", "max_tokens": 6, "temperature": 0}
         said = call(address, "/v1/completions", asked, headers={"Authorization": f"Bearer {token}"})[1]
-        page.goto(address)
         page.wait_for_selector("#token")
         page.fill("#token", token)
         page.locator("#locked .go").click()
@@ -131,16 +139,14 @@ def test_texts_that_are_written_and_a_token(page: Page, tmp_path: Path) -> None:
 
 
 def test_tasks_and_prompts(page: Page, tmp_path: Path) -> None:
-    with serving(host(write(tmp_path, TEXTS), batch=8), ServiceSettings(port=0)) as address:
-        page.goto(address)
+    with shown(page, host(write(tmp_path, TEXTS), batch=8)) as address:
         page.wait_for_selector("#list button")
         said = call(address, "/predict", {"task": "cb", "premise": "w3", "hypothesis": "w3"})[1]
         assert ask(page, "cb", "w3").startswith(f"{said['label']} ({100 * said['score']:.1f} %)")
         fits(page)
     model = decoder(tmp_path / "model", "llama")
     adapter(model, tmp_path / "prompts" / "legal")
-    with serving(Prompts(tmp_path / "prompts", model=str(model)), ServiceSettings(port=0)) as address:
-        page.goto(address)
+    with shown(page, Prompts(tmp_path / "prompts", model=str(model))) as address:
         page.wait_for_selector("#list button")
         said = call(address, "/generate", {"prompt": "legal", "text": "w3", "max_tokens": 6})[1]
         assert ask(page, "legal", "w3").startswith(said["text"].strip())

@@ -99,6 +99,6 @@ def test_real_answers_match_themselves(shared: Path, spec: MakeSpec) -> None:
 def test_real_references_score_well_against_the_others(shared: Path, spec: MakeSpec) -> None:
     task = tasks.load(spec(task="e2e", data_dir=shared / "data"))
     rows = [row for row in task.test if len(row["references"]) > 1][:100]
-    others = [{"references": row["references"][1:]} for row in rows]
+    others = [row | {"references": row["references"][1:]} for row in rows]
     score = task.score_texts([row["references"][0] for row in rows], others)["bleu"]
     assert 25 < score < 90
