@@ -66,6 +66,15 @@ DATA: dict[str, tuple[Callable[[int], dict[str, Any]], dict[str, Any], dict[str,
         {"text": ("text",), "label": "role"},
         {"text": "the first and the last", "start": 4, "end": 9},
     ),
+    "question-answering": (
+        lambda i: {
+            "question": f"w{6 + i % 3}",
+            "context": f"w9 w{6 + i % 3} w{8 + i % 20}",
+            "answer": f"w9 w{6 + i % 3}",
+        },
+        {"kind": "question-answering"},
+        {"question": "Who wrote it?", "context": "It was written by Ada Lovelace in 1843."},
+    ),
     "causal-lm": (
         lambda i: {"question": f"w{6 + i % 3} w{8 + i % 20}", "answer": f"w{6 + i % 3}"},
         {"text": ("question",), "label": "answer", "kind": "causal-lm"},
@@ -147,8 +156,12 @@ FORMS = [
 ]
 
 
+# Of images and texts: test_image_text.py.
+ELSEWHERE = ("image-text", "image-text-classes")
+
+
 def test_every_kind_is_here() -> None:
-    assert set(DATA) == set(KINDS)
+    assert {*DATA, *ELSEWHERE} == set(KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -221,10 +234,12 @@ def expected(run: Run, kind: str) -> Any:
         return found["label"]
     if kind == "masked-lm":
         return [(mask["token"], pytest.approx(mask["score"], rel=1e-4)) for mask in found["masks"]]
+    if kind == "question-answering":
+        return found["answer"]
     return found.get("probabilities", found.get("value", found.get("text")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DATA)
 def test_the_code_on_the_page_of_a_report(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By inlay it prints an answer that is one of this kind; that of the card is the card's, with the run's place."""
     run = run_of(place, kind, "lora", **state_of(kind))
@@ -238,7 +253,7 @@ def test_the_code_on_the_page_of_a_report(kind: str, place: Path, monkeypatch: p
     if kind == "embedding":
         assert len(answers) == 2
     else:
-        assert answers[0].keys() & {"label", "labels", "value", "values", "tags", "text", "masks"}
+        assert answers[0].keys() & {"label", "labels", "value", "values", "tags", "text", "masks", "answer"}
     names: dict[str, Any] = {}
     exec(found["card"].replace(HERE, str(run.folder)), names)
     assert "this/folder" not in found["card"]
@@ -249,7 +264,7 @@ def state_of(kind: str) -> dict[str, Any]:
     """What the head reads where the card loads it by Transformers alone."""
     return (
         {}
-        if kind == "embedding" or kind in OURS or "image" in kind or "lm" in kind or "text" in kind
+        if kind in ("embedding", "question-answering", *OURS) or any(each in kind for each in ("image", "lm", "text"))
         else {"pooling": "own"}
     )
 
@@ -281,7 +296,7 @@ def flat(answer: dict[str, Any]) -> dict[str, Any]:
     ("kind", "method"),
     [
         (kind, method)
-        for kind in KINDS
+        for kind in DATA
         for method in FORMS
         if kind not in OURS
         and not (method == "linear-probe" and kind in (*WRITE, "masked-lm", "embedding"))  # no new head

@@ -21,6 +21,8 @@ import inlay
 from inlay import Spec
 from inlay.errors import InlayError
 from inlay.records.store import Run
+from inlay.report.collect import collect
+from inlay.report.loading import HERE, loads
 from inlay.tasks import kinds
 from inlay.tasks.encode import IGNORED
 from inlay.tasks.image_text import ImageTextCollator, encode_pairs, reverse, score_both
@@ -223,6 +225,19 @@ def test_code_of_the_card_runs_as_pasted(which: str, request: pytest.FixtureRequ
     names = list(image_text.COLOURS) if which == "classes" else ["a text", "another one"]
     assert sorted(space["answer"]) == sorted(names)
     assert sum(space["answer"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("which", ["classes", "pairs"])
+def test_code_on_the_page_of_a_report(which: str, request: pytest.FixtureRequest, place: Path) -> None:
+    run: Run = request.getfixturevalue(which)
+    (found,) = loads(collect([run]))
+    code = found["short"].replace(HERE, str(run.folder))
+    photo = next(iter((place / "photos").rglob("*.png")))
+    said: list[Any] = []
+    exec(code.replace("photo.jpg", str(photo)), {"print": said.append})
+    (answers,) = said
+    assert len(answers) == 1
+    assert which == "pairs" or answers[0]["label"] in image_text.COLOURS
 
 
 def test_commands(place: Path, classes: Run, typed: Typed, tmp_path: Path) -> None:
