@@ -188,6 +188,16 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
                 "text": [None] * 20 + ["about"] * 20,
             },
         ),
+        "asked": (
+            "span",
+            {
+                "label": [["Paris"]] * 20 + [[]] * 20,
+                "prediction": ["Paris"] * 10 + [""] * 20 + ["Rome"] * 10,
+                "f1": [1.0] * 10 + [0.0] * 10 + [1.0] * 10 + [0.0] * 10,
+                "score": [0.5] * 40,
+                "text": [None] * 30 + ["Where? | Here"] * 10,
+            },
+        ),
         "mix": (
             "shares",
             {
@@ -236,6 +246,8 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
     assert (found["search"]["ranks"], found["search"]["median"]) == ([0.5, 0.75, 0.75], 2.0)
     assert found["search"]["mistakes"][0]["weight"] == 40
     assert (found["pairs"]["predicts"], found["pairs"]["errors"]["mean"]) == ("value", 0.0)
+    assert found["asked"]["answered"] == [["has an answer", 20.0, 0.5, 0.5], ["has no answer", 20.0, 0.5, 0.5]]
+    assert found["asked"]["mistakes"][0]["label"] == "no answer"
     assert found["talk"]["losses"][2] == pytest.approx(float(np.median(true)))
     assert found["talk"]["mistakes"][0]["weight"] == pytest.approx(max(true))
     assert all(len(each["mistakes"]) <= MISTAKES for each in found.values())
