@@ -232,6 +232,15 @@ def _of_texts(tested: TestedRows) -> Columns:
     return Columns(columns, np.argsort(-mean, kind="stable").tolist())
 
 
+def _of_masked(tested: TestedRows) -> Columns:
+    import pyarrow as pa
+
+    losses, hidden, right = np.asarray(tested.outputs, dtype=np.float64).T
+    mean = np.divide(losses, hidden, out=np.zeros_like(losses), where=hidden > 0)
+    counts = {"masked": pa.array(hidden.astype(np.int32)), "right": pa.array(right.astype(np.int32))}
+    return Columns({"loss": pa.array(mean, pa.float32()), **counts}, [])
+
+
 def _of_vectors(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
@@ -297,6 +306,7 @@ OF: Final[dict[str, Callable[[TestedRows], Columns]]] = {
     "value": _of_values,
     "tags": _of_tags,
     "text": _of_texts,
+    "masked": _of_masked,
     "vector": _of_vectors,
     "span": _of_spans,
 }
