@@ -83,10 +83,10 @@ test-all: lint types docs-check  ## The same and the long checks (inductor on ev
 	$(TEST_ENV) $(BIN)/pytest -n $(WORKERS)
 
 # timm needs torchvision, and MLflow an older Pillow: each lies in a folder of its own, which only its tests see.
-$(VENV)/.real: $(VENV)/.installed Makefile
+$(VENV)/.real: $(VENV)/.installed Makefile constraints-boards.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet -e '.[ray,quantize]'
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/timm 'timm==1.0.30' 'torchvision==0.28.0'
-	$(BIN)/pip install --quiet --upgrade --target $(VENV)/boards 'mlflow==3.17.2' 'trackio==0.43.0' 'wandb==0.31.0'
+	PIP_CONSTRAINT=constraints-boards.txt $(BIN)/pip install --quiet --upgrade --target $(VENV)/boards mlflow trackio wandb
 	@touch $@
 
 test-real: $(VENV)/.real  ## What `make test` skips for want of Ray, Chromium, timm, torchao, W&B, MLflow or trackio
@@ -96,7 +96,7 @@ test-real: $(VENV)/.real  ## What `make test` skips for want of Ray, Chromium, t
 	PYTHONPATH=$(abspath $(VENV))/boards INLAY_CI=test-real $(TEST_ENV) $(BIN)/pytest tests/training/test_boards.py
 
 test-kernels: env  ## The Triton kernels in Triton's interpreter, which needs no GPU
-	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/interpreter 'triton==3.6.0' 'numpy<2.4'
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/interpreter 'triton==3.6.0' 'numpy==2.3.5'
 	PYTHONPATH=$(abspath $(VENV))/interpreter TRITON_INTERPRET=1 INLAY_CI=test-kernels $(TEST_ENV) $(BIN)/pytest -n $(WORKERS) \
 		tests/attention/test_cuda.py tests/methods/test_low_rank.py tests/methods/test_column_sums.py
 
