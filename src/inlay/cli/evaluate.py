@@ -38,7 +38,7 @@ def command(
         str | None,
         typer.Option(
             help="Tasks of lm-evaluation-harness in place of --data, for a language model: names or YAML files, as in "
-            "arc_easy,mine.yaml. Needs inlay[harness].",
+            "arc_easy,mine.yaml. Needs the extra `harness`.",
             show_default=False,
         ),
     ] = None,

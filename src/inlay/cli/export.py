@@ -41,7 +41,7 @@ def command(
     trained on one base model, with the same settings of the shared factor (r, seed) and the same --max-length. The
     folders they come from stay as they are. As onnx, a classifier or regression of texts or images becomes one file
     with its adapter folded in, for any batch and length, checked by onnxruntime to 1e-4; with labels and tokenizer or
-    image processor beside it. It needs inlay[onnx].
+    image processor beside it. It needs the extra `onnx`.
 
     \b
     inlay export --adapter runs/<id> --to lora --output rte-lora

@@ -134,7 +134,7 @@ HELPS: dict[str | None, dict[str, str]] = {
         "group_by_length": "Train on batches of texts of about equal length: less padding, another order.",
         "precision": "auto, float32, bfloat16 or float16.",
         "quantize": "Hold the frozen linear layers in fewer bits: 4bit (NF4) or 8bit (LLM.int8) by bitsandbytes, int8 "
-        "or int4 by torchao. Needs inlay[quantize].",
+        "or int4 by torchao. Needs the extra `quantize`.",
         "gradient_checkpointing": "Use less memory and more time: activations are computed again.",
         "trunk_cache": "Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an "
         "error where it cannot be) or off.",

@@ -65,7 +65,7 @@ def command(
     inlay predict --run runs/<id> --input photos/ --labels cat,dog --template "a photo of a {label}"
 
     \b
-    inlay predict --adapter runs/<id>/adapter requests.jsonl
+    inlay predict --adapter runs/<id> requests.jsonl
     """
     from inlay.errors import InlayError
     from inlay.workflow.predict import format_lines, predict

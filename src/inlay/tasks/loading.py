@@ -201,7 +201,7 @@ def _divide(
     elif validation is None:
         size = splits.validation_size(len(train))
         train, validation = _hold_out(train, size, spec.seed, "validation", schema.lm)
-        notes.append(f"no validation split: {len(validation):,} rows held out of training for selection")
+        notes.append(f"no validation split: {len(validation):,} rows held out of training for validation")
     if spec.shots is not None:
         train = train.take(splits.draw_shots(train.rows, spec.shots, spec.seed))
         if schema.predicts in ("class", "rank"):

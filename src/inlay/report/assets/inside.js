@@ -41,7 +41,7 @@ function confused(each) {
     each.classes.map(([index, trained, tested, precision, recall, f1]) => [each.names[index], ...(counted ? [whole(trained)] : []), whole(tested), percent(precision), percent(recall), percent(f1)]), 'tight');
   const most = each.confused.map(([a, b, count, all]) => el('li', {}, el('b', {}, each.names[a]), ' taken for ', el('b', {}, each.names[b]), `: ${plural(count, 'time')}, ${percent(count / all, 0)} of ${each.names[a]}`));
   return el('div', { class: 'columns' },
-    titled('Scores by class', 'Precision: how many of those that were given this class have it. Recall: how many of those that have it were given it.', classes),
+    titled('Scores by class', 'Precision: of the rows predicted as this class, the share that is right. Recall: of the rows of this class, the share that was found.', classes),
     titled('Most often mixed up', null, most.length ? el('ol', { class: 'mixed' }, ...most) : el('p', {}, 'Nothing: every test row is right.')));
 }
 
@@ -62,7 +62,7 @@ function matrix(each) {
 function calibrated(each) {
   const place = el('div', { class: 'plot' });
   const gap = each.bins.reduce((sum, [count, sure, right]) => sum + count * (sure - right), 0);
-  const way = each.ece < .03 ? 'The probabilities can be taken as they are.' : gap > 0 ? 'It is surer than it should be.' : 'It is less sure than it could be.';
+  const way = each.ece < .03 ? 'The probabilities can be taken as they are.' : gap > 0 ? 'The model is overconfident.' : 'The model is underconfident.';
   const made = titled('Can its probabilities be trusted?', `Expected calibration error (ECE): ${percent(each.ece)}. On average over ten bins, the probability of a prediction differs by this much from the share that is right. ${way} On the dashed line they agree.`, place);
   requestAnimationFrame(() => reliability(place, each));
   return made;
@@ -89,7 +89,7 @@ function reliability(place, each) {
 function found(each) {
   if (!each.found.length) return null;
   const [title, note, name] = each.predicts === 'tags' ? ['Entities', 'One is right when its type and both its ends are.', 'Type']
-    : ['Scores by label', 'Precision: how many of those that were given this label have it. Recall: how many of those that have it were given it.', 'Label'];
+    : ['Scores by label', 'Precision: of the rows predicted to have this label, the share that has it. Recall: of the rows with this label, the share that was found.', 'Label'];
   return titled(title, note, tableOf([name, 'In the test', 'Precision', 'Recall', 'F1'],
     each.found.map(([name, present, ...scores]) => [name, whole(present), ...scores.map((share) => percent(share))]), 'tight'));
 }
@@ -188,7 +188,7 @@ function loading() {
     $('.looked', place).replaceChildren(...[
       code('With inlay', `The run knows its base model and how its inputs are prepared. ${run.place} is a path from where the command was given.`, each.short, run),
       el('p', { class: 'note' }, 'Every prediction on the rows that were held out: ', el('code', {}, `${run.place}/predictions/`), ', a Parquet file a task.'),
-      each.card ? code('With PEFT and Transformers', `The code of the card beside the adapter, which is all that has to be passed on.${needs}`, each.card, run) : null].filter(Boolean));
+      each.card ? code('With PEFT and Transformers', `To share the model, send the adapter folder. This is the code in its README.${needs}`, each.card, run) : null].filter(Boolean));
   };
   draw(options[0]);
 }
