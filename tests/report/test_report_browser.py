@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_how_to_load_it(tab: Page) -> None:
     part.locator("select").select_option(index=2)
     assert "bias-s2-" in part.locator(".cmd code").first.inner_text()
     part.get_by_role("button", name="Copy this code").first.click()
-    assert part.get_by_role("button", name="Copy this code").first.inner_text() in ("Copied", "Selected")
+    sync.expect(part.get_by_role("button", name="Copy this code").first).to_have_text(re.compile("Copied|Selected"))
 
 
 def test_what_changed_since(tab: Page) -> None:
