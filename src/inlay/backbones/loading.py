@@ -419,7 +419,7 @@ def _remarks(place: Location, backbone: Any, dtype: torch.dtype) -> list[str]:
     if dead := _dead_dimensions(backbone):
         shown = ", ".join(map(str, dead[:8])) + (", ..." if len(dead) > 8 else "")
         remarks.append(
-            f"dead dimensions in the last layer ({shown}): the same for every text. Leave them out to standardise features"
+            f"dead dimensions in the last layer ({shown}): the same for every text: do not divide by their spread"
         )
     return remarks
 
