@@ -16,6 +16,7 @@ function drawRanks(rows) {
 
 function refused(place, group) {
   place.append(el('figcaption', {}, group.title, el('span', { class: 'kind' }, plural(group.tasks.length, 'task'))), el('p', {}, `Not ranked: ${group.refusal}.`));
+  for (const text of group.notes) place.append(el('p', { class: 'note' }, text));
   if (group.missing.length) place.append(plainTable(`The missing results (${group.missing.length})`, ['task', 'method'], () => group.missing));
 }
 
