@@ -21,7 +21,7 @@ def cutter(specs: Iterable[Spec]) -> Callable[[Any], Any]:
     known = names_of(path for path in given if PurePath(path).is_absolute())
     # Where a path with blanks ends cannot be seen in a text: the folders of known ones are known.
     spaced = {str(folder) for path in known for folder in PurePath(path).parents if " " in str(folder)}
-    known |= {f"{folder}/": "" for folder in spaced}
+    known = {f"{folder}/": "" for folder in spaced} | known
     longest = sorted(known, key=len, reverse=True)
     ends = (re.escape(path) + ("" if path.endswith("/") else r"(?![\w-])") for path in longest)
     mine = re.compile(rf"(?:\bfile://)?({'|'.join(ends)})") if known else None
