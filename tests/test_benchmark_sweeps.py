@@ -9,7 +9,9 @@ import pytest
 
 import zoo
 from inlay.methods.registry import all_methods
+from inlay.records.spec import Spec
 from inlay.tasks import catalogue
+from inlay.tasks.loading import load
 from inlay.workflow.sweep import read
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -57,9 +59,10 @@ def test_everything_is_planned_whole(models: Path, tmp_path: Path, typed) -> Non
     assert len(plans) == len(pairs) == 2 * 7 + 3 * 14 + 2 * 13 + 2 * 3
     assert {Path(model).name for model, _ in pairs} == {ROLES[name][0] for name in ROLES if name != "roberta"}
     assert all(catalogue.is_named(str(task)) for _, task in pairs)
-    assert {(spec.seed, spec.shots, spec.epochs) for planned in plans for spec in planned.specs} == {
-        (seed, 1000, 10.0) for seed in range(5)
-    }
+    assert {(spec.seed, spec.epochs) for planned in plans for spec in planned.specs} == {(s, 10.0) for s in range(5)}
+    small = {spec.task for planned in plans for spec in planned.specs if spec.shots == 200}
+    assert small == {"cb", "copa", "wsc", "hymenoptera"}
+    assert {spec.shots for planned in plans for spec in planned.specs} == {200, 800, 1000}
     for planned in plans:
         assert set(planned.methods) | set(planned.left_out) == set(all_methods())
         assert not planned.asked
@@ -70,6 +73,20 @@ def test_everything_is_planned_whole(models: Path, tmp_path: Path, typed) -> Non
     assert counted(err) == (sum(len(planned.specs) for planned in plans) // 5, 88)
     assert len(out.splitlines()) == 1 + counted(err)[0]
     assert not (tmp_path / "r").exists()
+
+
+def test_every_set_has_so_many_examples(shared: Path) -> None:
+    """A run with more shots than training rows fails."""
+    given = {"models": str(shared / "models"), "data": str(shared / "data")}
+    wanted: dict[str, tuple[Spec, int]] = {}
+    for part in read(BENCHMARKS / "everything.yaml", given).parts:
+        for spec in part.specs:
+            (shots,) = part.shots
+            assert shots is not None
+            wanted[str(spec.task)] = (spec, max(shots, wanted.get(str(spec.task), (spec, 0))[1]))
+    assert len(wanted) == 7 + 14 + 3
+    sizes = {name: len(load(spec).train or ()) for name, (spec, _) in wanted.items()}
+    assert {name: sizes[name] for name, (_, shots) in wanted.items() if shots > sizes[name]} == {}
 
 
 def test_the_variant_of_published_studies(models: Path, tmp_path: Path, typed) -> None:

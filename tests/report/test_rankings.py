@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from inlay.errors import InlayError
+from inlay.records.spec import Spec
 from inlay.report.charts import critical_difference
 from inlay.report.collect import collect
+from inlay.report.comparable import warnings
 from inlay.report.html import write_report
 from inlay.report.over_tasks import in_words, rankings
 from recorded import failed, finished, spec_of
@@ -85,6 +87,92 @@ def test_a_task_under_two_protocols_is_no_two_tasks(tmp_path: Path) -> None:
     benchmark(tmp_path, IMAGES[:5])
     benchmark(tmp_path, IMAGES[:5], protocol="vtab-1k")
     assert [len(each.found.tasks) for each in rankings(collect(tmp_path))] == [5, 5]
+
+
+def scored(folder: Path, spec: Spec, value: float, metric: str) -> None:
+    split = {metric: value, "loss": 0.5}
+    finished(folder, spec, metric=metric, metrics={"validation": split, "test": split | {"accuracy": value}})
+
+
+def test_a_run_with_another_pooling_takes_no_task_away(tmp_path: Path) -> None:
+    """Nor does one with another metric: only the tasks that come twice are parted, and what is left out is named."""
+    benchmark(tmp_path, IMAGES[:5])
+    for method, gain in GAIN.items():
+        for seed in range(2):
+            for task, metric in (("cola", "matthews"), ("stsb", "pearson")):
+                scored(tmp_path, spec_of(method, seed, task=task), 0.4 + gain, metric)
+    finished(tmp_path, spec_of("lora", task="dtd10", pooling="first"))
+    scored(tmp_path, spec_of("ssf", task="cifar10"), 0.3, "balanced_accuracy")
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.found.refusal is None
+    assert set(ranked.found.tasks) == {*IMAGES[:5], "cola", "stsb"}
+    told = ranked.notes[0].removeprefix("Left out, as too few tasks have such results: ").removesuffix(".")
+    assert set(told.split(", ")) == {"cifar10 (balanced_accuracy)", "dtd10 (pooling first)"}
+    assert ranked.notes[0] in in_words([ranked])[0]
+
+
+def test_a_method_has_the_mean_of_the_seeds_that_all_have(tmp_path: Path) -> None:
+    """Seeds 3 and 4 are hard, and bias failed there: lora, better on every common seed, is the better one."""
+    for number, task in enumerate(IMAGES):
+        for seed in range(5):
+            value = (0.9 if seed < 3 else 0.4) + number / 1000
+            finished(tmp_path, spec_of("lora", seed, task=task), value + 0.02)
+            if seed < 3:
+                finished(tmp_path, spec_of("bias", seed, task=task), value)
+            else:
+                failed(tmp_path, spec_of("bias", seed, task=task), "loss is nan")
+    found = collect(tmp_path)
+    (ranked,) = rankings(found)
+    (pair,) = ranked.found.pairs
+    assert (ranked.found.methods, pair.favours, pair.better, pair.worse) == (("lora", "bias"), "lora", 7, 0)
+    assert pair.gap == pytest.approx(0.02)
+    assert ranked.notes == (
+        f"Only seeds that all methods have on a task count; others are left out on {', '.join(IMAGES)}.",
+    )
+    (seeds,) = [each.text for each in warnings(found) if each.title == "Seeds"]
+    assert "ranks over tasks over the common ones" in seeds
+
+
+def test_methods_without_a_common_seed_are_not_ranked(tmp_path: Path) -> None:
+    benchmark(tmp_path, IMAGES[:5])
+    for method, seeds in (("lora", (0, 1)), ("bias", (1, 2)), ("linear-probe", (3,))):
+        for seed in seeds:
+            finished(tmp_path, spec_of(method, seed, task="svhn"))
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.found.missing == (("svhn", "linear-probe"),)
+    assert ranked.notes == ("The methods have no seed in common on svhn.",)
+    assert in_words([ranked])[0].endswith(ranked.notes[0])
+
+
+def test_a_task_on_which_every_run_failed_is_missing(tmp_path: Path) -> None:
+    """Only on the same model, with as many examples, of the same head, and by methods that are ranked."""
+    benchmark(tmp_path, IMAGES[:4])
+    for method in GAIN:
+        failed(tmp_path, spec_of(method, task="oxford-flowers"), "shots=1000 asks for more")
+    failed(tmp_path, spec_of("lora", task="svhn", shots=3), "no")
+    failed(tmp_path, spec_of("lora", task="svhn", model="embedded:resnet"), "no")
+    failed(tmp_path, spec_of("lora", task="wnut17"), "no")
+    failed(tmp_path, spec_of("ssf", task="svhn"), "no")
+    (ranked,) = rankings(collect(tmp_path))
+    assert set(ranked.found.missing) == {("oxford-flowers", method) for method in GAIN}
+    assert ranked.found.refusal is not None
+    assert "3 of 15 results are missing" in ranked.found.refusal
+
+
+def test_a_failed_task_of_an_unknown_kind(tmp_path: Path) -> None:
+    """With one head it is missing there; with several it is named, as is one with another pooling."""
+    benchmark(tmp_path, IMAGES[:5])
+    failed(tmp_path, spec_of("lora", task="cb", pooling="first"), "no")
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.found.refusal is None
+    assert ranked.notes[0] == "Left out, as no run has a result: cb."
+    failed(tmp_path, spec_of("lora", task=None, data="own.csv"), "no")
+    (ranked,) = rankings(collect(tmp_path))
+    assert {task for task, _ in ranked.found.missing} == {"own.csv"}
+    finished(tmp_path, spec_of("lora", task="wnut17"))
+    (ranked,) = rankings(collect(tmp_path))
+    assert ranked.found.refusal is None
+    assert ranked.notes[0] == "Left out, as no run has a result: cb, own.csv."
 
 
 def test_tasks_of_different_heads_are_ranked_apart(tmp_path: Path) -> None:

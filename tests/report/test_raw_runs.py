@@ -82,6 +82,34 @@ def test_no_path_of_its_maker(written: pandas.DataFrame, tmp_path: Path) -> None
     assert str(tmp_path) not in told
 
 
+def test_no_path_with_blanks_and_none_in_an_error(tmp_path: Path) -> None:
+    """Paths of several tasks' data, a path after a colon, a file's URL; a page on the web is no path."""
+    runs = tmp_path / "runs"
+    home = "/home/jane doe/secret corp"
+    finished(runs, spec_of(task=None, data=f"{home}/x.csv", text=("a",), label="b"))
+    known = {"source": "nowhere", "digest": "d" * 64, "notes": [], "metric": "accuracy"}
+    fields = {
+        "reviews": {"data": "/home/jane doe/deep place/r.csv", "label": "s"},
+        "spam": {"data": "/home/jane/secret/s.csv", "label": "s"},
+    }
+    metrics = {"test": {"average": 0.5}, "validation": {"average": 0.5}}
+    spec = spec_of(task=None, tasks=tuple(fields), task_fields=fields)
+    finished(runs, spec, metric="average", metrics=metrics, tasks=dict.fromkeys(fields, known))
+    error = f"OSError:{home}/z.csv, see file:///home/jane/secret/log, file://{home}/x.csv, OSError:/home/jane/secret/y"
+    failed(runs, spec_of("full"), f"{error} and https://example.org/home/page")
+    write_parquet(collect(runs), tmp_path / "o.parquet")
+    read = pandas.read_parquet(tmp_path / "o.parquet")
+    told = read.to_csv()
+    assert not [word for word in ("jane", "doe", "secret", "corp", "deep", "place/") if word in told]
+    several = read[read.task_fields.fillna("").str.contains("reviews")].iloc[0]
+    assert {name: each["data"] for name, each in json.loads(several.task_fields).items()} == {
+        "reviews": "r.csv",
+        "spam": "s.csv",
+    }
+    (lost,) = read[read.status == "failed"].error
+    assert lost == "OSError:z.csv, see log, x.csv, OSError:y and https://example.org/home/page"
+
+
 def test_the_columns_are_described(written: pandas.DataFrame, tmp_path: Path) -> None:
     """In the file, all of them; and in the docs."""
     schema = parquet.read_schema(tmp_path / "deep" / "runs.parquet")

@@ -181,6 +181,31 @@ def test_a_clear_order_is_found() -> None:
     assert "too few" not in said
 
 
+def test_a_pair_is_told_by_its_own_test() -> None:
+    """b beats a on 13 of 14 tasks; on the last one all others come between them, so a has the better mean rank."""
+    others = [f"m{i:02d}" for i in range(16)]
+    scores = {
+        f"t{t}": {"b": 0.9, "a": 0.8 - t / 1000} | {o: 0.3 + 0.01 * i for i, o in enumerate(others)} for t in range(13)
+    }
+    scores["t13"] = {"a": 0.9, "b": 0.85} | {o: 0.86 + 0.001 * i for i, o in enumerate(others)}
+    found = over_tasks("t", scores)
+    assert found.methods[:2] == ("a", "b")
+    pair = found.pairs[0]
+    assert (pair.one, pair.other, pair.better, pair.worse, pair.differs) == ("a", "b", 1, 13, True)
+    assert (pair.favours, pair.gap < 0) == ("b", True)
+    (said,) = sentences(found)
+    assert "a is significantly better than m15, m14," in said
+    assert "b: significantly better than a, against the mean ranks." in said
+
+
+@pytest.mark.parametrize(("one_unit", "ahead"), [(True, "b"), (False, "a")])
+def test_the_direction_is_that_of_the_test(one_unit: bool, ahead: str) -> None:
+    """b is far better on 4 tasks, a slightly better on 5: ranks of gaps say b, signs a; equal methods are level."""
+    table = np.array([[0.0, 1.0 + i] for i in range(4)] + [[0.0, -0.1 * i] for i in range(1, 6)])
+    assert over_tasks("t", scored(table), one_unit=one_unit).pairs[0].favours == ahead
+    assert over_tasks("t", scored(np.ones((6, 2))), one_unit=one_unit).pairs[0].favours is None
+
+
 def test_too_few_tasks_to_tell_pairs_is_said() -> None:
     """Five tasks can show that three methods differ, but no pair of them."""
     found = over_tasks("t", scored(np.tile([0.1, 0.2, 0.3], (5, 1)) + np.arange(5)[:, None] / 7))

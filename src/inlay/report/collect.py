@@ -372,12 +372,6 @@ def set_of(run: Run, metric: str, split: str) -> Set:
     from inlay.workflow.comparison import improves_upwards
 
     spec = run.spec
-    more = (
-        spec.protocol,
-        spec.revision and f"revision {spec.revision}",
-        spec.test_data and f"test {spec.test_data}",
-        (pooling := replaced_pooling(spec)) and f"pooling {pooling}",
-    )
     greater = improves_upwards(run.record, metric)
     return Set(
         task=spec.subject,
@@ -386,8 +380,19 @@ def set_of(run: Run, metric: str, split: str) -> Set:
         metric=metric + LESS * (greater != improves_upwards({}, metric)),
         greater=greater,
         split=split,
-        more=", ".join(part for part in more if part),
+        more=more_of(spec),
     )
+
+
+def more_of(spec: Spec) -> str:
+    """What else is the same in a set: protocol, revision, test file, pooling."""
+    more = (
+        spec.protocol,
+        spec.revision and f"revision {spec.revision}",
+        spec.test_data and f"test {spec.test_data}",
+        (pooling := replaced_pooling(spec)) and f"pooling {pooling}",
+    )
+    return ", ".join(part for part in more if part)
 
 
 def settings_of(spec: Spec) -> dict[str, Any]:

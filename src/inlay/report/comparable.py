@@ -152,7 +152,10 @@ def _seeds(found: Collected) -> Iterator[Warned]:
     if single:
         parts.append(f"A single seed says nothing of the spread and has no interval. {_listed(single)}.")
     if unequal:
-        text = "Rows have other seeds than their neighbours: differences are paired over the common ones."
+        text = (
+            "Rows have other seeds than their neighbours: means in the table are over each row's own, differences and "
+            "ranks over tasks over the common ones."
+        )
         parts.append(f"{text} {_listed(unequal)}.")
     if parts:
         yield Warned("note", "Seeds", " ".join(parts))

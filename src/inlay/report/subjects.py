@@ -14,10 +14,11 @@ def kind(result: Result) -> str:
     """The kind of the task, or of the tasks that were trained together; older runs of their own data do not have it on
     record."""
     tasks = result.record.get("tasks") or {result.spec.task: result.record.get("task") or {}}
-    return ", ".join(dict.fromkeys(_kind(name, task.get("schema") or {}) for name, task in tasks.items()))
+    return ", ".join(dict.fromkeys(kind_of(name, task.get("schema") or {}) for name, task in tasks.items()))
 
 
-def _kind(name: str | None, schema: dict[str, object]) -> str:
+def kind_of(name: str | None, schema: dict[str, object]) -> str:
+    """The kind that a schema has on record, otherwise that of the catalogue's task of this name."""
     if "kind" in schema:
         return str(schema["kind"])
     return catalogue.describe(name).kind if name is not None and catalogue.is_named(name) else UNKNOWN

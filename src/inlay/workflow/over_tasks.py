@@ -40,6 +40,8 @@ class PairOverTasks:
     """Two methods over all tasks, the one with the better mean rank first.
 
     `better`, `equal` and `worse` are numbers of tasks; `gap` is the median gain of the first; `p` is corrected.
+    `favours` is the one that the pair's own test finds ahead, None where it finds them level. Other methods decide the
+    order of mean ranks too, so this can be `other`.
     """
 
     one: str
@@ -50,6 +52,7 @@ class PairOverTasks:
     gap: float
     p: float
     differs: bool
+    favours: str | None
 
 
 @dataclass(frozen=True)
@@ -156,17 +159,22 @@ def friedman(ranks: Table, *, draws: int = DRAWS, seed: int = 0) -> tuple[float,
     return chi2, (1 + as_uneven) / (1 + draws)
 
 
+def _doubled_ranks(gaps: Sequence[float]) -> list[tuple[int, bool]]:
+    """Twice the rank of each gap's size, and whether it is a gain; gaps of 0 are ranked, and left out then."""
+    from scipy.stats import rankdata
+
+    sizes = np.array([float(f"{abs(gap):.{DIGITS}g}") for gap in gaps])
+    doubled = np.rint(2 * rankdata(sizes)).astype(int)  # whole numbers, ties included
+    return [(int(weight), gap > 0) for weight, gap, size in zip(doubled, gaps, sizes, strict=True) if size > 0]
+
+
 def signed_rank(gaps: Sequence[float]) -> float:
     """The exact two-sided p of Wilcoxon's signed-rank test: the share of all choices of signs that are as uneven.
 
     Ties share ranks. Gaps of 0 keep their ranks but have no sign (Pratt), so a task without a difference counts for
     neither method.
     """
-    from scipy.stats import rankdata
-
-    sizes = np.array([float(f"{abs(gap):.{DIGITS}g}") for gap in gaps])
-    doubled = np.rint(2 * rankdata(sizes)).astype(int)  # whole numbers, ties included
-    weights = [(int(weight), gap > 0) for weight, gap, size in zip(doubled, gaps, sizes, strict=True) if size > 0]
+    weights = _doubled_ranks(gaps)
     if not weights:
         return 1.0
     chances = np.zeros(sum(weight for weight, _ in weights) + 1)
@@ -204,9 +212,17 @@ def _pairs(methods: Sequence[str], table: Table, test: PairTest, *, every_other:
             gap=float(np.median(gaps)),
             p=float(p or 0.0),
             differs=every_other and (p or 0.0) < 1 - LEVEL,
+            favours=_ahead(methods[one], methods[other], gaps, test),
         )
         for (one, other, gaps, up, down), p in zip(found, holm(raw), strict=True)
     )
+
+
+def _ahead(one: str, other: str, gaps: Sequence[float], test: PairTest) -> str | None:
+    """Which of two the test's own statistic favours: the greater sum of ranks, or the greater number of tasks."""
+    signed = [(weight if test == "signed-rank" else 1) * (1 if gain else -1) for weight, gain in _doubled_ranks(gaps)]
+    lead = sum(signed)
+    return None if lead == 0 else one if lead > 0 else other
 
 
 def cliques(count: int, apart: set[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -242,10 +258,13 @@ def sentences(found: OverTasks) -> list[str]:
         told = [f"{where} no difference between the methods is shown{said}. Mean ranks: {listed}."]
     else:
         best = found.methods[0]
-        worse = [pair.other for pair in found.pairs if pair.one == best and pair.differs]
-        ties = [pair.other for pair in found.pairs if pair.one == best and not pair.differs]
+        beside = [pair for pair in found.pairs if pair.one == best]
+        worse = [pair.other for pair in beside if pair.differs and pair.favours == best]
+        better = [pair.other for pair in beside if pair.differs and pair.favours == pair.other]
+        ties = [pair.other for pair in beside if not pair.differs]
         told = [f"{where} the methods differ{said}. Mean ranks: {listed}."]
         told += [f"{best} is significantly better than {', '.join(worse)}."] * bool(worse)
+        told += [f"{', '.join(better)}: significantly better than {best}, against the mean ranks."] * bool(better)
         told += [f"No significant difference from {best}: {', '.join(ties)}."] * bool(ties)
     if len(found.tasks) < found.needed:
         few = f"{len(found.tasks)} tasks are too few for any pair of {len(found.methods)} methods to differ"

@@ -16,6 +16,7 @@ function drawRanks(rows) {
 
 function refused(place, group) {
   place.append(el('figcaption', {}, group.title, el('span', { class: 'kind' }, plural(group.tasks.length, 'task'))), el('p', {}, `Not ranked: ${group.refusal}.`));
+  for (const text of group.notes) place.append(el('p', { class: 'note' }, text));
   if (group.missing.length) place.append(plainTable(`The missing results (${group.missing.length})`, ['task', 'method'], () => group.missing));
 }
 
@@ -61,7 +62,7 @@ function overTasks(place, group) {
   const p = (value) => value < .001 ? '< 0.001' : value.toFixed(3);
   const points = (value) => `${value > 0 ? '+' : ''}${(100 * value).toFixed(1)}`;
   place.append(plainTable(`All pairs (${group.pairs.length}) and the tasks (${group.tasks.length})`,
-    ['method', 'and', 'better, equal, worse on', 'p (Holm)', 'differ', ...(group.share ? ['median gain, points'] : [])],
-    () => group.pairs.map((pair) => [pair.one, pair.other, `${pair.better}, ${pair.equal}, ${pair.worse}`, p(pair.p), pair.differs ? 'yes' : 'no', ...(group.share ? [points(pair.gap)] : [])]),
+    ['method', 'and', 'better, equal, worse on', 'p (Holm)', 'significantly better', ...(group.share ? ['median gain, points'] : [])],
+    () => group.pairs.map((pair) => [pair.one, pair.other, `${pair.better}, ${pair.equal}, ${pair.worse}`, p(pair.p), pair.differs ? pair.favours : 'neither', ...(group.share ? [points(pair.gap)] : [])]),
     `Tasks: ${group.tasks.join(', ')}. ${group.test === 'sign' ? 'Sign test: the tasks\u2019 metrics have no common unit.' : 'Wilcoxon signed-rank test.'}`));
 }
