@@ -165,6 +165,28 @@ def test_vectors_of_images_and_texts(classes: Run, pairs: Run, place: Path, tmp_
         embed(table, text="caption", image="image", **alone)
 
 
+def test_images_in_every_form_of_rows_are_embedded_as_images(place: Path) -> None:
+    import pandas as pd
+
+    model, names = str(place / "clip"), [str(place / "photos" / "red" / f"{i}.png") for i in range(2)]
+    wanted = embed(names, model=model).vectors
+    table = pd.DataFrame({"image": names})
+    for source in (
+        tuple(names),
+        iter(names),
+        {"image": names},
+        {"file": names},
+        table,
+        table["image"],
+        np.array(names),
+    ):
+        assert np.array_equal(embed(source, model=model).vectors, wanted)
+    said = ["a red square", "blue"]
+    texts = embed(said, model=model).vectors
+    for source in (tuple(said), iter(said), {"text": said}, pd.DataFrame({"text": said, "image": names})):
+        assert np.array_equal(embed(source, model=model).vectors, texts)
+
+
 def test_copies_of_an_image_stay_in_one_split(tmp_path: Path) -> None:
     rows = ["image,caption"]
     for i in range(30):
