@@ -191,6 +191,25 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert "2 of 18 rows dropped for missing values in 'question' or 'context'" in told
 
 
+def test_rows_that_are_only_scored_need_no_place(tmp_path: Path) -> None:
+    good = [{"question": f"w{i}", "context": f"{CONTEXT} w{i + 10}", "answer": "w7"} for i in range(12)]
+    other = [{**good[0], "answer": "w6"}, {**good[1], "answer": "w30"}, {**good[2], "answer": ""}]  # twice, not there
+    splits = {"train": good + other, "validation": other, "test": other}
+    task = load(written(tmp_path, [{**row, "split": name} for name, rows in splits.items() for row in rows]))
+    assert (len(task.train), len(task.validation), len(task.test)) == (13, 3, 3)
+    assert [row["start"] for row in task.test["label"]] == [[-1], [-1], []]
+    assert "rows.jsonl (test): 1 of 3 questions have no answer" in task.notes
+    assert len(load(written(tmp_path, good), test_data=str(written(tmp_path, other[2:], "test.jsonl"))).test) == 1
+    alone = written(tmp_path, [{**other[2], "split": "test"}], "alone.jsonl")
+    assert len(tasks.load(Spec(model="unused", method="lora", data=str(alone)), need_train=False).test) == 1
+    # What is trained on is filtered, whatever it is called.
+    splits = {"validation": good + other, "test": other}
+    task = load(written(tmp_path, [{**row, "split": name} for name, rows in splits.items() for row in rows]))
+    assert (len(task.train) + len(task.validation), len(task.test)) == (13, 3)
+    with pytest.raises(InlayError, match=r"test.jsonl \(test\): none of 1 rows .* something is missing in every row"):
+        load(written(tmp_path, good), test_data=str(written(tmp_path, [{**good[0], "context": ""}], "test.jsonl")))
+
+
 @pytest.mark.parametrize(
     ("changed", "options", "wrong"),
     [
