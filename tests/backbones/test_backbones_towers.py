@@ -148,6 +148,12 @@ def test_caption_that_is_too_long_is_refused(folder: Path) -> None:
         towers.set_captions(backbone.model, backbone.processor, ["red", "red " * 20])
 
 
+@pytest.mark.parametrize("kind", [kinds.IMAGE_TEXT, kinds.IMAGE_TEXT_CLASSES])
+def test_towers_are_not_quantised(folder: Path, kind: str) -> None:
+    with pytest.raises(InlayError, match=rf"quantize='4bit': a model of kind '{kind}' has two towers"):
+        backbones.load(str(folder), kind=kind, quantize="4bit")
+
+
 def test_model_with_one_tower_is_refused(write: Any) -> None:
     with pytest.raises(InlayError, match=r"cannot do image-text\. It can do: image-classification"):
         load(write("vit"))

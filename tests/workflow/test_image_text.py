@@ -165,6 +165,41 @@ def test_vectors_of_images_and_texts(classes: Run, pairs: Run, place: Path, tmp_
         embed(table, text="caption", image="image", **alone)
 
 
+def test_images_in_every_form_of_rows_are_embedded_as_images(place: Path) -> None:
+    import pandas as pd
+
+    model, names = str(place / "clip"), [str(place / "photos" / "red" / f"{i}.png") for i in range(2)]
+    wanted = embed(names, model=model).vectors
+    table = pd.DataFrame({"image": names})
+    for source in (
+        tuple(names),
+        iter(names),
+        {"image": names},
+        {"file": names},
+        table,
+        table["image"],
+        np.array(names),
+    ):
+        assert np.array_equal(embed(source, model=model).vectors, wanted)
+    said = ["a red square", "blue"]
+    texts = embed(said, model=model).vectors
+    for source in (tuple(said), iter(said), {"text": said}, pd.DataFrame({"text": said, "image": names})):
+        assert np.array_equal(embed(source, model=model).vectors, texts)
+
+
+def test_copies_of_an_image_stay_in_one_split(tmp_path: Path) -> None:
+    rows = ["image,caption"]
+    for i in range(30):
+        image_text.draw("red", i).save(tmp_path / f"a{i}.png")
+        shutil.copy(tmp_path / f"a{i}.png", tmp_path / f"b{i}.png")
+        rows += [f"a{i}.png,the photo {i}", f"b{i}.png,a red square {i}"]
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    task = inlay.tasks.load(Spec(model="m", method="lora", kind="image-text", data=str(tmp_path / "pairs.csv")))
+    found = [{row["image"].tobytes() for row in split} for split in (task.train, task.validation, task.test)]
+    assert all(found)
+    assert sum(map(len, found)) == 30
+
+
 def test_towers_are_trained_apart_and_are_another_run(place: Path, classes: Run) -> None:
     run = tune(of_classes(place, towers="text", max_steps=2), place / "runs", progress=False)
     config = json.loads((run.adapter / "adapter_config.json").read_text())

@@ -20,6 +20,9 @@ from inlay import InlayError, Spec, evaluate, predict, tasks, tune
 from inlay.records.store import Run
 from inlay.serve.hosting import host
 from inlay.tasks import row_scores
+from inlay.tasks.questions import read_answers
+from inlay.tasks.rows import read_labelled
+from inlay.tasks.schema import TaskSchema
 from inlay.training.progress import Interrupted
 from inlay.workflow.adapted import find_source, load_adapted
 from inlay.workflow.answer import Request
@@ -99,6 +102,10 @@ FLAT: dict[str, dict[str, Any]] = {
     "once": {"answer": "w7"},
     "renamed": {"answer_text": "w7"},
     "json": {"answers": json.dumps({"text": ["w7"], "answer_start": [6]})},
+    "list in json": {"answers": '["w7"]'},
+    "objects in json": {"answers": '[{"text": "w7", "answer_start": 6}]'},
+    "object in python": {"answers": "{'text': ['w7'], 'answer_start': [6]}"},
+    "list in python": {"answers": "['w7']"},
 }
 
 
@@ -121,6 +128,21 @@ def test_forms_of_one_answer(form: str, ending: str, tmp_path: Path) -> None:
     assert all(row["label"] == {"text": [said], "start": [place]} for row in task.train)
     named = load(written(tmp_path, rows, f"rows.{ending}"), kind="question-answering")
     assert named.digest == task.digest
+
+
+@pytest.mark.parametrize(
+    ("cell", "context", "said"),
+    [
+        ('["w7"]', 'w5 ["w7"] w8', ['["w7"]']),  # it stands there
+        ("[7]", "w5 w7", ["[7]"]),
+        ("{w7}", "w5 w7", ["{w7}"]),
+        ("{'w7'}", "w5 w7", ["{'w7'}"]),
+        ("[" * 5000, "w5 w7", ["[" * 5000]),
+        ("[]", "w5 w7", []),
+    ],
+)
+def test_texts_that_begin_with_a_bracket(cell: str, context: str, said: list[str]) -> None:
+    assert read_answers({"answers": cell}, "answers", "row 1", context)[0] == said
 
 
 def test_squads_own_file(tmp_path: Path) -> None:
@@ -167,6 +189,25 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert "the answer of 1 rows stands elsewhere than their start says" in told
     assert "1 of 18 questions have no answer" in told
     assert "2 of 18 rows dropped for missing values in 'question' or 'context'" in told
+
+
+def test_rows_that_are_only_scored_need_no_place(tmp_path: Path) -> None:
+    good = [{"question": f"w{i}", "context": f"{CONTEXT} w{i + 10}", "answer": "w7"} for i in range(12)]
+    other = [{**good[0], "answer": "w6"}, {**good[1], "answer": "w30"}, {**good[2], "answer": ""}]  # twice, not there
+    splits = {"train": good + other, "validation": other, "test": other}
+    task = load(written(tmp_path, [{**row, "split": name} for name, rows in splits.items() for row in rows]))
+    assert (len(task.train), len(task.validation), len(task.test)) == (13, 3, 3)
+    assert [row["start"] for row in task.test["label"]] == [[-1], [-1], []]
+    assert "rows.jsonl (test): 1 of 3 questions have no answer" in task.notes
+    assert len(load(written(tmp_path, good), test_data=str(written(tmp_path, other[2:], "test.jsonl"))).test) == 1
+    alone = written(tmp_path, [{**other[2], "split": "test"}], "alone.jsonl")
+    assert len(tasks.load(Spec(model="unused", method="lora", data=str(alone)), need_train=False).test) == 1
+    # What is trained on is filtered, whatever it is called.
+    splits = {"validation": good + other, "test": other}
+    task = load(written(tmp_path, [{**row, "split": name} for name, rows in splits.items() for row in rows]))
+    assert (len(task.train) + len(task.validation), len(task.test)) == (13, 3)
+    with pytest.raises(InlayError, match=r"test.jsonl \(test\): none of 1 rows .* something is missing in every row"):
+        load(written(tmp_path, good), test_data=str(written(tmp_path, [{**good[0], "context": ""}], "test.jsonl")))
 
 
 @pytest.mark.parametrize(
@@ -238,6 +279,25 @@ def read_kept(run: Run) -> dict[str, list[Any]]:
     (name,) = run.predictions
     table = run.read_predictions(name)
     return table.filter(np.array([split == "test" for split in table["split"].to_pylist()])).to_pydict()
+
+
+def test_rows_to_evaluate_name_their_column_and_say_what_is_not_there() -> None:
+    schema = TaskSchema("asked", "question-answering", ("question", "context"), ("squad-f1",))
+    given = {"question": "w1", "context": CONTEXT}
+    answers = ["w7", "w6", "w30", '["w8"]', "{'text': ['w5'], 'answer_start': [0]}", ""]
+    rows = [{**given, "answers": each} for each in answers]
+    with pytest.raises(InlayError, match=r"column of 'rows' 'answer'.*answers"):
+        read_labelled(schema, rows, "answer")
+    task = read_labelled(schema, rows)
+    assert [row["text"] for row in task.test["label"]] == [["w7"], ["w6"], ["w30"], ["w8"], ["w5"], []]
+    assert [row["start"] for row in task.test["label"]] == [[6], [-1], [-1], [12], [0], []]
+    assert task.notes == (
+        (
+            "rows: 1 of 6 rows have an answer that cannot be found: the answer of 1 is not in the context (first "
+            "rows, row 3: 'w30')"
+        ),
+        "rows: 1 of 6 questions have no answer",
+    )
 
 
 def test_the_threshold_is_kept_and_used(spec: Callable[..., Spec], tmp_path: Path) -> None:

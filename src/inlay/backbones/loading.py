@@ -100,6 +100,10 @@ def load(
     it. The fingerprint is that of the full weights in `dtype`.
     """
     labels = _labels(kinds.get(kind), num_labels, label_names)
+    if quantize is not None and kinds.get(kind).has_captions:
+        raise InlayError(
+            f"quantize={quantize!r}: a model of kind {kind!r} has two towers and is held whole. Leave it out."
+        )
     place = locate.find(name, revision)
     if image_size is not None and place.modality != "image":
         raise InlayError(f"image_size={image_size}: {name!r} reads {place.modality}. Leave it out.")

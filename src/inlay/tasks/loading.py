@@ -111,7 +111,7 @@ class _Part:
             data = number_labels(schema, data, f"{schema.name} ({split})")
             rows = [_named(row) for row in data]
             classes = targets.strata(schema, data)
-            groups = [str(row[task.group]) for row in data] if task.group else None
+            groups = _groups(data, rows, task.group) if task.group else None
         elif schema.chat:
             return cls(data, _chat_keys(data), task.places.get(split) or Places.of(split, data[NUMBER]))
         else:
@@ -159,6 +159,16 @@ def _named(row: Mapping[str, Any]) -> Mapping[str, Any]:
         return row
     content = hashlib.sha256(images.raw_bytes(row["image"]) or b"").hexdigest()
     return {name: value for name, value in row.items() if name in ("label", "text")} | {"image": content}
+
+
+def _groups(data: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], field: str) -> list[str]:
+    """What each row stays with. One image may lie in several files: the first of their names stands for all of them, so
+    that data without copies are divided as they always were."""
+    names: dict[str, str] = {}
+    for given, row in zip(data, rows, strict=True):
+        name = str(given[field])
+        names[row[field]] = min(name, names.get(row[field], name))
+    return [names[row[field]] for row in rows]
 
 
 def _hash(row: Mapping[str, Any]) -> str:

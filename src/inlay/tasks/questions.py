@@ -6,6 +6,7 @@ at which each begins: -1 where that is not known. A question without an answer h
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ ANSWERS = ("answers", "answer", "answer_text")
 STARTS = ("answer_start", "answer_starts")
 IMPOSSIBLE = "is_impossible"  # where SQuAD 2 says that a question has no answer
 UNKNOWN = -1
+LONGEST_CELL = 100_000  # characters of a cell that is read as a list or an object
 FORM = 'an answer is a text, a list of texts, or {"text": [...], "answer_start": [...]} as SQuAD has it'
 
 
@@ -43,25 +45,30 @@ def columns_beside(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass
 class Located:
-    """What became of the answers of a table: how many rows have none, or one that cannot be learnt, and why."""
+    """What became of the answers of a table: how many rows have none, or one that cannot be learnt, and why.
 
+    Rows that are only scored (`learnt` is false) are all kept: what is right is a text, wherever it stands."""
+
+    learnt: bool = True
     without: int = 0
     moved: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     example: str = ""
 
     def read(self, row: Mapping[str, Any], label: str, context: str, where: str) -> Row | None:
-        """The label of a row; None where its answer stands nowhere in the context, or nobody knows where."""
-        texts, starts = read_answers(row, label, where)
+        """The label of a row; None where its answer is to be learnt and stands nowhere in the context, or nobody knows
+        where."""
+        texts, starts = read_answers(row, label, where, context)
         if not texts:
             self.without += 1
             return {"text": [], "start": []}
         places = [locate(context, *each) for each in zip(texts, starts, strict=True)]
         if all(place == UNKNOWN for place in places):
             several = any(text in context for text in texts)
-            self.left_out["several" if several else "nowhere"] += 1
-            self.example = self.example or f"{where}: {texts[0][:60]!r}"
-            return None
+            if self.learnt or not several:
+                self.left_out["several" if several else "nowhere"] += 1
+                self.example = self.example or f"{where}: {texts[0][:60]!r}"
+            return None if self.learnt else {"text": texts, "start": places}
         self.moved += any(UNKNOWN < a != b > UNKNOWN for a, b in zip(starts, places, strict=True))
         return {"text": texts, "start": places}
 
@@ -69,13 +76,16 @@ class Located:
         """What a person should know of `count` rows."""
         found = []
         if why := self.why():
-            found.append(f"{name}: {self.left_out.total():,} of {count:,} rows left out: {why} (first {self.example})")
+            rows = f"{self.left_out.total():,} of {count:,} rows"
+            what = f"{rows} left out" if self.learnt else f"{rows} have an answer that cannot be found"
+            found.append(f"{name}: {what}: {why} (first {self.example})")
         if self.moved:
             found.append(
                 f"{name}: the answer of {self.moved:,} rows stands elsewhere than their start says; it was found"
             )
         if self.without:
-            found.append(f"{name}: {self.without:,} of {count:,} questions have no answer, which is learnt too")
+            also = ", which is learnt too" if self.learnt else ""
+            found.append(f"{name}: {self.without:,} of {count:,} questions have no answer{also}")
         return found
 
     def why(self) -> str:
@@ -93,15 +103,17 @@ def locate(context: str, text: str, start: int) -> int:
     return first if once else UNKNOWN
 
 
-def read_answers(row: Mapping[str, Any], label: str, where: str) -> tuple[list[str], list[int]]:
-    """The texts of a row's answers and where each is said to begin; none where there is no answer."""
+def read_answers(row: Mapping[str, Any], label: str, where: str, context: str) -> tuple[list[str], list[int]]:
+    """The texts of a row's answers and where each is said to begin; none where there is no answer.
+
+    A cell of text that is written as a list or an object is read as one, unless it stands in the context as it is.
+    """
     beside = columns_beside(row)
     if "impossible" in beside and _says_yes(row[beside["impossible"]]):
         return [], []
     value = _plain(row[label])
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError):  # a text that begins with a brace
-            value = json.loads(value)
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and value not in context:
+        value = _written_out(value)
     start = row.get(beside["start"]) if "start" in beside else None
     if isinstance(value, Mapping):
         if "text" not in value:
@@ -126,6 +138,20 @@ def read_answers(row: Mapping[str, Any], label: str, where: str) -> tuple[list[s
         if not is_missing(text)
     ]
     return [text for text, _ in made], [at for _, at in made]
+
+
+def _written_out(cell: str) -> Any:
+    """The object, or the list of texts or objects, that a cell of text is: of JSON, or of Python, as pandas writes them
+    into a CSV file. Any other text is itself."""
+    if len(cell) > LONGEST_CELL:
+        return cell
+    for reader in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            found = reader(cell)
+            texts = isinstance(found, list) and all(isinstance(each, str | Mapping) for each in found)
+            if texts or isinstance(found, Mapping):
+                return found
+    return cell
 
 
 def _plain(value: Any) -> Any:

@@ -455,23 +455,20 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
 
 def _answered(schema: TaskSchema, table: Table, label: str | None, notes: list[str]) -> list[Row]:
     """Questions with their answers, which are scored wherever they stand."""
-    usual = [name for name in table.columns if name.lower() in questions.ANSWERS]
-    column = label if label in table.columns else next(iter(usual), None)
+    if label is not None and label not in table.columns:
+        raise _unknown_label(table, label)
+    column = label or next((name for name in table.columns if name.lower() in questions.ANSWERS), None)
     if column is None:
         raise InlayError(
             f"{table.path.name!r} has no column of answers. Name it with --label (label=...). Columns: "
             f"{', '.join(table.columns) or 'none'}."
         )
-    rows, without = [], 0
+    rows, located = [], questions.Located(learnt=False)
     for number, row in table.numbered:
         where = f"{table.path.name}, row {number}"
         made = read_input(schema, row, where)
-        texts, starts = questions.read_answers(row, column, where)
-        without += not texts
-        places = [questions.locate(made["context"], *each) for each in zip(texts, starts, strict=True)]
-        rows.append({**made, "label": {"text": texts, "start": places}})
-    if without:
-        notes.append(f"{table.path.name}: {without:,} of {len(rows):,} questions have no answer")
+        rows.append({**made, "label": located.read(row, column, made["context"], where)})
+    notes += located.notes(table.path.name, len(rows))
     return rows
 
 
@@ -546,11 +543,15 @@ def _columns_scored(schema: TaskSchema) -> list[str]:
     return [schema.columns.get(name, name) for name in schema.fields]
 
 
+def _unknown_label(table: Table, label: str) -> InlayError:
+    return unknown(f"column of {table.path.name!r}", label, table.columns, "--label (label=...) names another.")
+
+
 def _label_column(schema: TaskSchema, table: Table, label: str | None) -> str:
     if label in table.columns:
         return str(label)
     if label is not None and not table.path.is_dir():  # a folder's classes are called as its folders are
-        raise unknown(f"column of {table.path.name!r}", label, table.columns, "--label (label=...) names another.")
+        raise _unknown_label(table, label)
     left = [name for name in table.columns if name not in _columns_scored(schema)]
     usual = usual_labels(left)
     chosen = usual or left

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
     schema = replace(
         _described(name, choice, first), label_separator=separator, label_names=_names_beforehand(spec, choice, first)
     )
-    read = _reader(choice)
+    read = _reader(choice, _trained_on(spec, parts))
     # What is trained on comes first: its labels are those that the others may have.
     learnt = next((split for split in ("train", "all") if split in parts), next(iter(parts)))
     numbered = {learnt: read(parts[learnt], choice, schema, learnt, notes)}
@@ -106,6 +107,12 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         spelled_out=spelled_out(first, spec, choice),
         places=places,
     )
+
+
+def _trained_on(spec: Spec, parts: Mapping[str, Table]) -> set[str]:
+    """The splits that are learnt from, or drawn from to learn; the others are only scored."""
+    found = {"all", "train"} & set(parts)
+    return found | {"validation"} if spec.protocol == "vtab-1k" or not found else found
 
 
 def _places(found: Mapping[str, tuple[Path, Numbered]]) -> dict[str, Places]:
@@ -167,10 +174,12 @@ def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str])
     return table.path, _reader(choice)(table, choice, schema, "test", notes)
 
 
-def _reader(choice: Choice) -> Callable[[Table, Choice, TaskSchema, str, list[str]], Numbered]:
+def _reader(
+    choice: Choice, trained_on: Collection[str] = ()
+) -> Callable[[Table, Choice, TaskSchema, str, list[str]], Numbered]:
     if choice.chat:
         return _conversations
-    return _questions if choice.kind == kinds.QUESTION_ANSWERING else _normalise
+    return partial(_questions, trained_on) if choice.kind == kinds.QUESTION_ANSWERING else _normalise
 
 
 def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
@@ -181,12 +190,14 @@ def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str,
     return list(made[NUMBER]), made
 
 
-def _questions(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
-    """The questions of a table with their contexts and answers; rows whose answer cannot be found are left out and
-    counted."""
+def _questions(
+    trained_on: Collection[str], table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]
+) -> Numbered:
+    """The questions of a table with their contexts and answers; of what is trained on, rows whose answer cannot be
+    found are left out and counted."""
     where = table.path.name if split == "all" else f"{table.path.name} ({split})"
     columns = {name for table_of in (choice.texts, (choice.label,), choice.beside) for name in table_of if name}
-    located, numbers, made, empty = Located(), [], [], 0
+    located, numbers, made, empty = Located(learnt=split in trained_on), [], [], 0
     for number, row in table.numbered:
         if any(is_missing(row.get(name)) for name in choice.texts):
             empty += 1
@@ -202,7 +213,7 @@ def _questions(table: Table, choice: Choice, schema: TaskSchema, split: str, not
     if empty:
         texts = " or ".join(map(repr, choice.texts))
         notes.append(f"{where}: {empty:,} of {len(table.rows):,} rows dropped for missing values in {texts}")
-    if not any(row["label"]["text"] for row in made):
+    if not any(row["label"]["text"] or not located.learnt for row in made):
         why = located.why() or ("no question has an answer" if made else "something is missing in every row")
         shown = f" (first {located.example})" if located.example else ""
         raise InlayError(
@@ -355,7 +366,7 @@ def _with_labels(schema: TaskSchema, training: list[Row], class_names: list[str]
         return replace(schema, label_names=tuple(labels.in_order(name for row in training for name in row["label"])))
     if schema.predicts == "span":
         answers = [row["label"]["text"] for row in training]
-        longest = max(len(text) for texts in answers for text in texts)
+        longest = max((len(text) for texts in answers for text in texts), default=0)
         return replace(
             schema,
             longest_answer=max(longest, SHORTEST_LIMIT),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -233,6 +233,8 @@ def read_things(
         return read_texts(source, text, id)
     if text is not None and image is not None:
         raise InlayError(f"Give --text ({text}) or --image ({image}): each gives vectors of its own.")
+    if isinstance(source, Iterator):
+        source = list(source)  # it is looked at first, and read then
     if text is None and (image is not None or _are_images(source)):
         return _read_images(schema, source, image, id)
     return read_texts(source, text, id)
@@ -248,11 +250,9 @@ def _are_images(source: Any) -> bool:
             return False
         rows: Any = tables.read_table(path).rows
     else:
-        rows = source if isinstance(source, list) else [source]
-    first = next(iter(rows), None)
-    if isinstance(first, Mapping):
-        return TEXT not in first and any(holds_images([value]) for value in first.values())
-    return holds_images([first])
+        rows = as_rows(source, TaskSchema("image", kinds.IMAGE_TEXT_CLASSES, ("image",), ()))
+    first = next(iter(rows), {})
+    return TEXT not in first and any(holds_images([value]) for value in first.values())
 
 
 def _read_images(schema: TaskSchema, source: Any, image: str | None, id: str | None) -> Texts:
