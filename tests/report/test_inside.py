@@ -218,6 +218,15 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
             },
         ),
         "search": ("vector", {"cosine": [0.5] * 40, "rank": [1] * 20 + [3] * 10 + [40] * 10, "text": ["q"] * 40}),
+        "photos": (
+            "vector",
+            {
+                "rank": [1] * 40,
+                "rank_of_image": [1] * 20 + [7] * 20,
+                "text": ["a cat"] * 40,
+                "image": [b"\x89PNG"] * 40,
+            },
+        ),
         "pairs": ("vector", {"cosine": true, "label": true, "prediction": true, "text": ["q"] * 40}),
         "talk": ("text", {"loss": true, "tokens": [3] * 40, "text": ["a question"] * 40}),
     }
@@ -245,6 +254,9 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
     assert found["sizes"]["each"][0][3] == pytest.approx(1 - 1 / float(np.var(true)))
     assert (found["search"]["ranks"], found["search"]["median"]) == ([0.5, 0.75, 0.75], 2.0)
     assert found["search"]["mistakes"][0]["weight"] == 40
+    assert (found["photos"]["ranks"], found["photos"]["median"]) == ([0.75, 0.75, 1.0], 1.0)
+    first = found["photos"]["mistakes"][0]
+    assert (first["weight"], first["text"], first["image"] is None) == (7, "a cat", False)
     assert (found["pairs"]["predicts"], found["pairs"]["errors"]["mean"]) == ("value", 0.0)
     assert found["asked"]["answered"] == [["has an answer", 20.0, 0.5, 0.5], ["has no answer", 20.0, 0.5, 0.5]]
     assert found["asked"]["mistakes"][0]["label"] == "no answer"

@@ -120,7 +120,14 @@ def test_run_of_pairs_gives_both_ways_and_needs_classes_to_predict(pairs: Run, p
     assert metrics["two-way-ndcg@10"] == pytest.approx((metrics["i2t-ndcg@10"] + metrics["t2i-ndcg@10"]) / 2)
     assert set(pairs.record["frozen"]["metrics"]) == set(metrics)
     ranked = [row for row in _kept(pairs) if row["split"] == "test"]
-    assert all(row["rank"] >= 1 for row in ranked)
+    assert ranked
+    assert all(row["rank"] >= 1 and row["rank_of_image"] >= 1 for row in ranked)
+    shown = [row for row in ranked if row["image"] is not None]
+    assert shown
+    captions = (place / "pairs" / "pairs.csv").read_text().splitlines()
+    for row in shown:
+        assert max(row["rank"], row["rank_of_image"]) > 1
+        assert any(line.endswith(f",{row['text']}") and line.startswith(Path(row["file"]).name) for line in captions)
     with pytest.raises(InlayError, match=r"has no classes: name some with --labels"):
         predict(pairs, place / "photos")
     found = predict(pairs, place / "photos", labels=["red", "blue"])
@@ -137,8 +144,18 @@ def test_rows_of_pairs_are_scored_for_a_choice_of_method(pairs: Run, place: Path
     loaded, task = load(pairs), inlay.tasks.load(pairs.spec)
     outputs, encoded = outputs_of(loaded.model, task, "test", loaded.processor, pairs.spec)
     scores = score_rows(task.schema, task.test, encoded, outputs)
-    ranked = [row["rank"] for row in _kept(pairs) if row["split"] == "test"]
-    assert scores == pytest.approx([1 / rank for rank in ranked])
+    near = outputs.astype(np.float64) @ outputs.astype(np.float64).T
+    images, texts = set(encoded.judged.queries), set(encoded.judged.corpus)
+    ways = [
+        (
+            1 + sum(near[image, each] > near[image, text] for each in texts),
+            1 + sum(near[text, each] > near[text, image] for each in images),
+        )
+        for image, text in encoded.judged.pairs
+    ]
+    kept = [(row["rank"], row["rank_of_image"]) for row in _kept(pairs) if row["split"] == "test"]
+    assert kept == ways
+    assert scores == pytest.approx([(1 / of_text + 1 / of_image) / 2 for of_text, of_image in ways])
 
 
 def test_vectors_of_images_and_texts(classes: Run, pairs: Run, place: Path, tmp_path: Path) -> None:

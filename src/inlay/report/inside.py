@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError
-from inlay.tasks.kept import METADATA
+from inlay.tasks.kept import IMAGE_RANK, METADATA
 from inlay.tasks.prepare import entities
 
 if TYPE_CHECKING:
@@ -273,11 +273,17 @@ def _explained(true: np.ndarray, said: np.ndarray) -> float | None:
 def _vectors(parts: Sequence[pa.Table], about: Mapping[str, Any], trained: Mapping[str, int]) -> Looked:
     if "rank" not in parts[0].column_names:
         return {**_values(parts, about, trained), "predicts": "value"}
-    rank = np.asarray(_column(parts, "rank"), dtype=np.int64)
+    # Images and texts find each other: a row counts in both ways, and its mistake is the worse one.
+    names = [name for name in ("rank", IMAGE_RANK) if all(name in part.column_names for part in parts)]
+    rank = np.asarray([_column(parts, name) for name in names], dtype=np.int64)
+
+    def worse(row: Any) -> int:
+        return max(row[name] for name in names)
+
     return {
         "ranks": [float((rank <= most).mean()) for most in RANKS],
         "median": float(np.median(rank)),
-        "mistakes": _mistakes(parts, lambda row: row["rank"] > 1, lambda row: row["rank"]),
+        "mistakes": _mistakes(parts, lambda row: worse(row) > 1, worse),
     }
 
 

@@ -4,7 +4,7 @@
     split           test or validation; rows for validation have no prediction
     label           what is right
     prediction      what the model says, in the words of the data
-    text, image     the input of the worst rows alone: the beginning of the text, or a small copy of the image
+    text, image     the input of the worst rows alone: the beginning of the text, a small copy of the image, or both
 
 A kind of task adds columns of its own (`OF`, by what it predicts):
 
@@ -18,7 +18,8 @@ A kind of task adds columns of its own (`OF`, by what it predicts):
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
     span            label is a list of the right answers, prediction a text, empty for no answer; f1, score; start and
                     end of the prediction in the context
-    vector          cosine of the pair; rank of the positive in the test's corpus, where pairs have no scores
+    vector          cosine of the pair; rank of the positive in the test's corpus, where pairs have no scores. Of an
+                    image and its text the rank of the text, and rank_of_image, which the text finds
 
 A kind that is not in `OF` has its label and its prediction as JSON.
 """
@@ -40,11 +41,13 @@ from inlay.tasks.places import Places
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from inlay.tasks.pairs import Judged
     from inlay.tasks.schema import TaskSchema
     from inlay.tasks.task import Task
 
 FORMAT = 1
 METADATA = b"inlay"
+IMAGE_RANK = "rank_of_image"
 WORST = 24  # rows whose input is kept
 LONGEST = 300  # characters of a text that is kept
 SIDE = 112  # pixels of a small copy
@@ -244,7 +247,8 @@ def _of_masked(tested: TestedRows) -> Columns:
 def _of_vectors(tested: TestedRows) -> Columns:
     import pyarrow as pa
 
-    from inlay.tasks.retrieval import cosines, ranks
+    from inlay.tasks.image_text import reverse
+    from inlay.tasks.retrieval import cosines
 
     judged = tested.encoded.judged
     cosine = cosines(tested.outputs, judged)
@@ -252,14 +256,25 @@ def _of_vectors(tested: TestedRows) -> Columns:
     if judged.scores is not None:
         columns |= {"label": pa.array(judged.scores, pa.float64()), "prediction": pa.array(cosine, pa.float64())}
         return Columns(columns, [])
+    found = {"rank": _ranks_of_pairs(tested.outputs, judged)}
+    if tested.schema.pairs_images:
+        found[IMAGE_RANK] = _ranks_of_pairs(tested.outputs, reverse(judged))
+    worse = np.max(list(found.values()), axis=0)
+    order = np.argsort(-worse, kind="stable")
+    columns |= {name: pa.array(ranks, pa.int32()) for name, ranks in found.items()}
+    return Columns(columns, order[worse[order] > 1].tolist())
+
+
+def _ranks_of_pairs(vectors: np.ndarray, judged: Judged) -> np.ndarray:
+    """At which rank the first of each pair finds the second."""
+    from inlay.tasks.retrieval import ranks
+
     places = {
         (query, each): int(rank)
-        for query, relevant, found in zip(judged.queries, judged.relevant, ranks(tested.outputs, judged), strict=True)
+        for query, relevant, found in zip(judged.queries, judged.relevant, ranks(vectors, judged), strict=True)
         for each, rank in zip(judged.in_order(relevant), found, strict=True)
     }
-    rank = np.asarray([places[pair[0], pair[1]] for pair in judged.pairs])
-    order = np.argsort(-rank, kind="stable")
-    return Columns(columns | {"rank": pa.array(rank, pa.int32())}, order[rank[order] > 1].tolist())
+    return np.asarray([places[pair[0], pair[1]] for pair in judged.pairs])
 
 
 def _of_spans(tested: TestedRows) -> Columns:
@@ -324,17 +339,21 @@ def _inputs(task: Task, worst: Sequence[int], taken: Sequence[int]) -> dict[str,
 
     if task.examples is None or not worst:
         return {}
-    shown: list[Any] = [None] * len(taken)
+    pictures: list[bytes | None] = [None] * len(taken)
+    texts: list[str | None] = [None] * len(taken)
+    made: dict[str, Any] = {}
     if task.modality == "image":
         from inlay.tasks.task import EncodedFiles
 
         files = EncodedFiles(task.test)
         for i in worst[:WORST]:
-            shown[i] = shrink(files[taken[i]])
-        return {"image": pa.array(shown, pa.binary())}
-    for i in worst[:WORST]:
-        shown[i] = excerpt(task.schema, task.test[taken[i]])
-    return {"text": pa.array(shown, pa.string())}
+            pictures[i] = shrink(files[taken[i]])
+        made["image"] = pa.array(pictures, pa.binary())
+    if task.modality == "text" or task.schema.pairs_images:
+        for i in worst[:WORST]:
+            texts[i] = excerpt(task.schema, task.test[taken[i]])
+        made["text"] = pa.array(texts, pa.string())
+    return made
 
 
 def shrink(source: Any) -> bytes:
@@ -361,7 +380,8 @@ def excerpt(schema: TaskSchema, row: Mapping[str, Any]) -> str:
         begin = max(0, places[0] - LONGEST // 3) if places else 0
         said = f"{row['question']} | {'…' * bool(begin)}{row['context'][begin:]}"
     else:
-        values = (row[name] for name in schema.fields if row.get(name) is not None)
+        fields = ["text"] if schema.pairs_images else schema.fields
+        values = (row[name] for name in fields if row.get(name) is not None)
         said = " | ".join(each if isinstance(each, str) else " ".join(map(str, each)) for each in values)
     said = " ".join(said.split())
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"

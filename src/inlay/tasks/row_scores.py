@@ -41,7 +41,8 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
         true, said = (np.asarray(found[name].to_pylist()) for name in ("label", "prediction"))
         return (-(((true - said) / (schema.deviations or 1.0)) ** 2).mean(-1)).tolist()
     if schema.predicts == "vector" and "rank" in found:
-        return (1 / np.asarray(found["rank"].to_pylist(), dtype=np.float64)).tolist()
+        ways = [found[name].to_pylist() for name in ("rank", kept.IMAGE_RANK) if name in found]
+        return (1 / np.asarray(ways, dtype=np.float64)).mean(axis=0).tolist()
     if schema.predicts == "span":
         return found["f1"].to_pylist()
     pairs = list(zip(found["label"].to_pylist(), found["prediction"].to_pylist(), strict=True))

@@ -251,7 +251,7 @@ def _are_images(source: Any) -> bool:
         rows: Any = tables.read_table(path).rows
     else:
         rows = as_rows(source, TaskSchema("image", kinds.IMAGE_TEXT_CLASSES, ("image",), ()))
-    first = next(iter(rows), {})
+    first: Mapping[str, Any] = next(iter(rows), {})
     return TEXT not in first and any(holds_images([value]) for value in first.values())
 
 
