@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers as hf
+from PIL import Image
 
 import image_text
 import inlay
@@ -63,6 +64,14 @@ def classes(place: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
+def calibrated(place: Path) -> Run:
+    """A run whose classes have weights, and their probabilities a temperature."""
+    run = tune(of_classes(place, calibrate=True, class_weights="red=3", max_steps=2), place / "runs", progress=False)
+    assert abs(run.record["calibration"]["temperature"] - 1) > 0.01
+    return run
+
+
+@pytest.fixture(scope="module")
 def pairs(place: Path) -> Run:
     return tune(of_pairs(place, model=str(place / "siglip"), method="bias"), place / "runs", progress=False)
 
@@ -106,8 +115,6 @@ def test_prediction_with_the_classes_of_the_run_and_with_others(classes: Run, pl
     loaded = load(classes)
     columns, _ = loaded.processor.read_texts(["red", "the photo"])
     tokens = loaded.processor.tokenizer.pad(columns, return_tensors="pt")
-    from PIL import Image
-
     pixels = loaded.processor([Image.open(other[0]["image"])], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         shares = model(**tokens, pixel_values=pixels).logits_per_image.softmax(-1)[0]
@@ -225,6 +232,15 @@ def test_code_of_the_card_runs_as_pasted(which: str, request: pytest.FixtureRequ
     names = list(image_text.COLOURS) if which == "classes" else ["a text", "another one"]
     assert sorted(space["answer"]) == sorted(names)
     assert sum(space["answer"].values()) == pytest.approx(1)
+
+
+def test_code_of_the_card_of_a_calibrated_run(calibrated: Run) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (calibrated.adapter / "README.md").read_text(), re.DOTALL)
+    base = calibrated.spec.model
+    space: dict[str, Any] = {}
+    exec(code.replace(f"./{Path(base).name}", base).replace("this/folder", str(calibrated.adapter)), space)
+    (wanted,) = load(calibrated).predict([Image.new("RGB", (64, 64))], probabilities=True)
+    assert space["answer"] == pytest.approx(wanted["probabilities"], abs=1e-5)
 
 
 @pytest.mark.parametrize("which", ["classes", "pairs"])
