@@ -137,6 +137,29 @@ def test_run_of_pairs_gives_both_ways_and_needs_classes_to_predict(pairs: Run, p
     assert set(again.metrics) == set(metrics)
 
 
+def test_run_of_pairs_that_is_asked_for_classes_is_scored_by_theirs(pairs: Run, place: Path) -> None:
+    found = evaluate(pairs, place / "photos", labels=list(image_text.COLOURS))
+    assert found.metric == kinds.get(kinds.IMAGE_TEXT_CLASSES).metrics[0]
+    assert found.metric in found.metrics
+    assert (found.test, found.test_examples, found.examples) == ({}, 0, 40)
+
+
+def test_other_classes_take_nothing_that_was_fitted_to_the_run_s_own(calibrated: Run, place: Path) -> None:
+    from inlay.workflow.loaded import LoadedRun
+
+    own, told = calibrated.record["calibration"]["temperature"], []
+    kept = LoadedRun(calibrated, labels=load(calibrated).label_names, say=told.append)
+    assert (kept.schema, told) == (load(calibrated).schema, [])
+    for given in ({"labels": [*image_text.COLOURS, "photo"]}, {"labels": ["red", "blue"]}, {"template": "the {label}"}):
+        other = LoadedRun(calibrated, say=told.append, **given)
+        assert (own is None, other.schema.temperature) == (False, None)
+        assert (other.schema.class_weights is None) == ("labels" in given)
+        assert sum("are calibrated for its own classes" in line for line in told) == 1
+        told.clear()
+    more = evaluate(calibrated, place / "photos", labels=[*image_text.COLOURS, "photo"])
+    assert more.examples == 40
+
+
 def test_rows_of_pairs_are_scored_for_a_choice_of_method(pairs: Run, place: Path) -> None:
     from inlay.tasks.row_scores import score_rows
     from inlay.training.evaluation import outputs_of
@@ -206,6 +229,8 @@ def test_merged_checkpoint_is_a_model_of_transformers(
 ) -> None:
     run: Run = request.getfixturevalue(which)
     merge(run, tmp_path / "merged")
+    filled = "texts are filled up to 12 tokens" in (tmp_path / "merged" / "README.md").read_text()
+    assert filled == (which == "pairs"), "SigLIP reads texts of one length, CLIP does not"
     kind = hf.CLIPModel if which == "classes" else hf.SiglipModel
     plain = kind.from_pretrained(tmp_path / "merged").eval()
     assert plain.config.architectures == [kind.__name__]
