@@ -295,6 +295,10 @@ def test_commands(place: Path, classes: Run, typed: Typed, tmp_path: Path) -> No
     status, _, err = typed("embed", place / "photos", "--model", base, "--output", tmp_path / "v.parquet")
     assert status == 0, err
     assert pq.read_table(tmp_path / "v.parquet").column_names == ["id", "embedding"]
+    alone = ("evaluate", "--model", base, "--data", place / "photos", "--kind", "image-text")
+    for more in (("--adapter", place), ("--task", "x"), ("--limit", 3), ("--shots", 0)):
+        status, _, err = typed(*alone, *more)
+        assert (status, more[0] in err, "leave" in err) == (2, True, True)
     status, _, err = typed("evaluate", "--model", base, "--data", place / "photos", "--kind", "classification")
     assert status != 0
     assert "image-text" in err

@@ -78,14 +78,18 @@ def command(
         who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
         _by_harness(run, adapter, who, o.names_in(harness), {"shots": shots, "limit": limit, "output": output})
         return
+    if (adapter, shots, limit) != (None, None, None):
+        raise InlayError("--adapter, --shots and --limit are for --harness: leave them out with --data.")
     if kind is not None and run is None and model is not None:
+        if task is not None:
+            raise InlayError(f"--task {task} is one of a run's tasks: leave it out with --model and --kind.")
         about: dict[str, Any] = {"text": (text,) if text else (), "image": image, "label": label, "template": template}
         _as_it_is(model, data, output, {**about, "kind": kind, "trust_remote_code": trust_remote_code})
         return
     if (kind, text, image, template) != (None, None, None, None):
         raise InlayError("--kind, --text, --image and --template score a model as it is: give --model, and no --run.")
-    if run is None or (adapter, shots, limit) != (None, None, None):
-        raise InlayError("--data scores a run: give --run, and leave out --adapter, --shots and --limit.")
+    if run is None:
+        raise InlayError("--data scores a run: give --run; or --model and --kind, to score a model as it is.")
     from inlay.workflow.loaded import evaluate
 
     how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "out": out}
