@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import zoo
 from checkpoints import Write, write_tokenizer
 from inlay import backbones
+from inlay.backbones.skeleton import load_skeleton
 from inlay.errors import InlayError
 
 # What each family's classification model must learn anew on a bare encoder's or decoder's checkpoint.
@@ -284,6 +285,23 @@ def test_model_with_its_own_code_runs_only_when_trusted(write: Write) -> None:
     assert backbone.newly_initialised == ["classifier"]
 
 
+def test_what_is_read_from_a_config_alone_runs_no_code(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where somebody would answer Transformers' question with yes."""
+    folder = write("vit", "classification")
+    (folder / "own.py").write_text(
+        "from pathlib import Path\nfrom transformers import ViTConfig\n"
+        f"Path({str(folder / 'ran')!r}).touch()\n"
+        "class OwnConfig(ViTConfig):\n    model_type = 'own'\n"
+    )
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForImageClassification": "own.Own"}
+    edit_json(folder / "config.json", model_type="own", auto_map=auto_map)
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert backbones.own_side(str(folder)) is None
+    with pytest.raises(InlayError, match=r"cannot be built from its config\.json"):
+        load_skeleton(str(folder))
+    assert not (folder / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("family", "kind", "can"),
     [
@@ -382,6 +400,7 @@ def test_timm_model(write: Write) -> None:
     if importlib.util.find_spec("timm") is None:
         with pytest.raises(InlayError, match=r"inlay\[timm\]"):
             backbones.load(str(folder), kind="image-classification", num_labels=3)
+        assert backbones.own_side(str(folder)) is None
         return
     import timm
     from timm.models import save_for_hf

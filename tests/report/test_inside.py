@@ -19,8 +19,9 @@ from test_report_data import read
 from inlay.records.store import Run
 from inlay.report.collect import collect
 from inlay.report.html import write_report
-from inlay.report.inside import MISTAKES, MOST_CLASSES, SAY, by_class, calibration, confusion, look
+from inlay.report.inside import MISTAKES, MOST_CLASSES, SAY, by_class, confusion, look
 from inlay.tasks import kept
+from inlay.tasks.calibration import bin_scores
 from recorded import finished, spec_of
 
 NAMES = ["cat", "dog", "<i>eel</i>"]
@@ -44,16 +45,16 @@ def test_the_calibration_error_is_its_definition(seed: int) -> None:
     draws = np.random.default_rng(seed)
     score = np.concatenate([draws.random(150), [0.0, 0.1, 1.0]])
     right = draws.random(153) < score
-    told, error = calibration(score, right)
+    told, error = bin_scores(score, right)
     wanted = 0.0
-    for each in range(10):
-        inside = [i for i, s in enumerate(score) if each / 10 <= s < (each + 1) / 10 or (each == 9 and s == 1)]
+    for each in range(15):
+        inside = [i for i, s in enumerate(score) if each / 15 <= s < (each + 1) / 15 or (each == 14 and s == 1)]
         if inside:
             gap = sum(right[i] for i in inside) / len(inside) - sum(score[i] for i in inside) / len(inside)
             wanted += len(inside) / len(score) * abs(gap)
     assert error == pytest.approx(wanted, abs=1e-12)
     assert sum(count for count, _, _ in told) == 153
-    assert calibration(np.ones(4), np.ones(4, bool)) == ([[4, 1.0, 1.0]], 0.0)
+    assert bin_scores(np.ones(4), np.ones(4, bool)) == ([[4, 1.0, 1.0]], 0.0)
 
 
 def picture(level: int) -> bytes:

@@ -20,7 +20,9 @@ from inlay import InlayError, Spec
 from inlay.methods import registry
 from inlay.records.sealed import write_sealed
 from inlay.records.store import Store
-from inlay.tasks.row_scores import score_rows
+from inlay.tasks import kinds
+from inlay.tasks.encode import Encoded
+from inlay.tasks.row_scores import WORDS, score_rows
 from inlay.tasks.schema import TaskSchema
 from inlay.workflow import auto
 from inlay.workflow.auto import (
@@ -289,13 +291,32 @@ def test_the_interval_is_the_paired_t_of_the_rows(monkeypatch: pytest.MonkeyPatc
             np.array([[6.0, 3.0, 0.0], [2.0, 1.0, 1.0]]),
             [-3.0, -1.0],
         ),
+        (
+            TaskSchema("t", "masked-lm", ("x",), ("perplexity",)),
+            {"text": ["p", "q"]},
+            np.array([[6.0, 3.0, 2.0], [2.0, 1.0, 0.0]]),
+            [-3.0, -1.0],
+        ),
     ],
-    ids=["class", "labels", "shares", "rank", "values", "value", "text"],
+    ids=["class", "labels", "shares", "rank", "values", "value", "text", "masked"],
 )
 def test_scores_of_rows(schema: TaskSchema, rows: dict[str, Any], outputs: np.ndarray, expected: list[float]) -> None:
     assert score_rows(schema, Dataset.from_dict(rows), None, outputs) == pytest.approx(expected)
-    if schema.writes_text:  # the mean over rows is the loss per token
+    if schema.predicts in ("text", "masked"):  # the mean over rows is the loss per token
         assert -np.mean(expected) == pytest.approx(outputs[:, 0].sum() / outputs[:, 1].sum())
+
+
+def test_scores_of_tags() -> None:
+    schema = TaskSchema("t", "token-classification", ("x",), ("accuracy",), label_names=("O", "B"))
+    encoded = Encoded({"input_ids": [[5, 6], [5, 7]]}, words=[[0, 1], [0, 1]], sizes=[2, 2])
+    outputs = np.array([[[1.0, 0], [1, 0]], [[0, 1], [1, 0]]])
+    rows = Dataset.from_dict({"label": [[0, 1], [1, 0]]})
+    assert score_rows(schema, rows, encoded, outputs) == [0.5, 1.0]
+
+
+def test_every_kind_of_prediction_has_a_score_in_words() -> None:
+    """Vectors are scored in test_image_text.py, spans in test_question_runs.py, the others above."""
+    assert set(WORDS) == {kind.predicts for kind in kinds.TABLE.values()}
 
 
 def test_every_candidate_is_one_that_can_be_probed() -> None:

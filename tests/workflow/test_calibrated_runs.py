@@ -12,6 +12,8 @@ import pytest
 import inlay
 from inlay import InlayError, Spec
 from inlay.records.predictions import FOLDER
+from inlay.report.collect import collect
+from inlay.report.inside import look_into
 from inlay.tasks.calibration import choose_temperature, measure_calibration, to_probabilities
 from inlay.training.evaluation import outputs_of
 from inlay.workflow.settle import settle
@@ -57,6 +59,9 @@ def test_a_run_keeps_its_temperature(text_model: Path, reviews: Path, tmp_path: 
         assert old["label"] == new["label"]
         shares = np.array(list(old["probabilities"].values())) ** (1 / found["temperature"])
         assert list(new["probabilities"].values()) == pytest.approx((shares / shares.sum()).tolist(), abs=1e-5)
+    for each, when in ((plain, "before"), (run, "after")):
+        (page,) = look_into(collect([each]).rows[0], 0)
+        assert page["ece"] == pytest.approx(found["test"][when]["ece"], rel=1e-4)
     scores = []
     for each in (plain, run):
         (file,) = (each.folder / FOLDER).glob("*.parquet")

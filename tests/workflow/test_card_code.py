@@ -328,6 +328,15 @@ def test_the_code_gives_what_the_run_predicts(
     assert run.portrait["saved_bytes"] == whole - beside, "what belongs to the base model does not count"
 
 
+@pytest.mark.parametrize("kind", ["classification", "image-classification"])
+def test_the_code_of_a_calibrated_run(kind: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(place, kind, "lora", calibrate=True, **state_of(kind))
+    wanted = expected(run, kind)
+    temperature = run.record["calibration"]["temperature"]
+    assert abs(temperature - 1) > 0.01
+    assert pasted(run.adapter, place, monkeypatch) == pytest.approx(wanted, abs=1e-5)
+
+
 # A process that has imported what is heavy, but nothing of inlay: each card's code is run in a fork of it.
 PASTED = """
 import json, os, re, sys, transformers, peft

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers as hf
+from PIL import Image
 
 import image_text
 import inlay
@@ -63,6 +64,14 @@ def classes(place: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
+def calibrated(place: Path) -> Run:
+    """A run whose classes have weights, and their probabilities a temperature."""
+    run = tune(of_classes(place, calibrate=True, class_weights="red=3", max_steps=2), place / "runs", progress=False)
+    assert abs(run.record["calibration"]["temperature"] - 1) > 0.01
+    return run
+
+
+@pytest.fixture(scope="module")
 def pairs(place: Path) -> Run:
     return tune(of_pairs(place, model=str(place / "siglip"), method="bias"), place / "runs", progress=False)
 
@@ -106,8 +115,6 @@ def test_prediction_with_the_classes_of_the_run_and_with_others(classes: Run, pl
     loaded = load(classes)
     columns, _ = loaded.processor.read_texts(["red", "the photo"])
     tokens = loaded.processor.tokenizer.pad(columns, return_tensors="pt")
-    from PIL import Image
-
     pixels = loaded.processor([Image.open(other[0]["image"])], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         shares = model(**tokens, pixel_values=pixels).logits_per_image.softmax(-1)[0]
@@ -135,6 +142,29 @@ def test_run_of_pairs_gives_both_ways_and_needs_classes_to_predict(pairs: Run, p
     again = evaluate(pairs, place / "pairs" / "pairs.csv")
     assert again.examples == 64
     assert set(again.metrics) == set(metrics)
+
+
+def test_run_of_pairs_that_is_asked_for_classes_is_scored_by_theirs(pairs: Run, place: Path) -> None:
+    found = evaluate(pairs, place / "photos", labels=list(image_text.COLOURS))
+    assert found.metric == kinds.get(kinds.IMAGE_TEXT_CLASSES).metrics[0]
+    assert found.metric in found.metrics
+    assert (found.test, found.test_examples, found.examples) == ({}, 0, 40)
+
+
+def test_other_classes_take_nothing_that_was_fitted_to_the_run_s_own(calibrated: Run, place: Path) -> None:
+    from inlay.workflow.loaded import LoadedRun
+
+    own, told = calibrated.record["calibration"]["temperature"], []
+    kept = LoadedRun(calibrated, labels=load(calibrated).label_names, say=told.append)
+    assert (kept.schema, told) == (load(calibrated).schema, [])
+    for given in ({"labels": [*image_text.COLOURS, "photo"]}, {"labels": ["red", "blue"]}, {"template": "the {label}"}):
+        other = LoadedRun(calibrated, say=told.append, **given)
+        assert (own is None, other.schema.temperature) == (False, None)
+        assert (other.schema.class_weights is None) == ("labels" in given)
+        assert sum("are calibrated for its own classes" in line for line in told) == 1
+        told.clear()
+    more = evaluate(calibrated, place / "photos", labels=[*image_text.COLOURS, "photo"])
+    assert more.examples == 40
 
 
 def test_rows_of_pairs_are_scored_for_a_choice_of_method(pairs: Run, place: Path) -> None:
@@ -251,6 +281,8 @@ def test_merged_checkpoint_is_a_model_of_transformers(
 ) -> None:
     run: Run = request.getfixturevalue(which)
     merge(run, tmp_path / "merged")
+    filled = "texts are filled up to 12 tokens" in (tmp_path / "merged" / "README.md").read_text()
+    assert filled == (which == "pairs"), "SigLIP reads texts of one length, CLIP does not"
     kind = hf.CLIPModel if which == "classes" else hf.SiglipModel
     plain = kind.from_pretrained(tmp_path / "merged").eval()
     assert plain.config.architectures == [kind.__name__]
@@ -277,6 +309,15 @@ def test_code_of_the_card_runs_as_pasted(which: str, request: pytest.FixtureRequ
     names = list(image_text.COLOURS) if which == "classes" else ["a text", "another one"]
     assert sorted(space["answer"]) == sorted(names)
     assert sum(space["answer"].values()) == pytest.approx(1)
+
+
+def test_code_of_the_card_of_a_calibrated_run(calibrated: Run) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (calibrated.adapter / "README.md").read_text(), re.DOTALL)
+    base = calibrated.spec.model
+    space: dict[str, Any] = {}
+    exec(code.replace(f"./{Path(base).name}", base).replace("this/folder", str(calibrated.adapter)), space)
+    (wanted,) = load(calibrated).predict([Image.new("RGB", (64, 64))], probabilities=True)
+    assert space["answer"] == pytest.approx(wanted["probabilities"], abs=1e-5)
 
 
 @pytest.mark.parametrize("which", ["classes", "pairs"])
@@ -306,6 +347,10 @@ def test_commands(place: Path, classes: Run, typed: Typed, tmp_path: Path) -> No
     status, _, err = typed("embed", place / "photos", "--model", base, "--output", tmp_path / "v.parquet")
     assert status == 0, err
     assert pq.read_table(tmp_path / "v.parquet").column_names == ["id", "embedding"]
+    alone = ("evaluate", "--model", base, "--data", place / "photos", "--kind", "image-text")
+    for more in (("--adapter", place), ("--task", "x"), ("--limit", 3), ("--shots", 0)):
+        status, _, err = typed(*alone, *more)
+        assert (status, more[0] in err, "leave" in err) == (2, True, True)
     status, _, err = typed("evaluate", "--model", base, "--data", place / "photos", "--kind", "classification")
     assert status != 0
     assert "image-text" in err

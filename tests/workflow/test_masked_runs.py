@@ -19,9 +19,11 @@ from checkpoints import write_tokenizer
 from inlay import InlayError, Spec, evaluate, predict, tasks, tune
 from inlay.methods.attach import attach, save
 from inlay.methods.begin import begin_from
+from inlay.records.store import Store
 from inlay.serve.hosting import host
 from inlay.tasks.encode import IGNORED
 from inlay.tasks.masking import encode_masked
+from inlay.workflow import auto
 from inlay.workflow.answer import Request
 
 
@@ -61,6 +63,17 @@ def reviews_of(tmp_path: Path) -> Callable[[], Path]:
         return path
 
     return make
+
+
+def test_a_method_is_chosen_by_the_loss_of_masked_tokens(
+    spec: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "SEEDS", 1)
+    found = auto.choose(spec(method="auto", max_steps=1), tmp_path / "runs", progress=False)
+    assert found.measure == "loss per masked token, less is better"
+    for trial in found.trials:
+        scored = Store(tmp_path / "runs").get(trial.run).metrics["validation"]
+        assert -trial.mean == pytest.approx(scored["loss"], rel=1e-3)
 
 
 def test_what_is_hidden(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def agree_on_size(model: Any, processor: Any, name: str, asked: bool, file: str)
 
 
 def own_side(name: str, revision: str | None = None) -> int | None:
-    """The side of the images that a model of images is given by itself; None where that cannot be found out."""
+    """The side of the images that a model of images is given by itself; None where that cannot be found out
+    without its own code."""
     from transformers import AutoConfig
 
     from inlay.backbones import locate
@@ -57,9 +58,9 @@ def own_side(name: str, revision: str | None = None) -> int | None:
     try:
         place = locate.find(name, revision)
         with quiet():
-            config = AutoConfig.from_pretrained(place.path, **place.arguments)
+            config = AutoConfig.from_pretrained(place.path, trust_remote_code=False, **place.arguments)
             return image_side(image_processor(place, config, False, None, []))
-    except (InlayError, OSError, ValueError, KeyError):
+    except (InlayError, OSError, ValueError, KeyError, ImportError, TypeError):
         return None
 
 

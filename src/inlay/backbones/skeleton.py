@@ -27,10 +27,10 @@ def load_skeleton(
 
     place = find(name, revision)
     try:
-        config = transformers.AutoConfig.from_pretrained(place.path, **place.arguments)
+        config = transformers.AutoConfig.from_pretrained(place.path, trust_remote_code=False, **place.arguments)
         if num_labels is not None:
             config.num_labels = num_labels
         with torch.device("meta"), quiet():
-            return getattr(transformers, auto_class).from_config(config)
+            return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, TypeError, RuntimeError) as error:
         raise InlayError(f"{name!r} cannot be built from its config.json: {first_line(error)}") from error

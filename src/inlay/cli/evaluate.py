@@ -78,19 +78,28 @@ def command(
         who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
         _by_harness(run, adapter, who, o.names_in(harness), {"shots": shots, "limit": limit, "output": output})
         return
+    _refuse({"--adapter": adapter, "--shots": shots, "--limit": limit}, "is for --harness; --data scores a run")
     if kind is not None and run is None and model is not None:
         about: dict[str, Any] = {"text": (text,) if text else (), "image": image, "label": label, "template": template}
-        _as_it_is(model, data, output, {**about, "kind": kind, "trust_remote_code": trust_remote_code})
+        _as_it_is(model, data, output, task, {**about, "kind": kind, "trust_remote_code": trust_remote_code})
         return
     if (kind, text, image, template) != (None, None, None, None):
         raise InlayError("--kind, --text, --image and --template score a model as it is: give --model, and no --run.")
-    if run is None or (adapter, shots, limit) != (None, None, None):
-        raise InlayError("--data scores a run: give --run, and leave out --adapter, --shots and --limit.")
+    if run is None:
+        raise InlayError("--data scores a run: give --run; or --model and --kind, to score a model as it is.")
     from inlay.workflow.loaded import evaluate
 
     how: dict[str, Any] = {"model": model, "trust_remote_code": trust_remote_code, "out": out}
-    found = evaluate(run, data, output, task=task, label=label, say=show.say, **how)
-    show.evaluation(found)
+    show.evaluation(evaluate(run, data, output, task=task, label=label, say=show.say, **how))
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    """An error for an option that was given where it would be ignored."""
+    from inlay.errors import InlayError
+
+    for name, value in options.items():
+        if value is not None:
+            raise InlayError(f"{name} {value} {why}: leave it out.")
 
 
 def _by_harness(
@@ -104,8 +113,9 @@ def _by_harness(
     show.harness(evaluate_harness(speaker, tasks, trust=who["trust_remote_code"], say=show.say, **how))
 
 
-def _as_it_is(model: str, data: Path | None, output: Path | None, about: dict[str, Any]) -> None:
+def _as_it_is(model: str, data: Path | None, output: Path | None, task: str | None, about: dict[str, Any]) -> None:
     """A model that compares images with texts, without training."""
     from inlay.workflow.zero_shot import evaluate_model
 
+    _refuse({"--task": task}, "is one of a run's tasks, and there is no --run")
     show.evaluation(evaluate_model(model, str(data), output, say=show.say, **about))

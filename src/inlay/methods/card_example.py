@@ -40,7 +40,7 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     if task.has_captions:
         own_imports, own = _of_captions(task)
     elif task.modality == "image" and plain:
-        own_imports, own = _of_image()
+        own_imports, own = _of_image(task)
     elif task.kind == kinds.SPANS or task.prompt_tokens or not plain:
         own_imports, own = _by_schema(task)
     elif task.predicts == "tags":
@@ -58,12 +58,18 @@ def write_example(schema: Mapping[str, Any], place: str, processor: str | None) 
     return [*imports, *own_imports], [*lines, *own]
 
 
-def _of_image() -> Code:
+def _shares(task: TaskSchema, outputs: str) -> str:
+    """The line that makes probabilities of classes, as the run itself does."""
+    scaled = outputs if task.temperature is None else f"({outputs} / {task.temperature!r})"
+    return f"    shares = {scaled}.softmax(-1)[0].tolist()"
+
+
+def _of_image(task: TaskSchema) -> Code:
     return ["from PIL import Image"], [
         f'image = {BLANK}  # yours: Image.open("photo.jpg").convert("RGB")',
         'inputs = processor(images=image, return_tensors="pt")',
         NO_GRADIENT,
-        "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
+        _shares(task, "model(**inputs).logits"),
         "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
         "print(answer)",
     ]
@@ -82,7 +88,7 @@ def _of_captions(task: TaskSchema) -> Code:
         "most = model.config.text_config.max_position_embeddings",
         f"ids = tokenizer(texts, {FILLED}, max_length=most)['input_ids']",
         NO_GRADIENT,
-        "    shares = model(input_ids=ids, pixel_values=pixels).logits_per_image.softmax(-1)[0].tolist()",
+        _shares(task, "model(input_ids=ids, pixel_values=pixels).logits_per_image"),
         f"answer = dict(zip({'names' if named else 'texts'}, shares))",
         "print(answer)",
     ]
@@ -108,7 +114,7 @@ def _of_text(task: TaskSchema) -> Code:
         ]
     return [], [
         *lines,
-        "    shares = model(**inputs).logits.softmax(-1)[0].tolist()",
+        _shares(task, "model(**inputs).logits"),
         "answer = {model.config.id2label[i]: share for i, share in enumerate(shares)}",
         "print(answer)",
     ]

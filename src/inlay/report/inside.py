@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from inlay.errors import InlayError
+from inlay.tasks.calibration import bin_scores
 from inlay.tasks.kept import IMAGE_RANK, METADATA
 from inlay.tasks.prepare import entities
 
@@ -28,7 +29,6 @@ MOST_ROWS = 24  # rows of the table that are looked into
 MOST_CLASSES = 40  # of a confusion matrix
 MISTAKES = 12
 CONFUSIONS = 8
-BINS = 10
 POINTS = 400
 RANKS = (1, 5, 10)  # among the first so many a search finds what it should
 LONGEST = 400  # characters of a label or a text
@@ -120,20 +120,6 @@ def _scores(hit: int, claimed: int, present: int) -> tuple[float | None, float |
     )
 
 
-def calibration(score: np.ndarray, right: np.ndarray, bins: int = BINS) -> tuple[list[list[float]], float]:
-    """For each of equal bins of confidence with anything in it: its examples, their mean confidence and their
-    accuracy. And the expected calibration error, sum_b n_b / n |accuracy_b - confidence_b| (Guo et al. 2017)."""
-    place = np.minimum((score * bins).astype(int), bins - 1)
-    told, error = [], 0.0
-    for each in range(bins):
-        inside = place == each
-        if count := int(inside.sum()):
-            confidence, accuracy = float(score[inside].mean()), float(right[inside].mean())
-            told.append([count, confidence, accuracy])
-            error += count / len(score) * abs(accuracy - confidence)
-    return told, error
-
-
 def _classes(parts: Sequence[pa.Table], about: Mapping[str, Any], trained: Mapping[str, int]) -> Looked:
     true, said, score = (_column(parts, name) for name in ("label", "prediction", "score"))
     sure = np.asarray(score, dtype=np.float64)
@@ -143,7 +129,7 @@ def _classes(parts: Sequence[pa.Table], about: Mapping[str, Any], trained: Mappi
     number = {name: i for i, name in enumerate(names)}
     counts = confusion([number[each] for each in true], [number[each] for each in said], len(names))
     right = np.asarray([a == b for a, b in zip(true, said, strict=True)])
-    bins, error = calibration(sure, right)
+    bins, error = bin_scores(sure, right)
     return {
         **_of_matrix(counts, names, [trained.get(name) for name in names], len(parts)),
         "bins": bins,
@@ -308,7 +294,7 @@ def _spans(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int
     true, said, f1 = (_column(parts, name) for name in ("label", "prediction", "f1"))
     there = np.asarray([bool(answers) for answers in true])
     given, fit = np.asarray([bool(answer) for answer in said]), np.asarray(f1, dtype=np.float64)
-    bins, error = calibration(np.asarray(_column(parts, "score"), dtype=np.float64), fit == 1)
+    bins, error = bin_scores(np.asarray(_column(parts, "score"), dtype=np.float64), fit == 1)
     mistakes = _mistakes(parts, lambda row: row["f1"] < 1, lambda row: 1 - row["f1"] + row["score"] / 1000)
     for each, answers in zip(mistakes, _labels_of(parts, mistakes), strict=True):
         each["label"] = " / ".join(dict.fromkeys(answers))[:LONGEST] or "no answer"

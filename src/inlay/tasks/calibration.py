@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-BINS = 15
+BINS = 15  # of the score, equally wide
 LEAST, MOST = 1e-3, 1e3  # of T; beyond, probabilities are 0 and 1, or all alike
 HALVINGS = 60
 
@@ -44,14 +44,26 @@ def choose_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(np.exp(-(low + high) / 2))
 
 
+def bin_scores(score: np.ndarray, right: np.ndarray) -> tuple[list[list[float]], float]:
+    """For each bin of the score with anything in it: its rows, their mean score and their accuracy. And the expected
+    calibration error, sum_b n_b / n |accuracy_b - score_b| (Guo et al. 2017)."""
+    place = np.minimum((score * BINS).astype(int), BINS - 1)
+    told, error = [], 0.0
+    for each in range(BINS):
+        inside = place == each
+        if count := int(inside.sum()):
+            mean, accuracy = float(score[inside].mean()), float(right[inside].mean())
+            told.append([count, mean, accuracy])
+            error += count / len(score) * abs(accuracy - mean)
+    return told, error
+
+
 def measure_calibration(logits: np.ndarray, labels: np.ndarray, temperature: float | None = None) -> dict[str, float]:
-    """The cross-entropy of the true classes (`nll`), and the expected calibration error (`ece`): over 15 equally wide
-    bins of the score of the predicted class, the mean of |accuracy - score|, weighted by rows."""
+    """The cross-entropy of the true classes (`nll`), and the expected calibration error (`ece`) of the score of the
+    predicted class, as of `bin_scores`."""
     shares = to_probabilities(logits, temperature)
     rows = np.arange(len(labels))
     best = logits.argmax(axis=-1)
-    score, right = shares[rows, best], best == labels
-    bins = np.minimum((score * BINS).astype(int), BINS - 1)
-    ece = sum(abs(float((right[own].astype(float) - score[own]).sum())) for own in (bins == k for k in range(BINS)))
+    _, ece = bin_scores(shares[rows, best], best == labels)
     true = np.maximum(shares[rows, labels], np.finfo(np.float64).tiny)
-    return {"nll": float(-np.log(true).mean()), "ece": ece / len(labels)}
+    return {"nll": float(-np.log(true).mean()), "ece": ece}

@@ -19,6 +19,7 @@ WORDS = {
     "value": "squared error, less is better",
     "tags": "share of a row's tags that are right",
     "text": "loss per token, less is better",
+    "masked": "loss per masked token, less is better",
     "vector": "reciprocal rank of what belongs to a row",
     "span": "F1 of the words of an answer",
 }
@@ -28,11 +29,12 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
     """A number for each row of a split, from the outputs as `reduce_logits` leaves them; greater is better.
 
     Of a text it is its loss, divided by the mean number of tokens of a text, so that the mean over rows is the loss per
-    token.
+    token; of masked tokens in the same way.
     """
     found = kept.OF[schema.predicts](kept.TestedRows(schema, rows, encoded, outputs)).values
-    if schema.predicts == "text":
-        losses, tokens = (np.asarray(found[name].to_pylist(), dtype=np.float64) for name in ("loss", "tokens"))
+    if schema.predicts in ("text", "masked"):
+        counted = "tokens" if schema.predicts == "text" else "masked"
+        losses, tokens = (np.asarray(found[name].to_pylist(), dtype=np.float64) for name in ("loss", counted))
         return (-losses * tokens / max(tokens.mean(), 1.0)).tolist()
     if schema.predicts == "shares":
         true, said = (np.asarray(found[name].to_pylist()) for name in ("label", "probabilities"))
@@ -61,4 +63,4 @@ def score_rows(schema: TaskSchema, rows: Any, encoded: Any, outputs: np.ndarray)
 
 def shown(schema: TaskSchema, mean: float) -> float:
     """A mean of these numbers as people know it: errors and losses are positive."""
-    return abs(mean) if schema.predicts in ("value", "values", "shares", "rank", "text") else mean
+    return abs(mean) if schema.predicts in ("value", "values", "shares", "rank", "text", "masked") else mean

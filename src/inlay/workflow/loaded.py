@@ -68,10 +68,15 @@ class LoadedRun:
         if self.task not in known:
             raise unknown("task", self.task, known)
         self._known = known[self.task]
-        self.schema = TaskSchema.from_json(self._known["schema"])
-        if labels is not None or template is not None:
-            self.schema = with_classes(self.schema, labels, template, f"The run {run.id}")
+        own = self.schema = TaskSchema.from_json(self._known["schema"])
         self._say = or_log(say)
+        if labels is not None or template is not None:
+            self.schema = with_classes(own, labels, template, f"The run {run.id}")
+            if own.temperature != self.schema.temperature:
+                self._say(
+                    "the run's probabilities are calibrated for its own classes and template: with others they are "
+                    "those of the model's outputs as they are"
+                )
         self._base, self._trust = model, trust_remote_code
         self._parts: tuple[Any, Any] | None = None
         self.left_out: dict[int, str] = {}
@@ -186,6 +191,8 @@ class LoadedRun:
         for note in notes:
             self._say(note)
         record, known = self.run.record, self._known
+        if self.schema.kind != known["schema"]["kind"]:  # pairs, asked for classes: scored by other metrics
+            record, known = {"metric": self.schema.metrics[0], "metrics": {}}, {}
         return Evaluation(
             run=self.run.id,
             source=task.source,
@@ -205,7 +212,9 @@ class LoadedRun:
 
 def with_classes(schema: TaskSchema, names: Sequence[str] | None, template: str | None, what: str) -> TaskSchema:
     """The schema of a model that compares images with texts, with other classes or another template for their captions;
-    an error where `what` does not compare them."""
+    an error where `what` does not compare them.
+
+    A temperature is kept only for the captions that it was chosen for, and class weights for the classes."""
     from inlay.tasks.image_text import check_template
 
     if not schema.has_captions:
@@ -219,7 +228,7 @@ def with_classes(schema: TaskSchema, names: Sequence[str] | None, template: str 
     if template is not None:
         check_template(template)
     columns = {name: column for name, column in schema.columns.items() if name == "image"}
-    return replace(
+    made = replace(
         schema,
         kind=kinds.IMAGE_TEXT_CLASSES,
         fields=kinds.get(kinds.IMAGE_TEXT_CLASSES).fields,
@@ -227,7 +236,9 @@ def with_classes(schema: TaskSchema, names: Sequence[str] | None, template: str 
         label_names=given,
         columns=columns,
         template=template or (schema.template if schema.label_names else None),
+        class_weights=schema.class_weights if given == schema.label_names else None,
     )
+    return made if made.captions == schema.captions else replace(made, temperature=None)
 
 
 def _with_likeliest(answer: dict[str, Any], count: int, probabilities: bool) -> dict[str, Any]:

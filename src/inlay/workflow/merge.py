@@ -139,8 +139,9 @@ def _notes(adapted: Adapted) -> Iterator[str]:
     if schema.has_captions:
         for name, text in zip(schema.label_names or (), schema.captions, strict=True):
             yield f"the class {name!r} is the text {text!r}"
-        length = adapted.model.config.text_config.max_position_embeddings
-        yield f"texts are filled up to {length} tokens (padding='max_length'), and the model is given no mask of them"
+        if adapted.processor.padded:
+            length = adapted.processor.length
+            yield f"texts are filled up to {length} tokens (padding='max_length'), and the model is given no mask"
     if schema.predicts == "span":
         yield "it reads a question and a context as a pair of texts, and gives the logits of an answer's two ends"
         if schema.no_answer is not None:

@@ -63,7 +63,7 @@ function calibrated(each) {
   const place = el('div', { class: 'plot' });
   const gap = each.bins.reduce((sum, [count, sure, right]) => sum + count * (sure - right), 0);
   const way = each.ece < .03 ? 'The probabilities can be taken as they are.' : gap > 0 ? 'The model is overconfident.' : 'The model is underconfident.';
-  const made = titled('Can its probabilities be trusted?', `Expected calibration error (ECE): ${percent(each.ece)}. On average over ten bins, the probability of a prediction differs by this much from the share that is right. ${way} On the dashed line they agree.`, place);
+  const made = titled('Can its probabilities be trusted?', `Expected calibration error (ECE): ${percent(each.ece)}. On average over 15 bins, the probability of a prediction differs by this much from the share that is right. ${way} On the dashed line they agree.`, place);
   requestAnimationFrame(() => reliability(place, each));
   return made;
 }
