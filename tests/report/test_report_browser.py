@@ -127,7 +127,7 @@ def test_what_is_wrong(tab: Page) -> None:
     assert sum(cells[::4]) == 90 - 9
     assert all(box["width"] > 20 for cell in inside.locator(".matrix td").all() if (box := cell.bounding_box()))
     assert "Expected calibration error" in inside.inner_text()
-    assert inside.locator(".plot circle.mark").count() == 3
+    assert inside.locator(".plot circle.mark").count() == 5
     inside.locator(".plot circle.mark").first.hover()
     assert "right" in tab.inner_text("#tip")
     assert inside.locator(".mistake").count() == 3

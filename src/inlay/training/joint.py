@@ -166,7 +166,8 @@ class SeveralTasks(Objective):
         if len(kept) < len(batch[NAMES]):
             tensors = {key: value[kept] for key, value in tensors.items()}
         along: tuple[str, ...] = ALONG
-        writes_apart = tensors["labels"].ndim > 1 and self.first.schema.two_parts
+        schema: Any = getattr(self.first, "schema", self.first)  # a task of one's own may have none
+        writes_apart = tensors["labels"].ndim > 1 and getattr(schema, "two_parts", False)
         if tensors["labels"].ndim > 1 and not writes_apart:
             along = (*ALONG, "labels")  # one for each token that is read
         for rows, part in split_batch(tensors, self.trainer.args.device, along):
