@@ -160,12 +160,14 @@ def open_writer(
 
 
 def find_base(adapter: PromptAdapter) -> str:
-    """The base model of an adapter, by a name that loads here. Of a folder the adapter has no path: it is where the
-    fingerprint says that it lies on this machine, or in the working folder."""
+    """The base model of an adapter, by a name that loads here. Of a folder `inlay` writes no path: it is where the
+    fingerprint says that it lies on this machine, or in the working folder. A whole path that is there is taken."""
+    name = adapter.base_model
+    if name and Path(name).is_absolute() and Path(name).is_dir():
+        return name
     known = recall_folder(adapter.fingerprint) if adapter.fingerprint else None
     if known is not None:
         return str(known)
-    name = adapter.base_model
     if not name:
         raise InlayError(f"{adapter.place} does not say which base model it was made of: give --model.")
     for short, card in embedded.CARDS.items():
