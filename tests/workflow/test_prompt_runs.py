@@ -242,6 +242,6 @@ def test_a_few_examples_need_no_options(review_spec: Spec, tmp_path: Path) -> No
 def test_running_text_is_not_counted_by_its_rows(text_model: Path, tmp_path: Path) -> None:
     """Twelve lines may be a book."""
     (tmp_path / "book.txt").write_text("\n".join(f"w{i} w1 w2 w3" for i in range(30)))
-    spec = Spec(model=str(text_model), method="lora", data=str(tmp_path / "book.txt"), kind="causal-lm")
+    spec = Spec(model=str(text_model), method="bias", data=str(tmp_path / "book.txt"), kind="causal-lm")
     assert tasks.load(spec).examples is None
     assert identify(spec)[0].amount() == (3.0, 32)

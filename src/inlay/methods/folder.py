@@ -247,8 +247,9 @@ def _holds_text(value: Any) -> bool:
 
 
 def write_tasks(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write `tasks.json` beside the adapters of several tasks."""
-    write_sealed(folder / TASKS, {"format": FORMAT, **facts})
+    """Write `tasks.json` beside the adapters of several tasks. Images of the model's own size are not mentioned."""
+    told = {name: value for name, value in facts.items() if name != "image_size" or value is not None}
+    write_sealed(folder / TASKS, {"format": FORMAT, **told})
 
 
 def read_tasks(folder: Path, vouched: bool) -> dict[str, Any]:
