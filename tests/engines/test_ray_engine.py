@@ -102,16 +102,20 @@ def test_a_killed_node_loses_nothing(
     """Four runs on two nodes of one core; one node is killed when both runs on the way have a checkpoint at home. All
     four finish, in the bits of runs made here."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    cluster.wait_for_nodes()
-    out = tmp_path / "runs"
-    steps = int(os.environ.get("INLAY_TEST_STEPS", "2500"))
-    specs = [review_spec.with_(method=m, seed=s, max_steps=steps) for m in ("bias", "lora") for s in (0, 1)]
-    follower = Follower(out, lambda: cluster.remove_node(nodes[0], allow_graceful=False))
-    with RayEngine(cluster.address, cpus=1) as engine:
-        outcomes = engine.run([job_of(spec, str(out)) for spec in specs], follower)
-    assert [each.status for each in outcomes] == ["finished"] * 4, outcomes
-    assert follower.killed, "no two runs were on the way with a checkpoint each: see INLAY_TEST_STEPS"
+    nodes: list[Any] = []
+    given = int(os.environ.get("INLAY_TEST_STEPS", "8000"))
+    for steps in (given, 4 * given):  # on a busy machine a short run may end before the node is gone
+        nodes.extend(cluster.add_node(num_cpus=1) for _ in range(2 - len(nodes)))
+        cluster.wait_for_nodes()
+        out = tmp_path / f"runs-{steps}"
+        specs = [review_spec.with_(method=m, seed=s, max_steps=steps) for m in ("bias", "lora") for s in (0, 1)]
+        follower = Follower(out, lambda: cluster.remove_node(nodes.pop(0), allow_graceful=False))
+        with RayEngine(cluster.address, cpus=1) as engine:
+            outcomes = engine.run([job_of(spec, str(out)) for spec in specs], follower)
+        assert [each.status for each in outcomes] == ["finished"] * 4, outcomes
+        if any("its worker was lost" in line for line in follower.said):
+            break
+    assert follower.killed
     assert any("its worker was lost" in line for line in follower.said)
     runs = [Store(out).get(str(each.run)) for each in outcomes]
     lost = [run for run in runs if "its worker was lost" in (run.folder / "log.txt").read_text()]
