@@ -115,6 +115,9 @@ def over_starts(found: Sequence[Results]) -> Results:
 
 
 def from_lab(paper: str, name: str, shapes: Sequence[Shape]) -> Results | None:
-    """The same from what a paper keeps of an experiment; None where there is nothing."""
-    found = kept.experiment(paper, name)
-    return None if found is None else shown(found[0], shapes, (found[1],))
+    """The same from what a paper keeps of an experiment, over all the starts it is kept from; None where there are
+    none."""
+    found = [shown(one, shapes, (note,)) for one, note in kept.experiments(paper, name)]
+    if len(found) < 2:
+        return found[0] if found else None
+    return replace(over_starts(found), notes=tuple(note for one in found for note in one.notes))

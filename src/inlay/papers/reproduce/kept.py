@@ -147,15 +147,17 @@ def rows(paper: str, name: str, command: str) -> tuple[list[dict[str, str]], str
         return list(csv.DictReader(lines)), f"{READ} {_named(file)}: `{command}`."
 
 
-def experiment(paper: str, name: str) -> tuple[Finding, str] | None:
-    """An experiment of a paper's lab that the documentation shows, and the note about it; None where there is none."""
+def experiments(paper: str, name: str) -> list[tuple[Finding, str]]:
+    """An experiment of a paper's lab that the documentation shows, and the note about it; after it the same from other
+    seeds, where `lab/seed-1/`, `lab/seed-2/` have it."""
     from inlay.papers.experiment_files import read
 
-    folder = path(paper, f"lab/{name}")
-    if not _there(folder / f"{name}.json"):
-        return None
-    found, facts = read(folder)
-    return found, _note(folder, " ".join(facts["command"]), facts["versions"])
+    made = []
+    for folder in (path(paper, "lab"), *sorted(path(paper, "lab").glob("seed-*"))):
+        if _there(folder / name / f"{name}.json"):
+            found, facts = read(folder / name)
+            made.append((found, _note(folder / name, " ".join(facts["command"]), facts["versions"])))
+    return made
 
 
 def _commits(runs: Iterable[Mapping[str, Any]]) -> str:

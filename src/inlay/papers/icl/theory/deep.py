@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,8 @@ def train_deep(
 ) -> Trace:
     """Adam on mini-batches until `steps` or `seconds` are over; testing does not count as time.
 
-    The loss kept is the mean over the mini-batches since the last one that was kept.
+    The loss kept is the mean over the mini-batches since the last one that was kept. On a GPU matrices are multiplied
+    in TF32.
     """
     if (steps is None or steps < 1) and (seconds is None or seconds <= 0):
         raise InlayError(f"{steps} steps, {seconds} seconds: give one of them, above 0.")
@@ -95,7 +97,8 @@ def train_deep(
     while True:
         begun = time.perf_counter()
         y = drawn[next(order).to(drawn.device)]
-        loss = (model(y[:, : problem.N]) - y).square().mean() / 2
+        with tensor_float(model.tokens.is_cuda):
+            loss = (model(y[:, : problem.N]) - y).square().mean() / 2
         since.append(loss.detach())
         # What is kept at a step belongs to the weights before it, as in `train`.
         first = t == 0
@@ -111,12 +114,24 @@ def train_deep(
         if over:
             return trace
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        with tensor_float(model.tokens.is_cuda):
+            loss.backward()
         optimiser.step()
         if model.tokens.is_cuda and seconds is not None:
             torch.cuda.synchronize()
         spent += time.perf_counter() - begun
         t += 1
+
+
+@contextmanager
+def tensor_float(wanted: bool) -> Iterator[None]:
+    """Within this, where wanted, float32 matrices are multiplied in TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

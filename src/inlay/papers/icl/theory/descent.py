@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 RATE, BATCH, SAMPLES, TESTS = 1e-4, 256, 10_000, 200
 EPOCH = math.ceil(SAMPLES / BATCH)
+WARM_UP = 3  # steps before a training on a GPU is recorded
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -186,8 +189,11 @@ def train(
     drawn = None if batches is None else model.problem.prompts(batches.samples, batches.seed + 10_000)
     whole = model.moments if drawn is None else drawn.moments().to(model.S)
     order = None if batches is None or batches.size == batches.samples else batches.order()
-    optimiser = torch.optim.Adam([model.Q, model.w], lr=rate, fused=True)
+    graphs = order is None and model.Q.is_cuda
+    optimiser = torch.optim.Adam([model.Q, model.w], lr=rate, fused=True, capturable=graphs)
     trace = Trace(model.infimum)
+    gradients: Callable[[], torch.Tensor] = partial(model.step, whole)
+    update: Callable[[], object] = optimiser.step
 
     def note(t: int, a: torch.Tensor) -> None:
         away = a - model.A
@@ -198,16 +204,34 @@ def train(
             watch(trace)
 
     for t in range(steps):
-        moments = whole
+        if graphs and t == WARM_UP:
+            gradients, update = recorded(gradients), recorded(update)
         if drawn is not None and order is not None:
-            moments = drawn.moments(next(order).to(drawn.y.device)).to(model.S)
-        a = model.step(moments)
+            gradients = partial(model.step, drawn.moments(next(order).to(drawn.y.device)).to(model.S))
+        a = gradients()
         if t % every == 0:
             note(t, a)
             # What is kept is read from the device, so that its work is done when the clock is read.
             if seconds is not None and t > 0 and trace.seconds[-1] >= seconds:
                 return trace
-        optimiser.step()
+        update()
     with torch.no_grad():
         note(steps, model.coefficients())
     return trace
+
+
+def recorded(work: Callable[[], Result]) -> Callable[[], Result]:
+    """The same work on the same tensors as one CUDA graph: a step of one layer is short, and launching its kernels
+    one by one takes longer than they do. What it returned while it was recorded has the new values after each call.
+
+    Recording runs nothing. What allocates on its first call has to have run before.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+
+    def again() -> Result:
+        graph.replay()
+        return result
+
+    return again

@@ -162,14 +162,15 @@ def figure_4(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
             if times == 1:
                 safe.setdefault(tokens, {})[heads] = usable_steps(model)[1]
             length = steps if times == 1 else min(steps, FASTER_STEPS)
-            # Every fourth of an epoch: instability that heals within an epoch is seen too.
+            # Looked at every fourth of an epoch: instability that heals within an epoch is seen too. Kept are some 60
+            # places, each with the largest rise since the one before.
             every = max(1, min(EPOCH // 4, length // 60))
             watch = _watching(show, name)
             trace = train(model, length, rate=rate, every=every, seconds=setting.seconds, watch=watch)
             took += trace.seconds[-1]
             rows += [
                 (tokens, rate, heads, trace.steps[at], trace.steps[at] / EPOCH, trace.loss[at], trace.gap[at], rise)
-                for at, rise in rises(trace.gap, 4 if every == EPOCH // 4 else 1)
+                for at, rise in rises(trace.gap, max(1, length // every // 60))
             ]
     facts = {**setting.facts("4"), "heads": list(every_heads), "steps": steps, "infimum": problem.infimum()}
     facts |= {"largest safe eta_w of gradient descent": safe, "training seconds": took}
