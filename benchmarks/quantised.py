@@ -73,15 +73,18 @@ def main() -> int:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--logits", default="pieces", help="pieces, whole (the loss of Transformers) or both, by comma")
     parser.add_argument("--goal", type=float, help="GiB at most")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is written and left")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     args = parser.parse_args()
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), args.shape, args.length)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        if not (folder / "config.json").is_file():
+            write_checkpoint(folder, args.shape, args.length)
         for kind in args.quantize.split(","):
             for method in args.methods.split(","):
                 for logits in args.logits.split(","):
-                    found.append(measure(folder, None if kind == "none" else kind, method, logits, args))
+                    found.append(measure(str(folder), None if kind == "none" else kind, method, logits, args))
                     print(json.dumps(found[-1]), flush=True)
     if args.out is not None:
         setting = {name: str(value) for name, value in vars(args).items()}
@@ -102,7 +105,8 @@ def write_checkpoint(folder: Path, shape: str, length: int) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        LlamaForCausalLM(config).save_pretrained(folder)
+        with torch.device(pick_device()):
+            LlamaForCausalLM(config).save_pretrained(folder)
     finally:
         torch.set_default_dtype(before)
     vocabulary = {"<unk>": 0} | {f"w{number}": number for number in range(1, config.vocab_size)}
