@@ -1,0 +1,85 @@
+"""Which runs the visual methods' table asks for, in which order, and which of those that are known count."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from inlay.papers.activation_prompts import table
+from inlay.papers.ntk_attention.table import beside
+from inlay.papers.reproduce import kept
+from inlay.papers.tables import Entry
+
+
+def asked(**changes: Any) -> argparse.Namespace:
+    common = {"models": ["vit_tiny_patch16_224"], "methods": ["lora"], "rows": None, "sets": ["a", "b"], "seeds": 2}
+    return argparse.Namespace(**common | {"epochs": 1.0, "models_dir": "", "data_dir": "", "out": ""} | changes)
+
+
+def made(work: table.VisionRun, validation: float = 0.5) -> Entry:
+    return work.named | {"validation": validation, "test": 0.25}
+
+
+def every(args: argparse.Namespace, known: list[Entry]) -> list[table.VisionRun]:
+    """What is wanted and not known, once."""
+    found = {str(work.named): work for work in table.wanted(known, args)}
+    return [work for name, work in found.items() if name not in {str(work) for work in _names(known)}]
+
+
+def _names(known: list[Entry]) -> list[Entry]:
+    return [{name: value for name, value in run.items() if name not in ("validation", "test")} for run in known]
+
+
+def test_grids_come_first_and_then_whole_rows_in_the_order_given() -> None:
+    args = asked(rows=["VPT-50", "LoRA-1"])
+    grids = every(args, [])
+    assert [work.line.name for work in grids] == 4 * ["VPT-50"] + 4 * ["LoRA-1"]
+    assert {(work.task, work.seed) for work in grids} == {("a", 0)}
+    known = [made(work, validation=work.rate or 0) for work in grids if work.line.name == "LoRA-1"]
+    assert [work.line.name for work in every(args, known)] == 4 * ["VPT-50"] + 3 * ["LoRA-1"]
+    known = [made(work, validation=work.rate or 0) for work in grids]
+    rest = every(args, known)
+    assert [work.line.name for work in rest] == 3 * ["VPT-50"] + 3 * ["LoRA-1"]  # the best rate has a first run
+    assert [(work.rate, work.task, work.seed) for work in rest[:3]] == [(0.03, "a", 1), (0.03, "b", 0), (0.03, "b", 1)]
+    assert every(args, [*known, *map(made, rest)]) == []
+
+
+def test_a_rate_that_failed_has_been_tried() -> None:
+    args = asked(rows=["LoRA-1"])
+    first, *others = every(args, [])
+    known = [first.named | {"error": "too high"}, *map(made, others)]
+    assert {work.rate for work in table.wanted(known, args) if work.task == "b"} == {others[0].rate}
+    assert {work.task for work in table.wanted([work.named | {"error": ""} for work in [first, *others]], args)} == {
+        "a"
+    }
+
+
+def test_tokens_are_for_transformers() -> None:
+    args = asked(models=["resnet50_v1"], rows=["VPT-50", "AP-CONCATE", "LoRA-1"])
+    assert {work.line.name for work in table.wanted([], args)} == {"LoRA-1"}
+    assert ("resnet50_v1", "vpt-deep") not in table.pairs_of(["resnet50_v1"])
+
+
+def test_runs_with_settings_are_not_those_of_the_method() -> None:
+    rows, methods = asked(rows=["LoRA-1"]), asked()
+    grids = [*every(methods, []), *every(rows, [])]
+    # Each line has a best rate of its own, and neither sees the other's.
+    known = [made(work, validation=(-1 if work.line.name else 1) * (work.rate or 0)) for work in grids]
+    known = [run | {"task": table.SETS[0]} for run in known]
+    settings = {"r": 1, "lora_alpha": 1}
+    (plain,) = table.chosen(known, "vit_tiny_patch16_224", "lora", table.SETS[0])
+    (ranked,) = table.chosen(known, "vit_tiny_patch16_224", "lora", table.SETS[0], settings)
+    assert (plain["rate"], ranked["rate"]) == (0.003, 0.0001)
+    assert "settings" not in plain
+    assert ranked["settings"] == settings
+    assert all("row" not in run for run in beside(known))
+
+
+def test_kept_runs_at_default_settings_are_asked_for_no_more() -> None:
+    found = kept.table("activation_prompts")
+    assert found is not None
+    args = asked(methods=["lora", "ssf"], sets=list(table.SETS), seeds=3)
+    known = {tuple(run.get(name) for name in table.NAMES) for run in found.runs}
+    wanted = [tuple(work.named.get(name) for name in table.NAMES) for work in table.wanted(found.runs, args)]
+    assert set(wanted) <= known
+    assert len(set(wanted)) > 2 * 12
