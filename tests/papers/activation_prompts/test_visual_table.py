@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inlay.papers.activation_prompts import table
+from inlay.papers.activation_prompts.recipes import protocol as p
 from inlay.papers.ntk_attention.table import beside
 from inlay.papers.reproduce import kept
+from inlay.papers.reproduce.bench import Bench
+from inlay.papers.reproduce.perform import reproduce
 from inlay.papers.tables import Entry
 
 
@@ -83,3 +91,52 @@ def test_kept_runs_at_default_settings_are_asked_for_no_more() -> None:
     wanted = [tuple(work.named.get(name) for name in table.NAMES) for work in table.wanted(found.runs, args)]
     assert set(wanted) <= known
     assert len(set(wanted)) > 2 * 12
+
+
+def _with_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool = False) -> None:
+    """What is kept, and the runs of LoRA once more as those of ranks 1 and 10; `cut`: rank 10 lacks a seed of a set."""
+    file = kept.path("activation_prompts", "table.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    lora = [run for run in found["runs"] if run["method"] == "lora" and "settings" not in run]
+    for rank in (1, 10):
+        more = [run | {"row": f"LoRA-{rank}", "settings": {"r": rank, "lora_alpha": rank}} for run in lora]
+        more = [run | {"test": run["test"] - 0.01 * (rank == 1)} for run in more]
+        found["runs"] = [run for run in found["runs"] if run.get("row") != f"LoRA-{rank}"]
+        found["runs"] += [r for r in more if not (cut and rank == 10 and (r["task"], r["seed"]) == ("cifar10", 2))]
+    place = tmp_path / "activation_prompts" / "kept"
+    shutil.copytree(file.parent, place)
+    (place / "table.json").write_text(json.dumps(found), encoding="utf-8")
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+
+
+def test_rows_with_settings_are_read_where_they_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_ranks(tmp_path / "whole", monkeypatch)
+    found = p.kept_accuracies({"": "vit_tiny_patch16_224"}, ("LoRA-1", "LoRA-10", "LoRA", "AP"))
+    assert found is not None
+    tens, ones = (found.get(row, "Average") for row in ("LoRA-10", "LoRA-1"))
+    assert tens is not None
+    assert ones is not None
+    assert ones.mean == pytest.approx(tens.mean - 1)
+    assert p.RANK_8 not in found.notes
+    assert any("vit_tiny_patch16_224; 1,000 images each of OxfordPets" in note for note in found.notes)
+    _with_ranks(tmp_path / "cut", monkeypatch, cut=True)
+    cut = p.kept_accuracies({"": "vit_tiny_patch16_224"}, ("LoRA-1", "LoRA-10", "LoRA", "AP"))
+    assert cut is not None
+    assert cut.rows() == ["LoRA-1", "LoRA", "AP"]
+    assert p.RANK_8 in cut.notes
+    assert any(note.startswith("Incomplete: LoRA-10") for note in cut.notes)
+    eight = cut.get("LoRA", "Average")
+    assert eight is not None
+    assert eight.mean == pytest.approx(tens.mean)  # these runs of rank 10 are copies of those of rank 8
+
+
+def test_a_table_of_whole_rows_is_judged_by_its_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_ranks(tmp_path / "kept", monkeypatch)
+    outcome = reproduce("activation-prompts/table-a8", "here", Bench(tmp_path / "out", progress=False))
+    grows, gains = (ours for _, _, ours in outcome.verdicts[:2])
+    assert grows.measured.startswith(p.SMALL_MEAN)
+    assert grows.judgement == "holds"
+    assert grows.clear
+    assert not grows.unjudged
+    assert gains.judgement == "not tested"  # rank 50 was not run
+    assert outcome.models[0].startswith("vit_tiny")
