@@ -12,6 +12,7 @@ import pytest
 
 from inlay.papers.activation_prompts import table
 from inlay.papers.activation_prompts.recipes import protocol as p
+from inlay.papers.activation_prompts.recipes.cost import STEP, kept_costs
 from inlay.papers.ntk_attention.table import beside
 from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.bench import Bench
@@ -140,3 +141,20 @@ def test_a_table_of_whole_rows_is_judged_by_its_mean(tmp_path: Path, monkeypatch
     assert not grows.unjudged
     assert gains.judgement == "not tested"  # rank 50 was not run
     assert outcome.models[0].startswith("vit_tiny")
+
+
+def test_costs_are_those_of_a_row_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_ranks(tmp_path, monkeypatch)
+    file = kept.path("activation_prompts", "vision-rows-cuda.json")
+    found = json.loads(kept.path("activation_prompts", "vision-cuda.json").read_text(encoding="utf-8"))
+    found["steps"] = {"vit-large": found["steps"]["vit-large"]}
+    found["steps"]["vit-large"]["LoRA-10"] = {"peak_bytes": 2**30, "rounds_ms": [7.0, 8.0], "rounds_inference": [5, 6]}
+    file.write_text(json.dumps(found), encoding="utf-8")
+    read = kept_costs({"": "vit-large"}, ("LoRA", "LoRA-10", "LoRA-50", "BIAS", "VPT-50", "VPT-10"))
+    assert read is not None
+    assert read.rows() == ["LoRA", "LoRA-10", "BIAS", "VPT-10"]
+    assert [cell.values for row in ("LoRA", "LoRA-10") if (cell := read.get(row, STEP))] == [(7.0, 8.0)] * 2
+    assert "vision-rows-cuda.json" in read.notes[0]
+    both = kept_costs({"ResNet": "resnet-101", "ViT": "vit-large"}, ("LoRA",))  # the one with rows has no ResNet
+    assert both is not None
+    assert "vision-cuda.json" in both.notes[0]
