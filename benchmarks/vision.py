@@ -10,9 +10,10 @@ The trunk cache is measured by the same steps over pictures whose rows are cache
 
     python benchmarks/vision.py            # prints the ratios and their goals, writes vision-*.json
     python benchmarks/vision.py --small    # the CPU's models also on a GPU, every method: the portraits in docs/
+    python benchmarks/vision.py --rows     # ViT-L/16 on a GPU, every method and the rows of the paper's tables
 
-vision-cuda.json lies where recipes read it, in src/inlay/papers/activation_prompts/kept, the others in
-benchmarks/results.
+vision-cuda.json and vision-rows-cuda.json lie where recipes read them, in src/inlay/papers/activation_prompts/kept, the
+others in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -37,13 +38,15 @@ from torch.nn.functional import cross_entropy
 
 from inlay.methods.attach import attach, trained_parameters
 from inlay.methods.registry import all_methods
+from inlay.papers.activation_prompts.recipes.protocol import WAYS
+from inlay.papers.activation_prompts.table import ROWS
 from inlay.papers.reproduce import kept
 from inlay.records.versions import versions
 from inlay.training.modes import Modes
 from inlay.training.precision import rounded_once
 
 RESULTS = Path(__file__).parent / "results"
-WITH_THE_PAPER = kept.path("activation_prompts", "")  # recipes read vision-cuda.json
+WITH_THE_PAPER = kept.path("activation_prompts", "")  # recipes read vision-cuda.json and vision-rows-cuda.json
 CLASSES, SIDE = 100, 224
 PEER = "peft-lora"
 NOT_ON_CNN = ("vpt-deep", "adaptformer")
@@ -85,7 +88,7 @@ def _first_build(name: str) -> nn.Module:
 
 
 def adapt(name: str, method: str) -> nn.Module:
-    """The model with a method in it, in the modes in which it is trained."""
+    """The model with a method in it, or the method of one of the paper's rows, in the modes in which it is trained."""
     base = build(name)
     if method == PEER:
         from peft import LoraConfig, get_peft_model
@@ -94,8 +97,11 @@ def adapt(name: str, method: str) -> nn.Module:
         return get_peft_model(
             base, LoraConfig(r=10, lora_alpha=10, target_modules=targets, modules_to_save=["classifier"])
         ).train()
+    settings: dict[str, Any] = {}
+    if method in ROWS:
+        method, settings = WAYS[method].method, dict(WAYS[method].settings)
     modes = Modes(base, new=["classifier"], whole=method == "full")
-    settings = {"image_size": SIDE} if _takes_image_size(method) else {}
+    settings |= {"image_size": SIDE} if _takes_image_size(method) else {}
     modes.adapt(attach(base, method, newly_initialised=["classifier"], settings=settings))
     modes.train()
     return modes.model
@@ -267,7 +273,9 @@ def goals(found: dict[str, Any], on_gpu: bool) -> list[Goal]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="the CPU's models, every method, wherever this runs")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--small", action="store_true", help="the CPU's models, every method, wherever this runs")
+    which.add_argument("--rows", action="store_true", help="a ViT alone, every method and the rows of the paper")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, help="steps a round")
@@ -277,11 +285,12 @@ def main() -> None:
     on_gpu = device.type == "cuda"
     large = on_gpu and not args.small
     models = ("vit-large", "resnet-101") if large else ("vit-tiny", "resnet-50")
+    models = models[:1] if args.rows else models
     batch, repeats = (128, args.repeats or 20) if on_gpu else (16, args.repeats or 3)
     ap, probe = "activation-prompt", "linear-probe"
     found: dict[str, Any] = {"steps": {}, "trunk_cache": {}}
     for model in models:
-        some = [probe, ap, PEER, *(MORE if on_gpu else ())]
+        some = [probe, ap, PEER, *(MORE if on_gpu or args.rows else ()), *(ROWS if args.rows else ())]
         methods = [name for name in some if not (model.startswith("resnet") and name in NOT_ON_CNN)]
         found["steps"][model] = measure(model, methods, device, batch, args.rounds, repeats)
         for method, entry in found["steps"][model].items():
@@ -290,7 +299,7 @@ def main() -> None:
             print(
                 f"{model:<11} {method:<18} {entry['step_ms']:9.1f} ms {peak} {rate}  {entry['rounds_ms']}", flush=True
             )
-    for model in models:
+    for model in () if args.rows else models:
         for method in (ap, probe):
             entry = measure_cache(model, method, device, batch, args.rounds, repeats)
             found["trunk_cache"][f"{model} {method}"] = entry
@@ -303,13 +312,14 @@ def main() -> None:
         "precision": "bfloat16 autocast" if on_gpu else "float32",
         "versions": versions(),
     }
-    if large or not on_gpu:
+    if not args.rows and (large or not on_gpu):
         checked = goals(found, on_gpu)
         print(*checked, sep="\n")
         found["goals"] = [{"name": g.name, "value": g.value, "bound": g.bound} for g in checked]
     folder = args.results or (WITH_THE_PAPER if large else RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"vision-{'small-' if on_gpu and args.small else ''}{device.type}.json"
+    kind = "rows-" if args.rows else "small-" if on_gpu and args.small else ""
+    target = folder / f"vision-{kind}{device.type}.json"
     target.write_text(json.dumps({**about, **found}, indent=1) + "\n")
     print(f"written to {target.name}")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from page_tables import BENCHMARKS, DOCS, difference, fill, head, row, shown
 
-from inlay.papers.activation_prompts.table import FILE, METHODS, SEEDS, SETS, chosen, pairs_of
+from inlay.papers.activation_prompts.recipes.protocol import SMALL, WAYS
+from inlay.papers.activation_prompts.table import FILE, METHODS, ROWS, SEEDS, SETS, chosen, pairs_of
 
 
 def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost: dict[str, Any]) -> list[str]:
@@ -39,6 +40,31 @@ def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost
     return lines
 
 
+def rows_table(runs: list[dict[str, Any]], model: str, sets: list[str]) -> list[str]:
+    """The rows of the paper's tables that have settings of their own: accuracy, and the learning rate selected."""
+    from inlay.cli.show import count
+
+    lines = head("row", "method", *sets, "mean", "trained parameters", "learning rate")
+    for name in ROWS:
+        way = WAYS[name]
+        cells = [chosen(runs, model, way.method, task, way.settings) for task in sets]
+        if min(map(len, cells)) < SEEDS:
+            continue
+        means = [sum(each["test"] for each in seed) / len(seed) for seed in zip(*cells, strict=True)]
+        told = ", ".join(f"{key}={value}" for key, value in way.settings.items())
+        lines.append(
+            row(
+                name,
+                f"{way.method} ({told})" if told else way.method,
+                *(shown([r["test"] for r in cell], SEEDS) for cell in cells),
+                shown(means, SEEDS),
+                count(cells[0][0]["trained"]),
+                f"{cells[0][0]['rate']:g}",
+            )
+        )
+    return lines
+
+
 def difference_table(
     runs: list[dict[str, Any]], models: list[str], sets: list[str], better: str, worse: str
 ) -> list[str]:
@@ -59,6 +85,8 @@ def write(args: argparse.Namespace) -> None:
     sets = [task for task in SETS if all(len(chosen(runs, *pair, task)) > 1 for pair in pairs_of(models))]
     shapes = {"vit_tiny_patch16_224": "vit-tiny", "resnet50_v1": "resnet-50"}
     parts = {f"accuracy {m}": accuracy_table(runs, m, sets, costs.get(shapes.get(m, m), {})) for m in models}
+    if len(rows := rows_table(runs, SMALL["ViT"], sets)) > len(head("")):
+        parts["rows"] = rows
     for better, worse in (
         ("activation-prompt", "visual-prompt"),
         ("norm", "activation-prompt"),

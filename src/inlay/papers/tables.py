@@ -57,7 +57,7 @@ def where(model: str, models_dir: str) -> str:
     return next((str(folder) for folder in found if folder.is_dir()), f"embedded:{model}")
 
 
-def attempt(measure: Measure, work: TableRun) -> Entry:
+def attempt(measure: Measure, work: Any) -> Entry:
     """One run: what the tables need of it, or why there is none."""
     import torch
 
@@ -89,7 +89,7 @@ def run_all(
 
     `wanted` is asked again after each run, with all that is known: works that it names twice are done once. Entries are
     identified by the fields `names`. Of those that are known from before, only the `usable` ones are not made again.
-    Each entry has the commit that it was made at: known ones keep theirs.
+    Each entry has the commit that it was made at: known ones keep theirs. A name that an entry does not have is None.
     """
     import torch  # noqa: F401 (once it is loaded, `versions` knows the GPU)
 
@@ -100,7 +100,7 @@ def run_all(
     known = with_commits(json.loads(Path(args.known).read_text())) if args.known else []
 
     def key(named: Mapping[str, Any]) -> Key:
-        return tuple(named[name] for name in names)
+        return tuple(named.get(name) for name in names)
 
     entries: dict[Key, Entry] = {key(entry): entry for entry in known if usable(entry)}
     context = multiprocessing.get_context("spawn")

@@ -262,11 +262,11 @@ def cell(runs: Sequence[dict[str, Any]], group: str, line: str, task: str) -> li
 
 
 def beside(found: Iterable[Entry]) -> list[Entry]:
-    """The runs of the visual methods' table as ours."""
+    """The runs of the visual methods' table, at default settings, as ours."""
     return [
         {**r, "group": "vision", "line": r["method"], "metric": "accuracy"}
         for r in found
-        if r["model"] == VISION.model and r["method"] in BESIDE and r["task"] in VISION.tasks
+        if r["model"] == VISION.model and r["method"] in BESIDE and r["task"] in VISION.tasks and not r.get("settings")
     ]
 
 

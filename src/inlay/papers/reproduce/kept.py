@@ -165,7 +165,7 @@ def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
     groups: dict[str, dict[str, None]] = {}
     for run in runs:
         if run.get("commit"):
-            groups.setdefault(run["commit"], {})[run["group"]] = None
+            groups.setdefault(run["commit"], {})[run.get("group") or run.get("row") or run["method"]] = None
     if len(groups) < 2:
         return "".join(groups)
     return "; ".join(f"{commit} ({', '.join(of)})" for commit, of in groups.items())

@@ -25,21 +25,32 @@ PORTRAIT: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def kept_costs(models: Mapping[str, str], rows: Iterable[str]) -> Results | None:
-    """What benchmarks/vision.py measured on a GPU at the paper's own sizes, three rounds each; None without it."""
+    """What benchmarks/vision.py measured on a GPU at the paper's own sizes, three rounds each; None without it.
+
+    All of one process: where the paper's rows were measured too, of that with them.
+    """
     from inlay.papers.reproduce import kept
 
-    found = kept.benchmark("activation_prompts", "vision-cuda", "python benchmarks/vision.py --rounds 3 --repeats 10")
-    if found is None:
-        return None
-    steps, note = found[0]["steps"], found[1]
-    cells: dict[Key, float | list[float]] = {}
-    for panel, model in models.items():
-        for row in rows:
-            if row in p.KEPT_ROWS and (one := steps[model].get(p.WAYS[row].method)):
-                cells[panel, row, MEMORY] = one["peak_bytes"] / 2**30
-                cells[panel, row, STEP] = one["rounds_ms"]
-                cells[panel, row, THROUGHPUT] = one["rounds_inference"]
-    return Results.of(cells, notes=(note,))
+    for name, option in (("vision-rows-cuda", " --rows"), ("vision-cuda", "")):
+        command = f"python benchmarks/vision.py{option} --rounds 3 --repeats 10"
+        found = kept.benchmark("activation_prompts", name, command)
+        if found is None or not set(models.values()) <= set(found[0]["steps"]):
+            continue
+        cells: dict[Key, float | list[float]] = {}
+        for panel, model in models.items():
+            for row in rows:
+                if one := _measured(found[0]["steps"][model], row):
+                    cells[panel, row, MEMORY] = one["peak_bytes"] / 2**30
+                    cells[panel, row, STEP] = one["rounds_ms"]
+                    cells[panel, row, THROUGHPUT] = one["rounds_inference"]
+        return Results.of(cells, notes=(found[1],))
+    return None
+
+
+def _measured(steps: Mapping[str, Any], row: str) -> Mapping[str, Any] | None:
+    """What was measured of a row with its settings, or of its method at the defaults where that is the row."""
+    same = next((name for name in steps if p.WAYS.get(name) == p.WAYS[row]), None)
+    return steps.get(same or (p.WAYS[row].method if row in p.KEPT_ROWS else ""))
 
 
 def costs(bench: Bench, settings: Mapping[str, Any], rows: tuple[str, ...]) -> Results:
