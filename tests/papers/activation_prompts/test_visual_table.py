@@ -63,6 +63,18 @@ def test_a_rate_that_failed_has_been_tried() -> None:
     }
 
 
+def test_a_rate_at_an_end_or_one_of_several_is_doubtful() -> None:
+    def doubtful(*values: float) -> tuple[bool, bool]:
+        rates = zip((0.1, 0.2, 0.3), values, strict=True)
+        return table.doubts([{"task": "a", "seed": 0, "rate": rate, "validation": v} for rate, v in rates], first="a")
+
+    assert doubtful(0.5, 0.6, 0.4) == (False, False)
+    assert doubtful(0.6, 0.6, 0.4) == (True, True)
+    assert doubtful(0.5, 0.6, 0.6) == (False, True)
+    assert doubtful(0.5, 0.6, 0.7) == (True, False)
+    assert table.doubts([]) == (False, False)
+
+
 def test_tokens_are_for_transformers() -> None:
     args = asked(models=["resnet50_v1"], rows=["VPT-50", "AP-CONCATE", "LoRA-1"])
     assert {work.line.name for work in table.wanted([], args)} == {"LoRA-1"}
@@ -95,14 +107,14 @@ def test_kept_runs_at_default_settings_are_asked_for_no_more() -> None:
 
 
 def _with_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool = False) -> None:
-    """What is kept, and the runs of LoRA once more as those of ranks 1 and 10; `cut`: rank 10 lacks a seed of a set."""
+    """What is kept of methods, and LoRA's runs once more as of ranks 1 and 10; `cut`: rank 10 lacks a seed of a set."""
     file = kept.path("activation_prompts", "table.json")
     found = json.loads(file.read_text(encoding="utf-8"))
-    lora = [run for run in found["runs"] if run["method"] == "lora" and "settings" not in run]
+    found["runs"] = [run for run in found["runs"] if "row" not in run]
+    lora = [run for run in found["runs"] if run["method"] == "lora"]
     for rank in (1, 10):
         more = [run | {"row": f"LoRA-{rank}", "settings": {"r": rank, "lora_alpha": rank}} for run in lora]
         more = [run | {"test": run["test"] - 0.01 * (rank == 1)} for run in more]
-        found["runs"] = [run for run in found["runs"] if run.get("row") != f"LoRA-{rank}"]
         found["runs"] += [r for r in more if not (cut and rank == 10 and (r["task"], r["seed"]) == ("cifar10", 2))]
     place = tmp_path / "activation_prompts" / "kept"
     shutil.copytree(file.parent, place)

@@ -191,17 +191,28 @@ def best_rate(entries: Iterable[Entry], first: str = SETS[0]) -> float | None:
     return min(known, key=lambda entry: (-entry["validation"], entry["rate"]))["rate"] if known else None
 
 
+def line_of(runs: Iterable[Entry], model: str, method: str, settings: Mapping[str, Any] | None = None) -> list[Entry]:
+    """The runs of a model with a method, without `settings` those at its default settings."""
+    own = dict(settings) if settings else None
+    return [r for r in runs if (r["model"], r["method"], r.get("settings") or None) == (model, method, own)]
+
+
 def chosen(
     runs: Iterable[Entry], model: str, method: str, task: str, settings: Mapping[str, Any] | None = None
 ) -> list[Entry]:
-    """The runs of one cell at the rate that was selected, in the order of their seeds.
-
-    Without `settings` those at the method's default settings.
-    """
-    own = dict(settings) if settings else None
-    line = [r for r in runs if (r["model"], r["method"], r.get("settings") or None) == (model, method, own)]
+    """The runs of one cell at the rate that was selected, in the order of their seeds."""
+    line = line_of(runs, model, method, settings)
     rate = best_rate(line)
     return sorted((r for r in line if (r["task"], r["rate"]) == (task, rate) and "test" in r), key=lambda r: r["seed"])
+
+
+def doubts(line: Iterable[Entry], first: str = SETS[0]) -> tuple[bool, bool]:
+    """Of the rate that was selected for a line: whether it is at an end of those tried, and whether another did as
+    well on the pictures held out."""
+    tried = {e["rate"]: e["validation"] for e in line if (e["task"], e["seed"]) == (first, 0) and "validation" in e}
+    best = max(tried.values(), default=None)
+    ties = sorted(rate for rate, value in tried.items() if value == best)
+    return bool(ties) and ties[0] in (min(tried), max(tried)), len(ties) > 1
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ All tables at `here` run under the same protocol, so that a run made for one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from inlay.papers.reproduce.bench import Bench
+    from inlay.papers.tables import Entry
     from inlay.records.spec import Spec
     from inlay.records.store import Run
 
@@ -219,12 +220,10 @@ def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results |
     table = kept.table("activation_prompts", " --models-dir <folder> --data-dir <folder>")
     if table is None:
         return None
-    named, cells, notes = list(rows), {}, []
+    named, cells, lines = list(rows), {}, {}
     for panel, model in models.items():
         for row in (each for each in named if fits(each, panel)):
-            found, own = _kept_runs(table.runs, model, row)
-            if row == "LoRA" and not own:
-                notes.append(RANK_8)
+            found, lines[panel, row] = _kept_runs(table.runs, model, row)
             for column, runs in found.items():
                 cells[panel, row, column] = {
                     run["seed"]: kept.KeptValue(100 * run["test"], run.get("steps")) for run in runs
@@ -232,24 +231,39 @@ def kept_accuracies(models: Mapping[str, str], rows: Iterable[str]) -> Results |
     read = kept.whole(table, cells, "AP" if "AP" in named else named[0])
     if not read.cells:
         return None
+    whole = {place: line for place, line in lines.items() if place[1] in read.rows(place[0])}
     told = (
         f"Accuracy: {', '.join(models.values())}; 1,000 images each of {', '.join(SMALL_SETS)}; the learning rate was "
         f"selected on held-out images of {next(iter(SMALL_SETS))} with seed 0."
     )
-    read = replace(read, notes=(*read.notes, told, *dict.fromkeys(notes)))
+    read = replace(read, notes=(*read.notes, told, *_doubts(whole)))
     return read.with_average(columns=list(SMALL_SETS))
 
 
-def _kept_runs(runs: list[dict[str, Any]], model: str, row: str) -> tuple[dict[str, list[dict[str, Any]]], bool]:
-    """The runs of a row by set, and whether they have its settings: if those are not whole, the method's default."""
-    from inlay.papers.activation_prompts.table import chosen
+def _kept_runs(runs: list[Entry], model: str, row: str) -> tuple[dict[str, list[Entry]], list[Entry]]:
+    """The runs of a row by set, and its line of runs: with its settings or, if those are not whole, its method's."""
+    from inlay.papers.activation_prompts.table import chosen, line_of
     from inlay.papers.reproduce.kept import LEAST
 
     way = WAYS[row]
-    own = {column: chosen(runs, model, way.method, task, way.settings) for column, task in SMALL_SETS.items()}
-    if row not in KEPT_ROWS or all(len(found) >= LEAST for found in own.values()):
-        return own, True
-    return {column: chosen(runs, model, way.method, task) for column, task in SMALL_SETS.items()}, not way.settings
+    for settings in (way.settings, None):
+        found = {column: chosen(runs, model, way.method, task, settings) for column, task in SMALL_SETS.items()}
+        if row not in KEPT_ROWS or all(len(each) >= LEAST for each in found.values()):
+            break
+    return found, line_of(runs, model, way.method, settings)
+
+
+def _doubts(lines: Mapping[tuple[str, str], list[Entry]]) -> Iterator[str]:
+    """What to say of lines whose learning rate may not be their best, and of LoRA's where it has another rank."""
+    from inlay.papers.activation_prompts.table import doubts
+
+    if any(row == "LoRA" and not line[0].get("settings") for (_, row), line in lines.items()):
+        yield RANK_8
+    found = {f"{row} ({panel})" if panel else row: doubts(line) for (panel, row), line in lines.items()}
+    if ends := [name for name, (end, _) in found.items() if end]:
+        yield f"At the lowest or the highest learning rate tried: a better one may lie beyond: {', '.join(ends)}."
+    if ties := [name for name, (_, tie) in found.items() if tie]:
+        yield f"At the lowest of several learning rates that did equally well when selected: {', '.join(ties)}."
 
 
 def accuracy(run: Run) -> float:
