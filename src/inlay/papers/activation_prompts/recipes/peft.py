@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.papers.activation_prompts.recipes import protocol as p
 from inlay.papers.activation_prompts.recipes.cost import MEMORY, PARAMETERS, PORTRAIT, THROUGHPUT, TIMES, kept_costs
 from inlay.papers.reproduce.predicates import above, above_at_most, near, ranked, rises, times, within
-from inlay.papers.reproduce.recipe import PRINTED, READING, Claim, Recipe, RecipeScale, Verdict
+from inlay.papers.reproduce.recipe import PRINTED, READING, UNTESTED, Claim, Recipe, RecipeScale, Verdict
 from inlay.papers.reproduce.results import Results
 
 if TYPE_CHECKING:
@@ -291,12 +291,18 @@ def with_rank(column: str, slack: float = 0.0) -> Any:
 def every_accuracy_with_rank(results: Results) -> Verdict:
     """Whether accuracy grows with the rank in every group that there is."""
     told = [(name, with_rank(name)(results)) for name in ACCURACY]
-    tested = [(name, verdict) for name, verdict in told if verdict.judgement != "not tested"]
+    tested = [(name, verdict) for name, verdict in told if verdict.judgement != UNTESTED]
     if not tested:
         return Verdict.untested("the table has no two ranks")
     failing = [pair for pair in tested if pair[1].judgement != "holds"]
     name, verdict = (failing or tested)[0]
     return replace(verdict, measured=f"{name}: {verdict.measured}")
+
+
+def time_with_rank(results: Results) -> Verdict:
+    """Whether time grows with the rank, by whichever measure of it the table has."""
+    told = [with_rank(name)(results) for name in TIMES]
+    return next((verdict for verdict in told if verdict.judgement != UNTESTED), told[0])
 
 
 TABLE_A8 = recipe(
@@ -310,7 +316,7 @@ TABLE_A8 = recipe(
             above_at_most("LoRA-50", "LoRA-10", 1.0, columns=ACCURACY),
             READING,
         ),
-        Claim("Time grows with the rank", with_rank(TIMES[0]), "appendix B"),
+        Claim("Time grows with the rank", time_with_rank, "appendix B"),
         Claim("Memory grows with the rank", with_rank(MEMORY), READING),
         *counts(**{"LoRA-1": 0.04, "LoRA-10": 1.00, "LoRA-20": 4.38, "LoRA-50": 12.22}),
     ),
