@@ -16,7 +16,7 @@ from generated import ROOT
 from page_tables import fill
 
 from inlay.papers.experiment_files import read
-from inlay.papers.findings import Finding
+from inlay.papers.findings import Finding, MeasuredClaim
 from inlay.papers.reproduce import kept
 
 PAGE, LAB = ROOT / "docs" / "icl.md", kept.path("icl", "lab")
@@ -74,17 +74,37 @@ def written(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*")
 
 
-def holds(found: Finding, begins: str) -> str:
+def holds(starts: Sequence[Finding], begins: str) -> str:
     """The verdicts on the claims that begin so: one word, or each with what tells the claims apart."""
-    claims = [claim for claim in found.claims if claim.claim.startswith(begins)]
+    claims = [of for of in each_claim(starts) if of[0].claim.startswith(begins)]
     if not claims:
-        raise SystemExit(f"{found.name} has no claim that begins with {begins!r}: run it again")
-    if len({str(claim) for claim in claims}) == 1:
-        return str(claims[0])
-    return "; ".join(f"{claim.claim.rpartition('; ')[2].rpartition(': ')[2]}: {claim}" for claim in claims)
+        raise SystemExit(f"{starts[0].name} has no claim that begins with {begins!r}: run it again")
+    if len({verdict(of) for of in claims}) == 1:
+        return verdict(claims[0])
+    return "; ".join(f"{of[0].claim.rpartition('; ')[2].rpartition(': ')[2]}: {verdict(of)}" for of in claims)
 
 
-def verdicts(kept: dict[str, Finding]) -> list[str]:
+def each_claim(starts: Sequence[Finding]) -> list[tuple[MeasuredClaim, ...]]:
+    """Every claim, as the trainings from each start have it."""
+    return list(zip(*(found.claims for found in starts), strict=True))
+
+
+def verdict(of: Sequence[MeasuredClaim]) -> str:
+    """What the starts say of a claim."""
+    if len(of) == 1 or of[0].seeds is None:
+        return str(of[0])
+    said = [f"not judged: {claim.short}" if claim.short else claim.holds for claim in of]
+    return f"{said[0]}, from {len(of)} starts" if len({*said}) == 1 else f"the starts differ: {', '.join(said)}"
+
+
+def measured(of: Sequence[MeasuredClaim]) -> str:
+    """What each start gave."""
+    if len(of) == 1:
+        return of[0].measured
+    return "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in enumerate(of))
+
+
+def verdicts(kept: dict[str, list[Finding]]) -> list[str]:
     """The table above all."""
     lines = ["| the paper | holds here? |", "| --- | --- |"]
     for sentence, name, begins, remark in SAID:
@@ -93,8 +113,9 @@ def verdicts(kept: dict[str, Finding]) -> list[str]:
     return lines
 
 
-def block(found: Finding, facts: dict[str, Any]) -> list[str]:
-    """A picture, how it was made, and its claims."""
+def block(starts: Sequence[Finding], facts: dict[str, Any]) -> list[str]:
+    """A picture, how it was made, and its claims; the picture and the command are those of the first start."""
+    found = starts[0]
     versions, settings = facts["versions"], found.facts
     threads = versions["threads"]
     machine = "one core of a CPU" if threads == 1 else f"{threads} cores of a CPU"
@@ -103,7 +124,9 @@ def block(found: Finding, facts: dict[str, Any]) -> list[str]:
     lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]
     lines += [f"`{' '.join(facts['command'])}` (on {machine})", ""]
     lines += ["| claim | measured | holds? |", "| --- | --- | --- |"]
-    return lines + [f"| {written(claim.claim)} | {written(claim.measured)} | {claim} |" for claim in found.claims]
+    return lines + [
+        f"| {written(of[0].claim)} | {written(measured(of))} | {verdict(of)} |" for of in each_claim(starts)
+    ]
 
 
 def left(found: Finding) -> list[str]:
@@ -122,7 +145,7 @@ def left(found: Finding) -> list[str]:
     return [
         *lines,
         "",
-        f"After {found.facts['steps'] / found.facts['steps in an epoch']:.0f} epochs; one start each (seed 0).",
+        f"After {found.facts['steps'] / found.facts['steps in an epoch']:.0f} epochs; seed 0.",
     ]
 
 
@@ -154,13 +177,13 @@ def language(found: Finding, sizes: Sequence[int] = (2, 8, 32)) -> list[str]:
 
 def main() -> None:
     folders = [LAB / name for name in FOUND if (LAB / name).is_dir()]
-    read_back = {folder.name: read(folder) for folder in folders}
-    kept = {name: found for name, (found, _) in read_back.items()}
+    facts = {folder.name: read(folder)[1] for folder in folders}
+    found = {name: [one for one, _ in kept.experiments("icl", name)] for name in facts}
     absent = ["Not measured yet."]
-    parts = {name: block(*read_back[name]) if name in read_back else absent for name in FOUND}
-    parts["icl verdicts"] = verdicts(kept)
-    parts["icl-figure-4 gaps"] = left(kept["icl-figure-4"])
-    parts["icl-language table"] = language(kept["icl-language"])
+    parts = {name: block(found[name], facts[name]) if name in found else absent for name in FOUND}
+    parts["icl verdicts"] = verdicts(found)
+    parts["icl-figure-4 gaps"] = left(found["icl-figure-4"][0])
+    parts["icl-language table"] = language(found["icl-language"][0])
     fill(PAGE, parts)
 
 

@@ -3,6 +3,7 @@
     inlay lab prefix --out lab && python scripts/take_lab.py lab
 
 An experiment that no paper keeps yet is refused: make its folder `src/inlay/papers/<paper>/kept/lab/<name>` first.
+Another start of an experiment that is kept, made with `--seed 1`, is taken with `--start seed-1`: its numbers alone.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from inlay.papers.reproduce import kept
 PICTURES = ROOT / "docs" / "images" / "lab"
 
 
-def take(folder: Path) -> None:
+def take(folder: Path, start: str | None) -> None:
     """Take one experiment. From the folder where its numbers are kept, where it was drawn again, the pictures move."""
     homes = list(kept.ROOT.glob(f"*/kept/lab/{folder.name}"))
     if len(homes) != 1:
         raise SystemExit(f"{len(homes)} papers keep an experiment {folder.name!r}: make its folder kept/lab/<name>.")
-    at_home = homes[0].resolve() == folder.resolve()
+    home = homes[0] if start is None else homes[0].parent / start / folder.name
+    home.mkdir(parents=True, exist_ok=True)
+    at_home = home.resolve() == folder.resolve()
     for ending in (".json", ".csv"):
         if not at_home:
-            shutil.copy(folder / f"{folder.name}{ending}", homes[0])
-    for ending in (".png", ".svg"):
+            shutil.copy(folder / f"{folder.name}{ending}", home)
+    for ending in (".png", ".svg") if start is None else ():
         picture = folder / f"{folder.name}{ending}"
         target = PICTURES / folder.name / picture.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,9 +43,10 @@ def take(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="what --out of `inlay lab` was")
+    parser.add_argument("--start", help="seed-1, seed-2, ...: of another start than the one that is shown")
     args = parser.parse_args()
     for folder in sorted(path for path in args.folder.iterdir() if (path / f"{path.name}.png").is_file()):
-        take(folder)
+        take(folder, args.start)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from inlay.papers.icl.charts import training as charts_icl
 from inlay.papers.icl.command import ALL, FIGURES
 from inlay.papers.icl.theory import deep, lab, language, traces
 from inlay.papers.icl.theory.lab import one_layer, theorems
-from inlay.papers.reproduce.kept import path
+from inlay.papers.reproduce.kept import experiments, path
 from inlay.papers.reproduce.predicates import stated
 from inlay.papers.reproduce.recipe import FAILS, UNJUDGED
 from inlay.papers.reproduce.results import Results, Stated
@@ -671,19 +671,25 @@ def test_the_page_shows_what_is_kept_and_the_command_beside_it() -> None:
         facts = json.loads((folder / f"{folder.name}.json").read_text())
         assert f"images/lab/{folder.name}/{folder.name}.png" in page
         assert " ".join(facts["command"]) in page, folder.name
-        for claim in facts["claims"]:
+        starts = [one for one, _ in experiments("icl", folder.name)]
+        for of in zip(*(one.claims for one in starts), strict=True):
             # `python scripts/document_icl.py` puts them there.
-            told = findings.MeasuredClaim(**claim)
-            assert f"| {told.claim} | {told.measured} | {told} |" in shown, told.claim
+            line = next(line for line in shown.splitlines() if line.startswith(f"| {of[0].claim} | "))
+            assert all(claim.measured in line for claim in of), of[0].claim
+            if len(of) == 1:
+                assert line.endswith(f"| {of[0]} |")
+            elif of[0].seeds is not None and len({claim.holds for claim in of}) > 1:
+                assert line.endswith(f"| the starts differ: {', '.join(claim.holds for claim in of)} |")
 
 
 def test_the_claims_on_record_are_those_of_this_code() -> None:
     """Read again from the numbers kept: `inlay lab icl --figure all --redraw` does that."""
-    for name, claims in lab.CLAIMS.items():
-        folder = path("icl", f"lab/{name}")
-        if folder.is_dir():
-            found, facts = read(folder)
-            assert [vars(claim) for claim in claims(found)] == facts["claims"], name
+    folders = [*path("icl", "lab").glob("icl-*"), *path("icl", "lab").glob("seed-*/icl-*")]
+    known = [folder for folder in folders if folder.name in lab.CLAIMS]
+    assert known
+    for folder in known:
+        found, facts = read(folder)
+        assert [vars(claim) for claim in lab.CLAIMS[folder.name](found)] == facts["claims"], folder
 
 
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

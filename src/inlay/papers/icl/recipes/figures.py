@@ -148,11 +148,12 @@ RECIPES = (
         scales={
             "paper": RecipeScale(
                 f"{PRINTED_SIZES}, H = 1 to 400. Not in the paper, ours: 600 epochs of 10,000 / 256 updates.",
-                "3 starts: 45 min on one GPU",
+                "3 starts: 9 min on one GPU",
                 settings={"4": {"device": "cuda", "starts": STARTS}},
             ),
             "here": RecipeScale(
-                f"{PRINTED_SIZES}, H = 1 to 400, as docs/icl.md shows it: 200 epochs on a CPU, 600 on a GPU.",
+                f"{PRINTED_SIZES}, H = 1 to 400, as docs/icl.md shows it: 600 epochs, 3 starts. With --fresh one "
+                "start, on a CPU 200 epochs.",
                 "1 s; with --fresh 15 min on two cores",
                 settings={"kept": True, "4": {}},
             ),
