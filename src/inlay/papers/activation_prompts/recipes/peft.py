@@ -58,8 +58,8 @@ HEAD_NOTE = (
 MIXED_NOTE = (
     "A row at `here` has three origins: parameters are counted on ViT-L/16 at the paper's settings (LoRA "
     "of rank 10, VPT with as many tokens as the table says); accuracy is a ViT-tiny's at the same settings, as far as "
-    "they were run, and claims are about its mean over the sets; cost is a ViT-L/16's with random weights, where "
-    "the row's settings were not measured at our defaults (LoRA of rank 8)."
+    "they were run, and claims are about its mean over the sets; cost is a ViT-L/16's with random weights, of the row "
+    "or else of its method at our default settings (LoRA of rank 8)."
 )
 VPT_NOTE = (
     "The paper's row is called VPT. By its 1.24M parameters it has 50 tokens, and is called so here, although appendix "

@@ -261,7 +261,7 @@ def _doubts(lines: Mapping[tuple[str, str], list[Entry]]) -> Iterator[str]:
         yield RANK_8
     found = {f"{row} ({panel})" if panel else row: doubts(line) for (panel, row), line in lines.items()}
     if ends := [name for name, (end, _) in found.items() if end]:
-        yield f"At the lowest or the highest learning rate tried: a better one may lie beyond: {', '.join(ends)}."
+        yield f"At the lowest or highest learning rate tried (a better one may lie beyond): {', '.join(ends)}."
     if ties := [name for name, (_, tie) in found.items() if tie]:
         yield f"At the lowest of several learning rates that did equally well when selected: {', '.join(ties)}."
 
