@@ -472,8 +472,8 @@ class UndividedTask(Described):
     images `splits` may hold a `datasets.Dataset` whose labels are numbers already. Rows that agree in the column
     `group` stay together; `resplit` are the shares of a division anew; `standardise` scales the values of a regression.
     `doubts` are those of the notes that may be why the rows cannot be divided. `spelled_out` names the fields of the
-    spec that say only what the data show anyway. `places` says where the rows of a split
-    stood; without it they are counted from 1.
+    spec that say only what the data show anyway; `decided` are those that the data and the model decided, and another
+    reading of the data needs. `places` says where the rows of a split stood; without it they are counted from 1.
     """
 
     schema: TaskSchema
@@ -485,4 +485,5 @@ class UndividedTask(Described):
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     spelled_out: tuple[str, ...] = ()
+    decided: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, Places] = field(default_factory=dict)
