@@ -425,15 +425,27 @@ class TaskSchema:
         if not self.two_parts:  # whose labels are those of the decoder, one for each of its outputs
             ahead, wanted = ahead[:, :-1], wanted[:, 1:]
         losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
-        counted = wanted != IGNORED
-        right = ((ahead.argmax(-1) == wanted) | ~counted).all(-1)
-        return torch.stack([losses.sum(-1), counted.sum(-1).float(), right.float()], dim=1)
+        return _by_row(losses, ahead.argmax(-1) == wanted, wanted != IGNORED)
+
+    def reduce_tokens(self, losses: Any, likeliest: Any, labels: Any) -> Any:
+        """The same for a causal language model, of which is known for each place the loss of the token that follows it,
+        and whether that is the likeliest: there may be places of virtual tokens before those of the labels."""
+        from inlay.tasks.encode import IGNORED
+
+        losses, likeliest = (each[:, -labels.shape[1] :][:, :-1] for each in (losses, likeliest))
+        return _by_row(losses.float(), likeliest, labels[:, 1:] != IGNORED)
 
     def score_texts(self, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The metrics of generated texts, one for each of `rows` (those of a split, in order)."""
         from inlay.tasks import metrics
 
         return metrics.of_texts(self.metrics, [text.strip() for text in texts], rows)
+
+
+def _by_row(losses: Any, right: Any, counted: Any) -> Any:
+    import torch
+
+    return torch.stack([losses.sum(-1), counted.sum(-1).float(), (right | ~counted).all(-1).float()], dim=1)
 
 
 class Described:
