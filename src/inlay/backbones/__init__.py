@@ -15,7 +15,7 @@ from inlay.backbones.embedded import EMBEDDED
 if TYPE_CHECKING:
     from inlay.backbones.image_sizes import own_side
     from inlay.backbones.loading import Backbone, load, load_for
-    from inlay.backbones.locate import has_two_parts, kind, modality, version
+    from inlay.backbones.locate import has_two_parts, kind, modality, version, writes_texts
     from inlay.backbones.new_parts import fingerprint
     from inlay.backbones.pooling import settle_pooling
     from inlay.backbones.processors import image_side
@@ -32,6 +32,7 @@ _LAZY = {
     "own_side": "image_sizes",
     "settle_pooling": "pooling",
     "version": "locate",
+    "writes_texts": "locate",
 }
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "own_side",
     "settle_pooling",
     "version",
+    "writes_texts",
 ]
 
 

@@ -23,6 +23,7 @@ from inlay.records.atomic import file_digest, write_text
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 IMAGE_PROCESSOR = "preprocessor_config.json"
 CACHED = "hub cache"
+_WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 CARD_CHARACTERS = 2**16  # of a model card: its head stands at the beginning
 _CONVERT = (
     "Pickled weights can run code when they are opened, so inlay never opens them. Convert a checkpoint you trust "
@@ -147,6 +148,17 @@ def has_two_parts(name: str, revision: str | None = None) -> bool:
         return False
     said = place.config.get("is_encoder_decoder")
     return bool(CONFIG_MAPPING[place.model_type]().is_encoder_decoder if said is None else said)
+
+
+def writes_texts(name: str, revision: str | None = None) -> bool:
+    """Whether the backbone is a causal language model with its head, by its config alone."""
+    place = find(name, revision)
+    if place.model_type not in heads("causal-lm") or place.modality != "text" or has_two_parts(name, revision):
+        return False
+    if place.model_type in heads("masked-lm") and not place.config.get("is_decoder"):
+        return False
+    made_as = place.config.get("architectures") or []
+    return not made_as or any(each.endswith(_WRITERS) for each in made_as)
 
 
 def version(name: str, revision: str | None = None) -> str:

@@ -135,7 +135,8 @@ HELPS: dict[str | None, dict[str, str]] = {
         "precision": "auto, float32, bfloat16 or float16.",
         "quantize": "Hold the frozen linear layers in fewer bits: 4bit (NF4) or 8bit (LLM.int8) by bitsandbytes, int8 "
         "or int4 by torchao. Needs the extra `quantize`.",
-        "gradient_checkpointing": "Use less memory and more time: activations are computed again.",
+        "gradient_checkpointing": "Use less memory and more time: activations are computed again. Default: only where "
+        "a language model of 1B parameters or more learns to write on CUDA.",
         "trunk_cache": "Compute the frozen part before the first trained piece once, not in every epoch: auto, on (an "
         "error where it cannot be) or off.",
         "similarity_temperature": "With --kind embedding: divides cosines before their softmax. Default: 0.05.",

@@ -166,6 +166,7 @@ def run_result(run: Run) -> None:
         *((column.titles["run"], column.described(run.record)) for column in columns_in("run")),
         *machine(run.portrait),
         *trunk(run.portrait),
+        *recomputing(run.portrait),
         *whole_time(run.record),
         *(("predictions of held-out rows", str(path)) for path in run.predictions.values()),
         ("run", str(run.folder)),
@@ -231,6 +232,12 @@ def trunk(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("trunk", f"cached: {blocks}{size(entry['bytes'])} {place}, computed in {figure(entry['seconds'])} s{checked}"),
         *([] if first is None else [("time of the first epoch", f"{figure(first)} s, the trunk included")]),
     ]
+
+
+def recomputing(portrait: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Whether the activations were computed again in the backward pass: memory and times depend on it."""
+    on = portrait.get("gradient_checkpointing")
+    return [("activations", "computed again in the backward pass (gradient checkpointing)")] if on else []
 
 
 def whole_time(record: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -40,8 +40,8 @@ def command(spec: Spec, out: str | None = None) -> str:
 
 
 def _option(option: str, name: str, value: Any) -> list[str]:
-    if value is True:
-        return [option]
+    if isinstance(value, bool):
+        return [option if value else f"--no-{option.removeprefix('--')}"]
     if name == "tasks":
         return [option, ",".join(value)]
     if isinstance(value, tuple):

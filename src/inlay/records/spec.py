@@ -33,6 +33,10 @@ class Spec:
     texts that are about equally long: less is padded, and the order is less random. `pack` puts the texts of a
     training batch into as few rows as hold them: less is padded, and what is learnt is the same.
 
+    `gradient_checkpointing` computes activations again in the backward pass and does not keep them; None: where a large
+    language model learns to write on a GPU (`inlay.workflow.writing`). It does not change what is learnt, and None and
+    False are one identity.
+
     `similarity_temperature` divides the cosines of texts to embed before their softmax; None: 0.05.
 
     `pooling` is what a text classifier's head reads. own: what its architecture has it read, whatever the checkpoint
@@ -74,7 +78,7 @@ class Spec:
     evaluations: int | None = None
     max_length: int | None = None
     precision: str = "auto"
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
     trunk_cache: str = "auto"
     augment: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -212,6 +216,7 @@ class Spec:
         own = self.to_json()
         if own["settings"].get("target_modules", "") is None:  # the method's default, spelled out
             del own["settings"]["target_modules"]
+        own["gradient_checkpointing"] = bool(own["gradient_checkpointing"])  # None came after False
         fields = {name: value for name, value in own.items() if name not in LATER or value not in LATER[name]}
         fields |= dict(contents or {})
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

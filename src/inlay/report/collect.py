@@ -359,7 +359,13 @@ def _arrange(found: Collected) -> None:
 
 
 def _but_for_the_seed(spec: Spec) -> str:
-    return json.dumps(spec.with_(seed=0, pooling=replaced_pooling(spec) or "own").to_json(), sort_keys=True)
+    same = {"seed": 0, "pooling": replaced_pooling(spec) or "own"}
+    return json.dumps(_of_today(spec).with_(**same).to_json(), sort_keys=True)
+
+
+def _of_today(spec: Spec) -> Spec:
+    """The spec with what an earlier inlay wrote where nobody had said anything as it is written today."""
+    return spec.with_(gradient_checkpointing=spec.gradient_checkpointing or None)
 
 
 def replaced_pooling(spec: Spec) -> str | None:
@@ -397,7 +403,7 @@ def more_of(spec: Spec) -> str:
 
 def settings_of(spec: Spec) -> dict[str, Any]:
     """What may differ between variants of a method: the spec's fields but for those of the set, settings one by one."""
-    fields = {name: value for name, value in spec.to_json().items() if name not in OF_THE_SET}
+    fields = {name: value for name, value in _of_today(spec).to_json().items() if name not in OF_THE_SET}
     settings = fields.pop("settings")
     return {**fields, **settings}
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Task", "TaskCard", "TaskSchema", "canonical", "describe", "is_named", "load", "names"]
 
 
-def load(spec: Spec, *, need_train: bool = True) -> Task:
+def load(spec: Spec, *, need_train: bool = True, writes: bool = False) -> Task:
     """The task that `spec` names or whose data it points at; see `inlay.tasks.loading.load`."""
     from inlay.tasks import loading
 
-    return loading.load(spec, need_train=need_train)
+    return loading.load(spec, need_train=need_train, writes=writes)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,7 @@ from inlay.errors import InlayError, unknown
 from inlay.records.spec import Spec
 from inlay.tasks import cells, conversations, given_labels, kinds, labels, questions, tables
 from inlay.tasks.tables import Table
+from inlay.tasks.texts_to_write import as_written, why_written
 
 _LABELS = ("label", "labels", "class", "category", "target", "y", "ner_tags", "tags")
 _TEXTS = ("text", "sentence", "body", "review", "content", "message", "document", "comment", "title", "tokens", "words")
@@ -55,7 +56,8 @@ class Choice:
     """The columns of a task, its kind, and what may be wrong with the labels.
 
     `chat` is the form of conversations, and `parts` the columns that each part of one is read from. `beside` are
-    further columns that say something of the label.
+    further columns that say something of the label. `decided` are the fields of a spec without which the same data make
+    another task: the model decided it.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Choice:
     chat: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    decided: Mapping[str, Any] = field(default_factory=dict)
 
 
 def add_columns(table: Table, names: Iterable[str]) -> None:
@@ -96,8 +99,9 @@ def _is_joined(table: Table, name: str) -> bool:
     return bool(_parts_of(name)) and isinstance(next(iter(_values(table, name, 1)), None), Mapping)
 
 
-def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
-    """The columns that the spec names, completed where only one choice is sensible."""
+def choose(table: Table, spec: Spec, notes: list[str], *, writes: bool = False) -> Choice:
+    """The columns that the spec names, completed where only one choice is sensible; `writes`, if the model writes
+    texts."""
     if spec.kind is not None:
         kinds.check_kind(spec.kind)
     for given in (*spec.text, *filter(None, (spec.label, spec.image))):
@@ -138,6 +142,9 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
         raise InlayError(f"Column {label!r} cannot be both the text and the label.")
     if not (spec.label and spec.text):
         notes.append(f"text from {', '.join(map(repr, texts))}, label from {label!r}")
+    if writes and (why := why_written(table, spec, texts, label)) is not None:
+        notes.append(f"kind: {kinds.CAUSAL_LM}, because {why} (--kind {kinds.CLASSIFICATION} says otherwise)")
+        return Choice(kinds.CAUSAL_LM, texts, label, decided=as_written(texts, label))
     kind = _kind(table, spec, texts, label, notes)
     return Choice(kind, texts, label, doubts=_doubts(table, spec, kind, label))
 
@@ -145,7 +152,7 @@ def choose(table: Table, spec: Spec, notes: list[str]) -> Choice:
 def spelled_out(table: Table, spec: Spec, choice: Choice) -> tuple[str, ...]:
     """The fields of the spec that say what would have been chosen without them: to give them changes nothing."""
     found: list[str] = []
-    chosen = replace(choice, doubts=())
+    chosen = replace(choice, doubts=(), decided={})
     for name, without in (("label", None), ("image", None), ("text", ()), ("kind", None)):
         if not getattr(spec, name):
             continue

@@ -189,6 +189,7 @@ def _named_weights(said: str, label_names: Sequence[str]) -> dict[str, float]:
 
 NEARLY_ALL = 0.9  # of the rows
 MOST_CLASSES = 0.5  # of the rows: with more, hardly two rows share a class
+FEW_ROWS = 20  # with fewer rows, only labels of which no two are the same are taken for texts
 _UNITS = re.compile(r"[\s$€£¥%]+")
 _AMOUNT = re.compile(r"[-+]?(\d+([.,]\d+)?|\d{1,3}([.,']\d{3})+([.,]\d+)?)(e[-+]?\d+)?", re.IGNORECASE)
 _PLAIN_SEPARATORS, _OTHER_SEPARATORS = "|;", ",/+&"
@@ -203,7 +204,7 @@ def doubts(column: str, named: Sequence[tuple[int, str]]) -> list[str]:
     if amounts >= NEARLY_ALL * len(names) and not counted:
         return [_of_amounts(column, named, classes)]
     found = []
-    if len(classes) > MOST_CLASSES * len(names):
+    if _hardly_shared(classes, names):
         found.append(
             f"{column!r} has {len(classes):,} classes in {len(names):,} rows: hardly two rows share one. If they are "
             "amounts, give --kind regression; if they are texts to write, --kind causal-lm; otherwise name another "
@@ -215,6 +216,19 @@ def doubts(column: str, named: Sequence[tuple[int, str]]) -> list[str]:
             f"For several labels a row: --kind multi-label --label-separator {separator_in(example)!r}"
         )
     return found
+
+
+def are_texts(names: Sequence[str]) -> bool:
+    """Whether the cells of a column are texts rather than classes, amounts or several labels in one."""
+    classes = Counter(names)
+    if not _hardly_shared(classes, names) or (len(names) < FEW_ROWS and len(classes) < len(names)):
+        return False
+    amounts = sum(count for name, count in classes.items() if _is_amount(name))
+    return amounts < NEARLY_ALL * len(names) and not _mostly_combined(classes)
+
+
+def _hardly_shared(classes: Counter[str], names: Sequence[str]) -> bool:
+    return len(classes) > MOST_CLASSES * len(names)
 
 
 def _is_amount(name: str) -> bool:
@@ -248,10 +262,20 @@ def separator_in(name: str) -> str:
 def _combined(classes: Counter[str]) -> str | None:
     """A label that is several in one, such as "positive|long"; the parts of it occur in other labels too."""
     for separator in _PLAIN_SEPARATORS + _OTHER_SEPARATORS:
-        parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
-        several = [name for name, found in parts.items() if len(found) > 1 and all(found)]
-        seen = Counter(part for found in parts.values() for part in found)
-        again = [name for name in several if all(seen[part] > 1 for part in parts[name])]
+        several, again = _divided(classes, separator)
         if len(several) > 1 and (separator in _PLAIN_SEPARATORS or 2 * len(again) >= len(several)):
             return (again or several)[0]
     return None
+
+
+def _mostly_combined(classes: Counter[str]) -> bool:
+    """Whether most of the names are made of parts that other names have too."""
+    return any(2 * len(_divided(classes, sign)[1]) > len(classes) for sign in _PLAIN_SEPARATORS + _OTHER_SEPARATORS)
+
+
+def _divided(classes: Counter[str], separator: str) -> tuple[list[str], list[str]]:
+    """The names that a separator divides, and those of them all of whose parts occur in other names too."""
+    parts = {name: {part.strip() for part in name.split(separator)} for name in classes}
+    several = [name for name, found in parts.items() if len(found) > 1 and all(found)]
+    seen = Counter(part for found in parts.values() for part in found)
+    return several, [name for name in several if all(seen[part] > 1 for part in parts[name])]

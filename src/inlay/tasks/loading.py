@@ -27,14 +27,16 @@ TEST_SEED = 0
 JOINED = "prompt and answer are joined by one blank, unless white space stands there already"
 
 
-def load(spec: Spec, *, need_train: bool = True) -> Task:
+def load(spec: Spec, *, need_train: bool = True, writes: bool = False) -> Task:
     """The task that a spec names, or the one that its own data makes.
 
-    `need_train=False` accepts data that has only a test split (to evaluate a model as it is).
+    `need_train=False` accepts data that has only a test split (to evaluate a model as it is). `writes` says that the
+    model writes texts: labels of which hardly two rows share one are then texts to write.
     """
     if spec.protocol is not None and spec.protocol not in PROTOCOLS:
         raise unknown("protocol", spec.protocol, PROTOCOLS)
-    found = _find(spec)
+    found = _find(spec, writes)
+    spec = spec.with_(**found.decided)
     schema = found.schema
     if spec.augment is not None and schema.modality != "image":
         raise InlayError(
@@ -66,12 +68,12 @@ def load(spec: Spec, *, need_train: bool = True) -> Task:
     return _task(divided, replace(found, notes=(*found.notes, *notes)), spec)
 
 
-def _find(spec: Spec) -> UndividedTask:
+def _find(spec: Spec, writes: bool) -> UndividedTask:
     if spec.data is not None:
-        return user_data.load(spec)
+        return user_data.load(spec, writes=writes)
     assert spec.task is not None
     if not catalogue.is_named(spec.task) and "/" in spec.task:
-        return user_data.load_hub_id(spec)
+        return user_data.load_hub_id(spec, writes=writes)
     card = catalogue.describe(spec.task)
     if spec.kind not in (None, card.kind):
         raise InlayError(f"Task {card.name!r} is of kind {card.kind!r}; kind={spec.kind!r} is only for --data.")
@@ -291,6 +293,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
         digest=hashlib.sha256(json.dumps(what, ensure_ascii=True).encode()).hexdigest(),
         notes=(*found.notes, *notes),
         spelled_out=found.spelled_out,
+        decided=found.decided,
         places={split: _places(part, schema.kind) for split in ("validation", "test") if (part := parts[split])},
     )
 

@@ -425,15 +425,27 @@ class TaskSchema:
         if not self.two_parts:  # whose labels are those of the decoder, one for each of its outputs
             ahead, wanted = ahead[:, :-1], wanted[:, 1:]
         losses = cross_entropy(ahead.transpose(1, 2), wanted, ignore_index=IGNORED, reduction="none")
-        counted = wanted != IGNORED
-        right = ((ahead.argmax(-1) == wanted) | ~counted).all(-1)
-        return torch.stack([losses.sum(-1), counted.sum(-1).float(), right.float()], dim=1)
+        return _by_row(losses, ahead.argmax(-1) == wanted, wanted != IGNORED)
+
+    def reduce_tokens(self, losses: Any, likeliest: Any, labels: Any) -> Any:
+        """The same for a causal language model, of which is known for each place the loss of the token that follows it,
+        and whether that is the likeliest: there may be places of virtual tokens before those of the labels."""
+        from inlay.tasks.encode import IGNORED
+
+        losses, likeliest = (each[:, -labels.shape[1] :][:, :-1] for each in (losses, likeliest))
+        return _by_row(losses.float(), likeliest, labels[:, 1:] != IGNORED)
 
     def score_texts(self, texts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """The metrics of generated texts, one for each of `rows` (those of a split, in order)."""
         from inlay.tasks import metrics
 
         return metrics.of_texts(self.metrics, [text.strip() for text in texts], rows)
+
+
+def _by_row(losses: Any, right: Any, counted: Any) -> Any:
+    import torch
+
+    return torch.stack([losses.sum(-1), counted.sum(-1).float(), (right | ~counted).all(-1).float()], dim=1)
 
 
 class Described:
@@ -472,8 +484,8 @@ class UndividedTask(Described):
     images `splits` may hold a `datasets.Dataset` whose labels are numbers already. Rows that agree in the column
     `group` stay together; `resplit` are the shares of a division anew; `standardise` scales the values of a regression.
     `doubts` are those of the notes that may be why the rows cannot be divided. `spelled_out` names the fields of the
-    spec that say only what the data show anyway. `places` says where the rows of a split
-    stood; without it they are counted from 1.
+    spec that say only what the data show anyway; `decided` are those that the data and the model decided, and another
+    reading of the data needs. `places` says where the rows of a split stood; without it they are counted from 1.
     """
 
     schema: TaskSchema
@@ -485,4 +497,5 @@ class UndividedTask(Described):
     notes: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
     spelled_out: tuple[str, ...] = ()
+    decided: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, Places] = field(default_factory=dict)

@@ -34,15 +34,15 @@ _BIO = re.compile(r"O|[BI]-.+")
 _TAKEN = ("label", "target", "references", "image", templates.SEPARATOR, templates.MASK)
 
 
-def load(spec: Spec) -> UndividedTask:
-    """The user's data as a task."""
+def load(spec: Spec, *, writes: bool = False) -> UndividedTask:
+    """The user's data as a task; `writes`, if the model writes texts."""
     assert spec.data is not None
     path = Path(spec.data).expanduser()
     source = f"your {'folder' if path.is_dir() else 'file'} {path}"
-    return from_tables(spec, read(path, spec), path.name.split(".")[0], source)
+    return from_tables(spec, read(path, spec), path.name.split(".")[0], source, writes=writes)
 
 
-def load_hub_id(spec: Spec) -> UndividedTask:
+def load_hub_id(spec: Spec, *, writes: bool = False) -> UndividedTask:
     """A data set of the hub that the catalogue does not have, `owner/name` or `owner/name:config`."""
     from inlay.tasks import sources
 
@@ -58,16 +58,17 @@ def load_hub_id(spec: Spec) -> UndividedTask:
         raise InlayError(f"The hub's {spec.task!r} has the splits {', '.join(whole)}, and none of them is train.")
     if others := [each for each in whole if each not in names.values()]:
         parts["train"].notes.append(f"splits of the hub that are not used: {', '.join(others)}")
-    return from_tables(spec, parts, path.rpartition("/")[2], f"the hub: {spec.task}")
+    return from_tables(spec, parts, path.rpartition("/")[2], f"the hub: {spec.task}", writes=writes)
 
 
-def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> UndividedTask:
+def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str, *, writes: bool = False) -> UndividedTask:
     """The task that tables by split make."""
     for table in parts.values():
         add_columns(table, named_columns(spec))
     notes = [note for table in parts.values() for note in table.notes]
     first = parts.get("train") or next(iter(parts.values()))
-    choice = choose(first, spec, notes)
+    choice = choose(first, spec, notes, writes=writes)
+    spec = spec.with_(**choice.decided)
     if not choice.chat:
         for table in parts.values():
             table.settle()
@@ -105,6 +106,7 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str) -> 
         notes=(*notes, *choice.doubts),
         doubts=choice.doubts,
         spelled_out=spelled_out(first, spec, choice),
+        decided=choice.decided,
         places=places,
     )
 

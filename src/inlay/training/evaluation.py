@@ -27,7 +27,9 @@ from inlay.methods.protocol import hooks_of, layers_of
 from inlay.records.spec import Spec
 from inlay.tasks import kinds
 from inlay.training.batches import Placement, Stop, batches, gather, order_by_length, settle_length
+from inlay.training.lean_loss import TokenScores, token_scores
 from inlay.training.seeds import undisturbed
+from inlay.training.sharding import is_divided
 from inlay.training.shares import Filler
 
 if TYPE_CHECKING:
@@ -112,17 +114,23 @@ def score(
     truth: list[np.ndarray] = []
     losses: list[tuple[float, int]] = []
     order = order_by_length(encoded)
-    for batch in batches(model, encoded, collate, place, stop, order):
-        with torch.no_grad(), place.autocast(), replay(batch) as inputs:
-            outputs = model(**inputs)
-        if isinstance(batch, Filler):
-            continue
-        labels = batch.get("labels")
-        kept.append(task.reduce_logits(outputs["logits"].float(), labels).cpu().numpy())
-        if labels is None:  # vectors: what is known of them is not known row by row
-            continue
-        losses.append((float(outputs["loss"]), int(counted(labels))))
-        truth.append(labels.cpu().numpy())
+    with _without_logits(model, task) as tokens:
+        for batch in batches(model, encoded, collate, place, stop, order):
+            with torch.no_grad(), place.autocast(), replay(batch) as inputs:
+                outputs = model(**inputs)
+            if isinstance(batch, Filler):
+                continue
+            labels = batch.get("labels")
+            scores = None if tokens is None else tokens.take()
+            if scores is not None:
+                reduced = task.schema.reduce_tokens(*scores, labels)
+            else:
+                reduced = task.reduce_logits(outputs["logits"].float(), labels)
+            kept.append(reduced.cpu().numpy())
+            if labels is None:  # vectors: what is known of them is not known row by row
+                continue
+            losses.append((float(outputs["loss"]), int(counted(labels))))
+            truth.append(labels.cpu().numpy())
     gathered = gather((kept, truth, losses))
     seconds = time.perf_counter() - begin
     predictions = _whole([part[0] for part in gathered], order)
@@ -140,6 +148,14 @@ def score(
     total = sum(items for _, items in weighted)
     loss = math.fsum(value for value, _ in weighted) / total if total else math.nan
     return Scored({**metrics, "loss": loss}, predictions, len(encoded), seconds, known)
+
+
+def _without_logits(model: nn.Module, task: Any) -> AbstractContextManager[TokenScores | None]:
+    """What scores a causal language model token by token, so that its logits are never there all at once. None where
+    they are needed, and where the model lies in parts: its head is whole only while the model runs it."""
+    schema = getattr(task, "schema", None)  # a task of one's own may have none
+    writes = schema is not None and schema.writes_text and not schema.two_parts
+    return token_scores(model) if writes and not is_divided(model) else nullcontext()
 
 
 def write(

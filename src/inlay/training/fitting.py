@@ -66,7 +66,8 @@ class FitOptions:
     `progress` shows a bar or lines on stderr; `log_to` names where metrics go too (boards.py); `checkpoint_seconds` is
     about how much work may be lost (0: a checkpoint after every update; otherwise they never take more than 2 % of the
     time). `watchers` are called as the Trainer's own callbacks are. Where `stop` says so, the run ends as if it had
-    been interrupted: with a checkpoint, at the next moment when nothing is half-done.
+    been interrupted: with a checkpoint, at the next moment when nothing is half-done. `recompute` is a line for people:
+    why activations are computed again where the spec leaves it open; they are where the model and the method allow it.
     """
 
     progress: bool = True
@@ -74,6 +75,7 @@ class FitOptions:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     watchers: Sequence[TrainerCallback] = ()
     stop: Callable[[], bool] | None = None
+    recompute: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ def prepare(
         begin_from(model, method, spec.init_adapter)
         notes.append(f"begins with the adapter in {spec.init_adapter}; the head is new")
     modes.adapt(model)
-    if spec.gradient_checkpointing:
+    recompute = (
+        options.recompute if spec.gradient_checkpointing is None and modes.why_not_checkpoint() is None else None
+    )
+    if spec.gradient_checkpointing or recompute:
         modes.checkpoint()
     objective.settle_lengths(model, backbone.processor, spec)
     if spec.pack:
@@ -179,6 +184,9 @@ def prepare(
     if lengths is not None and (told := describe_batches(trainer, lengths)):
         notes.append(told)
         display.say(told)
+    if recompute:
+        display.say(recompute)
+        notes += [] if show else [recompute]
     for name, count in objective.bounded.items():
         told = describe_bound(name if len(objective.tasks) > 1 else "", count, count_rows(objective.validation[name]))
         display.say(told)
@@ -246,7 +254,7 @@ class Fit:
                 setup.sharding.divide(setup.model, setup.plan.device, whole=setup.method.form == "full")
             # A stack that recomputes its activations itself is in train mode while it trains, and in eval mode
             # otherwise.
-            if not setup.spec.gradient_checkpointing:
+            if not setup.modes.checkpoints:
                 stack.enter_context(unchanging(setup.model))
             try:
                 yield
@@ -344,6 +352,7 @@ class Fit:
             "inference_examples_per_second": summarise(self.trainer.progress.inference),
             "device": torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else plan.device.type,
             "precision": str(plan.dtype or torch.float32).removeprefix("torch."),
+            "gradient_checkpointing": self.setup.modes.checkpoints,
             "processes": plan.world,
             "machine": self.machine.portrait(),
             "trunk": ({"cached": False, "reason": self.why_not} if self.kept is None else self.kept.portrait(mean))

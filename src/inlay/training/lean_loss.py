@@ -9,6 +9,9 @@ and the gradient of a piece is taken while its logits are there:
     d loss / d h_i = W^T (softmax(W h_i) - onehot(y_i)) / labels
 
 What is kept is as large as `h`. The numbers are those of the whole, but for the order of sums.
+
+An evaluation (`token_scores`) does the same without gradients: of each token it keeps its loss, and whether it is the
+likeliest.
 """
 
 from __future__ import annotations
@@ -63,11 +66,58 @@ def lean_loss(model: nn.Module) -> Iterator[bool]:
         vars(base).update({name: value for name, value in before.items() if name == "_loss_function"})
 
 
+class TokenScores:
+    """What is known of the tokens of the last pass: see `token_scores`."""
+
+    def __init__(self, lean: _Lean | None) -> None:
+        self._lean = lean
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """The loss of each token that follows a place (0 where it has no label), and whether it is the likeliest;
+        None where the pass had all logits."""
+        if self._lean is None:
+            return None
+        found, self._lean.scored = self._lean.scored, None
+        return found
+
+
+@contextmanager
+def token_scores(model: nn.Module) -> Iterator[TokenScores]:
+    """Inside, passes without gradients that are given labels make no logits, where `lean_loss` makes none.
+
+    It can be used within `lean_loss`, and does nothing for a model that keeps its own way there.
+    """
+    outer = getattr(_base_of(model), "loss_function", None)
+    if isinstance(outer, _Loss):
+        with _scoring(outer.lean) as found:
+            yield found
+        return
+    with lean_loss(model) as works:
+        inner = getattr(_base_of(model), "loss_function", None) if works else None
+        with _scoring(inner.lean if isinstance(inner, _Loss) else None) as found:
+            yield found
+
+
+@contextmanager
+def _scoring(lean: _Lean | None) -> Iterator[TokenScores]:
+    if lean is None:
+        yield TokenScores(None)
+        return
+    lean.scoring = True
+    try:
+        yield TokenScores(lean)
+    finally:
+        lean.scoring, lean.scored = False, None
+
+
+def _base_of(model: nn.Module) -> Any:
+    base: Any = model
+    return base.get_base_model() if hasattr(base, "get_base_model") else base
+
+
 def _parts(model: nn.Module) -> tuple[Any, Any]:
     """The causal language model inside of adapters, and its head; None where its loss is another."""
-    base: Any = model
-    if hasattr(base, "get_base_model"):
-        base = base.get_base_model()
+    base = _base_of(model)
     if not hasattr(base, "get_output_embeddings") or base.get_output_embeddings() is None:
         return None, None
     if getattr(base, "loss_function", None) is not ForCausalLMLoss:
@@ -94,11 +144,14 @@ class _Lean:
         self.active, self.holding = True, False
         self.fits: bool | None = None
         self.held: Tensor | None = None
+        self.scoring = False
+        self.scored: tuple[Tensor, Tensor] | None = None
         functools.update_wrapper(self, self.forward)  # who asks for its arguments sees the model's
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         wanted = kwargs.get("labels") is not None and kwargs.get("return_dict") is not False
-        if not (self.active and wanted and self.fits is not False and torch.is_grad_enabled()):
+        wanted = wanted and (self.scoring or torch.is_grad_enabled())
+        if not (self.active and wanted and self.fits is not False):
             return self.forward(*args, **kwargs)
         before = random_state() if self.fits is None else None
         self.holding = True
@@ -160,11 +213,30 @@ class _Loss:
         chosen = shift_labels.flatten().to(logits.device)
         real = chosen != ignore_index
         rows, wanted = logits.flatten(0, -2)[real], chosen[real]
-        trained = [weight for weight in lean.weights if weight.requires_grad]
-        total = _InPieces.apply(rows, wanted, lean.head, max(1, PIECE // vocab_size), *trained)
+        size = max(1, PIECE // vocab_size)
+        if torch.is_grad_enabled():
+            trained = [weight for weight in lean.weights if weight.requires_grad]
+            total = _InPieces.apply(rows, wanted, lean.head, size, *trained)
+        else:
+            losses, likeliest = _score(rows, wanted, lean.head, size)
+            whole = losses.new_zeros(real.shape), torch.zeros_like(real)
+            whole[0][real], whole[1][real] = losses, likeliest
+            lean.scored = whole[0].view(shift_labels.shape), whole[1].view(shift_labels.shape)
+            total = losses.sum()
         count = wanted.numel() if num_items_in_batch is None else num_items_in_batch
         # As ever, the mean over nothing is not a number.
         return total / (count.to(total.device) if isinstance(count, Tensor) else total.new_tensor(count))
+
+
+def _score(rows: Tensor, wanted: Tensor, head: Any, size: int) -> tuple[Tensor, Tensor]:
+    """The cross entropy of each row of `head(rows)`, and whether what was wanted is its likeliest, piece by piece."""
+    losses, likeliest = [], []
+    for part, labels in zip(rows.split(size), wanted.split(size), strict=True):
+        logits = head(part)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        losses.append(nn.functional.cross_entropy(logits, labels, reduction="none"))
+        likeliest.append(logits.argmax(-1) == labels)
+    return torch.cat(losses), torch.cat(likeliest)
 
 
 class _InPieces(torch.autograd.Function):

@@ -40,6 +40,7 @@ class Modes:
         before_the_head = {module for module in base.modules() if module not in inside and not _has_parameters(module)}
         self._frozen = set() if whole else set(base.modules()) - self._new - before_the_head
         self._whole = whole
+        self.checkpoints = False
         self._checkpointed: list[nn.Module] = []
         self._used_cache = getattr(getattr(base, "config", None), "use_cache", None)
         self._undo: list[Callable[[], None]] = []
@@ -71,18 +72,25 @@ class Modes:
         for module in self._checkpointed:
             module.training = True
 
-    def checkpoint(self) -> None:
-        """Recompute activations in the backward pass instead of keeping them."""
+    def why_not_checkpoint(self) -> str | None:
+        """Why activations cannot be recomputed, and what to do, in words; None where they can."""
         if not getattr(self._base, "supports_gradient_checkpointing", False):
-            raise InlayError(
+            return (
                 f"{type(self._base).__name__} does not support gradient checkpointing. Leave it out, and use a smaller "
                 "batch or more gradient accumulation to save memory."
             )
         if not all(hooks_of(config).recomputable for config in getattr(self.model, "peft_config", {}).values()):
-            raise InlayError(
+            return (
                 "Gradient checkpointing drops the keys and values that prefix tuning passes to the layers. Leave it "
                 "out, or choose another method."
             )
+        return None
+
+    def checkpoint(self) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        if (why := self.why_not_checkpoint()) is not None:
+            raise InlayError(why)
+        self.checkpoints = True
         self._base.gradient_checkpointing_enable({"use_reentrant": False})
         # Transformers makes the embeddings' output require a gradient, which only the reentrant kind needs: here it
         # would pull the frozen trunk below the first trained piece into the graph.

@@ -16,7 +16,14 @@ from inlay.methods.capabilities import misfits
 from inlay.records.spec import MOST_SEEDS, Spec
 from inlay.tasks import kinds
 from inlay.workflow.notes import Say
-from inlay.workflow.settle import check_modality, check_settings, pick_learning_rate, reads_states, select_task
+from inlay.workflow.settle import (
+    check_modality,
+    check_settings,
+    load_task,
+    pick_learning_rate,
+    reads_states,
+    select_task,
+)
 
 ALL = "all"
 DEFAULT, GRID = "default", "grid"
@@ -167,7 +174,7 @@ def kind_of(spec: Spec) -> str:
     first = select_task(spec, spec.tasks[0]) if spec.tasks else spec
     if first.task is not None and tasks.is_named(first.task):
         return tasks.describe(first.task).kind
-    return tasks.load(first).kind
+    return load_task(first).kind
 
 
 def with_own_layers(spec: Spec, say: Say | None = None) -> Spec:

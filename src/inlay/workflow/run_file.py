@@ -115,15 +115,16 @@ def write(spec: Spec, out: str | None = None) -> str:
         del fields["sampling"]
     if spec.sampling != "temperature":
         del fields["temperature"]
-    order = (*FIRST, *(entry.name for entry in dataclasses.fields(Spec) if entry.name not in FIRST))
-    kept = {name: fields[name] for name in order if name in SCHEMA and _says(fields.get(name))}
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(Spec)}
+    order = (*FIRST, *(name for name in defaults if name not in FIRST))
+    kept = {name: fields[name] for name in order if name in SCHEMA and _says(fields.get(name), defaults[name])}
     if out is not None:
         kept["out"] = out
     return yaml.safe_dump(kept, sort_keys=False, default_flow_style=None, allow_unicode=True, width=WIDTH)
 
 
-def _says(value: Any) -> bool:
-    return value is not None and value is not False and value not in ([], {})
+def _says(value: Any, default: Any) -> bool:
+    return value is not None and (value is not False or default is None) and value not in ([], {})
 
 
 def _of_method(method: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

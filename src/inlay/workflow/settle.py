@@ -72,7 +72,9 @@ def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
     asked = with_init_adapter(spec)
     spec = check(asked)
     tasks = tasks or load_tasks(spec)
+    asked, spec = with_decided(asked, tasks), with_decided(spec, tasks)
     check_head(spec, tasks)
+    check_writing(spec, tasks)
     loaded = list(tasks.values())
     check_vectors(spec, loaded[0].kind)
     spec = with_pooling(spec, loaded[0].kind)
@@ -132,17 +134,36 @@ def _settle_fields(spec: Spec) -> dict[str, Any]:
     return {"task_fields": found, **unset}
 
 
+def load_task(spec: Spec) -> Task:
+    """The one task of a spec, as its model reads it: one that writes takes labels that nearly every row has to itself
+    for texts."""
+    from inlay import backbones, tasks
+
+    own = spec.kind is None and (spec.data is not None or not tasks.is_named(spec.task or ""))
+    return tasks.load(spec, writes=own and backbones.writes_texts(spec.model, spec.revision))
+
+
+def with_decided(spec: Spec, tasks: Mapping[str, Task]) -> Spec:
+    """The spec with what its model and its data decided together, so that it says what was done."""
+    if not spec.tasks:
+        return spec.with_(**next(iter(tasks.values())).decided)
+    decided = {name: tasks[adapter].decided for name, adapter in name_adapters(spec.tasks).items()}
+    own = {name: {**fields, **decided.get(name, {})} for name, fields in spec.task_fields.items()}
+    return spec.with_(task_fields=own)
+
+
 def load_tasks(spec: Spec) -> dict[str, Task]:
     """The task of a spec; or its tasks, by the names of their adapters."""
+    if not spec.tasks:
+        task = load_task(spec)
+        return {task.name: task}
     from inlay import tasks
 
-    if not spec.tasks:
-        task = tasks.load(spec)
-        return {task.name: task}
     names, found, wrong = name_adapters(spec.tasks), {}, []
     for name in spec.tasks:
         try:
-            task = tasks.load(select_task(spec, name))
+            one = select_task(spec, name)
+            task = load_task(one) if name in spec.task_fields else tasks.load(one)
         except InlayError as error:
             if not spec.task_fields:
                 raise
@@ -382,6 +403,17 @@ def check_head(spec: Spec, tasks: Mapping[str, Task]) -> None:
                 f"model reads a text and goes on with it. Give data of your own as --data FILE{own}, or take a model "
                 "that is a decoder alone."
             )
+
+
+def check_writing(spec: Spec, tasks: Mapping[str, Task]) -> None:
+    """An error where labels were taken for texts, and the method can learn classes alone."""
+    decided = next((task.decided for task in tasks.values() if task.decided), None)
+    if decided and registry.get(spec.method).form == "head":
+        raise InlayError(
+            f"The method {spec.method!r} trains a new head alone, and hardly two rows share a text in "
+            f"{decided['label']!r}, which {spec.model!r} would learn to write. Give --kind {kinds.CLASSIFICATION} if "
+            "they are classes, or take a method for texts, such as lora."
+        )
 
 
 def digest_of(spec: Spec, data: str) -> str:

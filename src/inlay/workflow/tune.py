@@ -23,6 +23,7 @@ from inlay.tasks.counting import count
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.settle import Settled, reads_states, settle
+from inlay.workflow.writing import why_recomputed
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -100,7 +101,8 @@ def tune(
         frozen = measure_frozen(backbone, settled)
         from inlay.training.fitting import FitOptions, fit
 
-        options = FitOptions(progress=progress, log_to=log_to, watchers=watchers, stop=stop)
+        recompute = explain_recomputing(spec, backbone, settled.first.kind)
+        options = FitOptions(progress=progress, log_to=log_to, watchers=watchers, stop=stop, recompute=recompute)
         result = fit(backbone, make_objective(settled), registry.get(spec.method), spec, run.folder, options)
         standings = {name: measure_chance(task, result, name) | frozen for name, task in result.tasks.items()}
         for line in conclude(settled, result, standings):
@@ -238,6 +240,17 @@ def explain_pooling(spec: Spec, backbone: Backbone, predicts: str) -> list[str]:
         return []
     said = "a text's vector is" if predicts == "vector" else "the head reads"
     return [f"{said} {IN_WORDS[backbone.pooling]} (--pooling chooses)"]
+
+
+def explain_recomputing(spec: Spec, backbone: Backbone, kind: str) -> str | None:
+    """A line for people, where activations are computed again because the spec leaves it open."""
+    from inlay.backbones.devices import pick_device
+    from inlay.backbones.quantised import count
+
+    if spec.gradient_checkpointing is not None:
+        return None
+    parameters = sum(count(parameter) for parameter in backbone.model.parameters())
+    return why_recomputed(kind, parameters, pick_device().type)
 
 
 # ---- the record

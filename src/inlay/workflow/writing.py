@@ -12,6 +12,19 @@ from inlay.records.spec import FEW_SHOT_EPOCHS, Spec
 from inlay.tasks import kinds
 
 BEFORE = {"target_modules": None}
+LARGE = 1e9  # parameters: from here on the activations of a usual batch take more memory than the model in 4 bits
+
+
+def why_recomputed(kind: str, parameters: int, device: str) -> str | None:
+    """Why activations are computed again in the backward pass where nobody says, as a line for people; None: they are
+    kept. `device` is the type of the device."""
+    if kind not in kinds.LANGUAGE_MODELS or parameters < LARGE or device != "cuda":
+        return None
+    return (
+        "gradient checkpointing is on, as for every language model of 1B parameters or more that learns to write on "
+        f"CUDA (this one has {parameters / 1e9:.1f}B): activations are computed again in the backward pass, which "
+        "takes less memory and more time; --no-gradient-checkpointing keeps them"
+    )
 
 
 def with_writing_defaults(asked: Spec, spec: Spec, kind: str, examples: int | None) -> tuple[Spec, list[str]]:

@@ -26,7 +26,7 @@ from inlay.workflow.explain.explanation import Value
 from inlay.workflow.explain.norms import norm_of
 from inlay.workflow.notes import Say
 from inlay.workflow.planning import seed_numbers
-from inlay.workflow.settle import check, check_modality, check_settings, settle
+from inlay.workflow.settle import check, check_modality, check_settings, load_task, settle
 from inlay.workflow.statistics import half_width
 from inlay.workflow.tune import DEFAULT_OUT
 
@@ -327,11 +327,11 @@ def prompt_norm(
 
 def survey(spec: Spec) -> tuple[int, bool]:
     """How many blocks the model has, and whether it reads images; an error where it does not fit the task."""
-    from inlay import backbones, tasks
+    from inlay import backbones
     from inlay.anatomy import anatomy
 
     check_modality(spec)
-    task = tasks.load(spec)
+    task = load_task(spec)
     backbone = backbones.load_for(spec, task)
     parts = anatomy(backbone.model)
     return len(parts.blocks), parts.modality == "image"
