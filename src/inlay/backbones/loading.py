@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from inlay.tasks import Task, TaskSchema
 
 
+ROOM = 1.5  # times a model's size, for the model and what is done with it
+
+
 @dataclass
 class Backbone:
     """A loaded model and what belongs to it.
@@ -86,6 +89,7 @@ def load(
     pooling: str = AUTO,
     quantize: str | None = None,
     compute_dtype: torch.dtype | None = None,
+    held: torch.dtype | None = None,
 ) -> Backbone:
     """The backbone called `name` (hub id, folder, `embedded:<name>`) with a head for this kind of task.
 
@@ -98,6 +102,9 @@ def load(
     `quantize` (4bit, 8bit, int8, int4) holds the linear layers of the trunk in fewer bits, on this process's
     accelerator where it has one. They multiply in `compute_dtype` (None: `dtype`), and what else is frozen is kept in
     it. The fingerprint is that of the full weights in `dtype`.
+
+    `held` is a type of half precision: a language model whose checkpoint is stored in it is left in it, all but new
+    parts, and on a CUDA device with room for it. Its fingerprint is still that of `dtype`.
     """
     labels = _labels(kinds.get(kind), num_labels, label_names)
     if quantize is not None and kinds.get(kind).has_captions:
@@ -115,8 +122,10 @@ def load(
         own_labels = dict(config.id2label or {})
         _set_labels(config, labels, kinds.get(kind).loss)
         digests: dict[str, bytes] = {}
+        held = held if kinds.get(kind).head is kinds.LANGUAGE and _stored_dtypes(place) == {held} else None
         with _quantising(quantize, compute_dtype or dtype, auto_class, config, trust_remote_code, digests) as how:
-            model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code, how)
+            how = how if held is None else {**how, **_straight_to_gpu(place)}
+            model, report = _from_pretrained(place, auto_class, config, held or dtype, trust_remote_code, how)
         pooled.install(model, chosen)
         if kinds.get(kind).head is kinds.MASKED:
             _check_fills_masks(model, report, name)
@@ -127,6 +136,8 @@ def load(
         both = kinds.get(kind).has_captions
         bare = both or kinds.get(kind).head is kinds.VECTOR
         new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
+        for each in new if held is not None else ():
+            model.get_submodule(each).to(dtype)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")
@@ -139,7 +150,7 @@ def load(
             processor = processors.image_processor(place, model.config, trust_remote_code, image_size, notes)
             image_sizes.agree_on_size(model, processor, name, image_size is not None, locate.IMAGE_PROCESSOR)
     new = [*new, *kept]
-    notes += _remarks(place, model if bare else getattr(model, new_parts.trunk(model)), dtype)
+    notes += _remarks(place, model if bare else getattr(model, new_parts.trunk(model)), held or dtype)
     model.config._name_or_path = model.name_or_path = name
     reads = poolings.reads(place) if kinds.get(kind).head is kinds.SEQUENCE else None
     if quantize is not None:
@@ -150,7 +161,7 @@ def load(
         processor=processor,
         modality=place.modality,
         newly_initialised=new,
-        fingerprint=fingerprint(model, new),
+        fingerprint=fingerprint(model, new, None if held is None else dtype),
         source=place.source,
         address=_address(place),
         notes=notes,
@@ -184,8 +195,8 @@ def load_backbone(
     return load(name, kind=kind, num_labels=num_labels, pooling=pooling, **others)
 
 
-def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
-    """The backbone of a run, with the head that its task needs.
+def load_for(spec: Spec, task: Task | TaskSchema, held: torch.dtype | None = None) -> Backbone:
+    """The backbone of a run, with the head that its task needs; for `held` see `load`.
 
     A spec that comes from a file of somebody's must not say whether the model's own code may run: set its
     `trust_remote_code` to what the user here allows.
@@ -202,6 +213,7 @@ def load_for(spec: Spec, task: Task | TaskSchema) -> Backbone:
         quantize=spec.quantize,
         image_size=spec.image_size,
         compute_dtype=pick_dtype(spec.precision, pick_device(), strict=False),
+        held=held,
     )
     schema: Any = getattr(task, "schema", task)
     losses.install(backbone.model, losses.of_schema(schema))
@@ -353,6 +365,15 @@ def _quantising(
         empty = getattr(transformers, auto_class).from_config(config, trust_remote_code=trust_remote_code)
     with quantised.loading(quantize, dtype, empty, digests) as how:
         yield how
+
+
+def _straight_to_gpu(place: Location) -> dict[str, Any]:
+    """The argument by which a model is loaded onto the GPU without a stop, where it is known to have room for it."""
+    device = pick_device()
+    if device.type != "cuda" or place.folder is None:
+        return {}
+    size = sum(file.stat().st_size for file in locate.weight_files(place.folder, place.name))
+    return {"device_map": {"": device}} if torch.cuda.mem_get_info(device)[0] > ROOM * size else {}
 
 
 def _address(place: Location) -> str:

@@ -30,6 +30,7 @@ _HARMLESS = re.compile(
 
 DIGESTS = "_inlay_digests"
 """An attribute of a model that was quantised or rounded when it was loaded: what its full weights hash to, by name."""
+PIECE = 2**22  # numbers that are converted at once to be hashed
 _OF_QUANTISED = ("SCB", "weight_format")  # what a quantised layer has beside its weight
 
 
@@ -144,12 +145,13 @@ def draw(model: Any, names: Sequence[str], seed: int) -> None:
         model.get_submodule(name).to(device)
 
 
-def fingerprint(model: nn.Module, new: Collection[str] = ()) -> str:
+def fingerprint(model: nn.Module, new: Collection[str] = (), dtype: torch.dtype | None = None) -> str:
     """SHA-256 over name, shape, dtype and bytes of every weight and saved buffer outside the modules called `new`.
 
     The same on every device and however the checkpoint was cut into files; a weight that is tied to another counts
     once. It is a property of the weights in memory: the same checkpoint in another dtype has another fingerprint. Only
-    of a model that was quantised when it was loaded it is that of the full weights, in float32.
+    of a model that was quantised when it was loaded it is that of the full weights, in float32. With `dtype` it is the
+    one that these weights would have in it.
     """
     outside = tuple(f"{name}." for name in new)
     known: Mapping[str, bytes] = getattr(model, DIGESTS, {})
@@ -165,13 +167,17 @@ def fingerprint(model: nn.Module, new: Collection[str] = ()) -> str:
     total = hashlib.sha256()
     # hashlib lets go of the interpreter lock, so the tensors are hashed side by side.
     with ThreadPoolExecutor() as pool:
-        for found in pool.map(lambda item: known.get(item[0]) or digest(*item), weights.items()):
+        for found in pool.map(lambda item: known.get(item[0]) or digest(item[0], item[1], dtype), weights.items()):
             total.update(found)
     return total.hexdigest()
 
 
-def digest(name: str, weight: Tensor) -> bytes:
-    """A tensor's name, shape and type, and SHA-256 of its bytes, read in place where it lies in memory in order."""
+def digest(name: str, weight: Tensor, dtype: torch.dtype | None = None) -> bytes:
+    """A tensor's name, shape and type, and SHA-256 of its bytes, read in place where it lies in memory in order; with
+    `dtype`, as if a weight of another precision were converted to it, of which only a piece is in memory."""
     flat = weight.detach().cpu().contiguous().reshape(-1)
-    found = hashlib.sha256(flat.view(torch.uint8).numpy().data).digest()
-    return f"{name} {tuple(weight.shape)} {weight.dtype} ".encode() + found
+    kept = flat.dtype if dtype is None or not flat.is_floating_point() else dtype
+    found = hashlib.sha256()
+    for piece in flat.split(len(flat) if kept == flat.dtype else PIECE):
+        found.update(piece.to(kept).view(torch.uint8).numpy().data)
+    return f"{name} {tuple(weight.shape)} {kept} ".encode() + found.digest()

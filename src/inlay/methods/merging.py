@@ -5,22 +5,25 @@ It computes what the adapted model did, up to a rounding, and keeps nothing of P
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from inlay.errors import InlayError, first_line, listed
 from inlay.methods import registry
-from inlay.methods.plain import base_of
+from inlay.methods.plain import base_of, plain_name
 from inlay.methods.registry import Method
 from inlay.methods.tuner import InlayTuner
 
 # Merging adds to each weight once, in the weights' own precision; logits differ by a few of their last digits.
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 ROUGHLY = 1e-1  # in half precision
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def check_mergeable(method: Method) -> None:
@@ -34,30 +37,72 @@ def check_mergeable(method: Method) -> None:
     )
 
 
-def fold(model: nn.Module, method: Method, example: Mapping[str, Any]) -> nn.Module:
-    """The base model with what the active adapter trained in its weights; `model` is used up.
+def may_be_held(method: Method) -> bool:
+    """Whether the base may lie in half precision while this method is folded into it: one weight after the other is
+    then made whole, changed, and rounded once."""
+    return method.form == "peft" and method.mergeable and method.tuner is None
+
+
+def fold(model: nn.Module, method: Method, example: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """The base model in `dtype`, with what the active adapter trained in its weights; `model` is used up.
 
     On the batch `example` both must compute the same: where weights are shared in a way that merging cannot respect,
-    the result would be another model without a word.
+    the result would be another model without a word. A weight is changed in float32 (or what it has) and rounded once.
     """
     check_mergeable(method)
     if method.form != "peft":
-        return base_of(model)
+        return base_of(model).to(dtype)
+    example = {name: value.to(next(model.parameters()).device) for name, value in example.items()}
     wanted = _logits(model, example)
     adapted: Any = model
     if not isinstance(adapted.base_model, InlayTuner):
         _unwrap_heads(base_of(model))
+    held = any(parameter.dtype in _HALVES for parameter in base_of(model).parameters())
     try:
-        plain: nn.Module = adapted.merge_and_unload(safe_merge=True)
+        if held:
+            _merge_one_by_one(adapted, method, dtype)
+        plain: nn.Module = adapted.merge_and_unload()
     except InlayError:
         raise
     except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         raise InlayError(f"This adapter of {method.name} cannot be merged: {first_line(error)}") from error
+    if held:
+        plain.to(dtype)  # new parts
+    _check_finite(plain, method)
+    _compare(_logits(plain, example), wanted, method)
+    if not held and dtype != wanted.dtype:
+        _check_finite(plain.to(dtype), method)
+    return plain
+
+
+@torch.no_grad()
+def _merge_one_by_one(model: Any, method: Method, dtype: torch.dtype) -> None:
+    """Merge each adapted module for itself: its weights in float32, and then in `dtype` for good."""
+    owners = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+    for name, layer in model.named_modules():
+        if not isinstance(layer, BaseTunerLayer):
+            continue
+        host = layer.get_base_layer()
+        if any(owners[id(parameter)] > 1 for parameter in host.parameters(recurse=False)):
+            raise InlayError(
+                f"This adapter of {method.name} adapts a weight that another module shares, that of "
+                f"{plain_name(name)}: merged into the one, it would act in the other too. Keep it as an adapter."
+            )
+        before = {name: parameter.data for name, parameter in host.named_parameters(recurse=False)}
+        host.to(torch.float32)
+        layer.merge()
+        for name, parameter in host.named_parameters(recurse=False):
+            place = before.get(name)
+            if place is not None and (place.shape, place.dtype) == (parameter.shape, dtype):
+                parameter.data = place.copy_(parameter.data)
+            else:
+                parameter.data = parameter.data.to(dtype)
+
+
+def _check_finite(plain: nn.Module, method: Method) -> None:
     broken = [name for name, tensor in plain.state_dict().items() if not _is_finite(tensor)]
     if broken:
         raise InlayError(f"Merging {method.name} gives values that are not finite, in {listed(broken, 3)}.")
-    _compare(_logits(plain, example), wanted, method)
-    return plain
 
 
 def _unwrap_heads(base: nn.Module) -> None:
@@ -91,4 +136,6 @@ def _compare(found: Tensor, wanted: Tensor, method: Method) -> None:
 
 
 def _is_finite(tensor: Any) -> bool:
-    return not isinstance(tensor, Tensor) or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))  # what is no number comes out of it too

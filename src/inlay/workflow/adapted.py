@@ -100,32 +100,33 @@ def _choose(task: str | None, known: Any, what: str) -> str:
     return task or str(next(iter(known)))
 
 
-def load_adapted(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
+def load_adapted(source: Origin, held: str | None = None, **how: Unpack[LoadOptions]) -> Adapted:
     """The model of a source, in full precision even where it was trained on fewer bits.
 
-    `model` names its base where that has moved since; for the rest see `inlay.load`.
+    `model` names its base where that has moved since; for the rest see `inlay.load`. `held` is the name of a type in
+    which the weights may stay: see `inlay.backbones.load`.
     """
     if source.run is not None:
-        return _load_run(source, source.run, **how)
+        return _load_run(source, source.run, held, **how)
     if source.task is not None:
-        return _load_task(source, source.task, **how)
-    return _load_bare(source, **how)
+        return _load_task(source, source.task, held, **how)
+    return _load_bare(source, held, **how)
 
 
-def _load_run(source: Origin, run: Run, **how: Unpack[LoadOptions]) -> Adapted:
+def _load_run(source: Origin, run: Run, held: str | None, **how: Unpack[LoadOptions]) -> Adapted:
     from inlay.methods.saving import about
     from inlay.workflow.loaded import open_run
     from inlay.workflow.predict import check_trust, restore_adapters
 
     loaded = open_run(run, task=source.task, **how)
     name = loaded.task if run.spec.tasks else DEFAULT
-    if run.spec.quantize is None:
+    if run.spec.quantize is None and held is None:
         model, processor = loaded.model, loaded.processor
     else:
         trust = how.get("trust_remote_code", False)
         check_trust(run.spec.trust_remote_code, trust, f"The run {run.id}")
         spec = run.spec.with_(quantize=None, model=how.get("model") or run.spec.model, trust_remote_code=trust)
-        model, backbone = restore_adapters(spec, loaded.schema, run.adapter, [name])
+        model, backbone = restore_adapters(spec, loaded.schema, run.adapter, [name], held=_type(held))
         processor = backbone.processor
     return Adapted(
         model=model,
@@ -137,7 +138,13 @@ def _load_run(source: Origin, run: Run, **how: Unpack[LoadOptions]) -> Adapted:
     )
 
 
-def _load_task(source: Origin, task: str, **how: Unpack[LoadOptions]) -> Adapted:
+def _type(name: str | None) -> Any:
+    import torch
+
+    return None if name is None else getattr(torch, name)
+
+
+def _load_task(source: Origin, task: str, held: str | None, **how: Unpack[LoadOptions]) -> Adapted:
     from inlay.methods.saving import about
     from inlay.tasks import TaskSchema
     from inlay.workflow.answer import settings_of
@@ -149,7 +156,7 @@ def _load_task(source: Origin, task: str, **how: Unpack[LoadOptions]) -> Adapted
     schema = TaskSchema.from_json(facts["tasks"][task])
     base = how.get("model") or locate_base(source.folder, facts)
     spec = settings_of(facts, task).with_(model=base, trust_remote_code=trust)
-    model, backbone = restore_adapters(spec, schema, source.folder, [task])
+    model, backbone = restore_adapters(spec, schema, source.folder, [task], held=_type(held))
     known = about(source.method, source.folder, task)
     return Adapted(model, backbone.processor, source.method, schema.kind, known, schema)
 
@@ -197,7 +204,7 @@ def _read(folder: Path) -> tuple[Method, dict[str, Any], dict[str, Any]]:
     return method, settings, AdapterFolder.find(folder, method, DEFAULT).read_note()
 
 
-def _load_bare(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
+def _load_bare(source: Origin, held: str | None, **how: Unpack[LoadOptions]) -> Adapted:
     from inlay import backbones
     from inlay.backbones import locate
     from inlay.methods import attach
@@ -217,6 +224,7 @@ def _load_bare(source: Origin, **how: Unpack[LoadOptions]) -> Adapted:
         "trust_remote_code": how.get("trust_remote_code", False),
         "pooling": note.get("pooling") or "own",
         "image_size": None if known is None else known.image_size,
+        "held": _type(held),
     }
     labels = _labels(kind, known, locate.find(base, revision).config)
     backbone = backbones.load(base, label_names=labels, **given)

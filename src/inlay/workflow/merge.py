@@ -12,10 +12,11 @@ from inlay.records.atomic import write_folder
 from inlay.records.store import Run
 from inlay.tasks import answers, kinds
 from inlay.tasks.templates import SEPARATOR
-from inlay.workflow.adapted import Adapted, find_source, load_adapted, make_example
+from inlay.workflow.adapted import EXAMPLES, Adapted, find_source, load_adapted, make_example
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.tune import DEFAULT_OUT
 
+TOKENS = 8
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -39,7 +40,7 @@ def merge(
     tasks `task` names the one. `model` names the base model where it has moved since. It is written whole or not at
     all. What a method trains must fit into weights (`Method.mergeable`), else it is an error.
     """
-    from inlay.methods.merging import check_mergeable
+    from inlay.methods.merging import check_mergeable, may_be_held
 
     say = or_log(say)
     if dtype not in DTYPES:
@@ -49,7 +50,8 @@ def merge(
         raise InlayError(f"{target} is there already: give the name of a new folder.")
     source = find_source(adapter, task, out)
     check_mergeable(source.method)
-    adapted = load_adapted(source, model=model, trust_remote_code=trust_remote_code, say=say)
+    held = dtype if dtype != DTYPES[0] and may_be_held(source.method) else None
+    adapted = load_adapted(source, held, model=model, trust_remote_code=trust_remote_code, say=say)
     _check_portable(adapted)
     notes = [*_notes(adapted)]
     if source.run is not None and source.run.spec.quantize is not None:
@@ -170,7 +172,14 @@ def _fold(adapted: Adapted, dtype: str) -> Any:
     from inlay.methods.merging import fold
 
     with quiet():
-        plain: Any = fold(adapted.model, adapted.method, make_example(adapted))
+        plain: Any = fold(adapted.model, adapted.method, _example(adapted), getattr(torch, dtype))
     if adapted.schema is not None and adapted.schema.predicts == "shares":
         plain.config.problem_type = "single_label_classification"  # for pipelines, which take the softmax by it
-    return plain.to(getattr(torch, dtype)).eval()
+    return plain.eval()
+
+
+def _example(adapted: Adapted) -> dict[str, Any]:
+    """A batch on which the merged model must compute the same. Every token more costs a large language model time."""
+    if kinds.get(adapted.kind).head is not kinds.LANGUAGE or getattr(adapted.model.config, "is_encoder_decoder", False):
+        return make_example(adapted)
+    return {name: value[:, :TOKENS] for name, value in make_example(adapted, EXAMPLES[:1]).items()}

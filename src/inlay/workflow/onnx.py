@@ -112,7 +112,7 @@ def _plain(adapted: Adapted, example: Mapping[str, Any], say: Say) -> nn.Module:
         say(f"{method.name} stays beside the weights in the file: {method.unmergeable}")
         return adapted.model.eval()
     with quiet():
-        return fold(adapted.model, method, example).float().eval()
+        return fold(adapted.model, method, example, torch.float32).eval()
 
 
 def _trace(whole: _Logits, example: Mapping[str, Tensor], path: Path, adapted: Adapted) -> None:

@@ -21,6 +21,8 @@ from inlay.workflow.notes import Say
 from inlay.workflow.tune import DEFAULT_OUT
 
 if TYPE_CHECKING:
+    import torch
+
     from inlay.backbones.loading import Backbone
     from inlay.records.spec import Spec
     from inlay.tasks import TaskSchema
@@ -93,15 +95,21 @@ def restore(
 
 
 def restore_adapters(
-    spec: Spec, schema: TaskSchema, folder: Path, names: Sequence[str], *, mixed: bool = False
+    spec: Spec,
+    schema: TaskSchema,
+    folder: Path,
+    names: Sequence[str],
+    *,
+    mixed: bool = False,
+    held: torch.dtype | None = None,
 ) -> tuple[Any, Backbone]:
     """The spec's model with the adapters of these names from a folder; and the backbone that it is. `mixed`: so that
-    their rows can share batches."""
+    their rows can share batches. For `held` see `inlay.backbones.load`."""
     from inlay import backbones
     from inlay.console import quiet
     from inlay.methods import attach
 
-    backbone = backbones.load_for(spec, schema)
+    backbone = backbones.load_for(spec, schema, held)
     adapted: Any = backbone.model
     with quiet():  # PEFT warns of every further adapter in one model
         for name in names:
