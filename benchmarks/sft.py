@@ -2,8 +2,8 @@
 
 Both train the same LoRA from the same start on the same conversations in the same order and batches, with the same
 optimiser, length and precision. `inlay` is called as a user calls it (`inlay.tune`). TRL gets the tokens and labels
-that inlay makes of the conversations, so that what is compared is training; its gradient checkpointing, on by default,
-is off. A third arm is inlay with --pack. The arms take turns, each in a process of its own. The first step is left out.
+that inlay makes of the conversations, so that what is compared is training; gradient checkpointing, on by default in
+TRL and for large models in inlay, is off. A third arm is inlay with --pack. The arms take turns, each in a process of its own. The first step is left out.
 A rate is real tokens, padding aside, by the clock and by the time of processors, which other work on the machine
 stretches less; ratios are of the medians over rounds.
 
@@ -110,6 +110,7 @@ def spec_of(args: argparse.Namespace, pack: bool) -> Any:
         evaluations=1,
         precision=args.precision,
         pack=pack,
+        gradient_checkpointing=False,  # the default of a large model on a GPU
     )
 
 
@@ -149,7 +150,7 @@ def train_trl(args: argparse.Namespace, watch: Any) -> list[float]:
             weight_decay=0.0,
             max_grad_norm=1.0,
             max_length=None,
-            gradient_checkpointing=False,
+            
             train_sampling_strategy="sequential",
             bf16=args.precision == "bfloat16",
             use_cpu=args.device == "cpu",

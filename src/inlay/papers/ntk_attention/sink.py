@@ -5,6 +5,7 @@ perplexity of held-out text; no test data are read. These runs rank settings; th
 that is in the file is not made again.
 
     OMP_NUM_THREADS=1 nice -n 19 python -m inlay.papers.ntk_attention.sink --data-dir <folder>       # kept/sink.json
+    python -m inlay.papers.ntk_attention.sink --data-dir <folder> --steps 240 --results <file>       # longer ones
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 from inlay.papers.reproduce import kept
 
-OPTIONS = {"max_steps": 60, "batch_size": 2, "max_length": 64}
+STEPS = 60
+OPTIONS = {"batch_size": 2, "max_length": 64}
 ROWS = 12_000  # of training, as in the long table
 HELD_OUT = 30  # rows of validation: lines of text, joined and cut into blocks
 SEEDS = (0, 1, 2)
@@ -51,7 +53,7 @@ LINES = {
 }
 
 
-def measure(name: str, seed: int, data_dir: str) -> dict[str, Any]:
+def measure(name: str, seed: int, steps: int, data_dir: str) -> dict[str, Any]:
     """One run: the perplexity of held-out text at the end."""
     from inlay import Spec, backbones, tasks
     from inlay.methods.registry import get
@@ -68,6 +70,7 @@ def measure(name: str, seed: int, data_dir: str) -> dict[str, Any]:
         settings=dict(line.settings),
         evaluations=1,
         precision="float32",
+        max_steps=steps,
         **OPTIONS,
     )
     task = tasks.load(spec)
@@ -138,13 +141,16 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--results", type=Path, default=kept.path("ntk_attention", "sink.json"))
     args = parser.parse_args()
     from inlay.records.versions import versions
 
-    found: dict[str, Any] = {"versions": versions(), "options": OPTIONS, "runs": []}
+    found: dict[str, Any] = {"versions": versions(), "options": {"max_steps": args.steps} | OPTIONS, "runs": []}
     if args.results.is_file():
         found = json.loads(args.results.read_text())
+        if found["options"]["max_steps"] != args.steps:
+            raise SystemExit(f"{args.results} has runs of {found['options']['max_steps']} steps: give another --results.")
     if "untrained" not in found:
         found["untrained"] = untrained(args.data_dir)
         args.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -153,7 +159,7 @@ def main() -> None:
         for name in args.lines:
             if (name, seed) in known:
                 continue
-            found["runs"].append(measure(name, seed, args.data_dir))
+            found["runs"].append(measure(name, seed, args.steps, args.data_dir))
             assert math.isfinite(found["runs"][-1]["validation"]["perplexity"])
             print(json.dumps(found["runs"][-1]), flush=True)
             args.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
