@@ -3,9 +3,9 @@
 Both train the same LoRA from the same start on the same conversations in the same order and batches, with the same
 optimiser, length and precision. `inlay` is called as a user calls it (`inlay.tune`). TRL gets the tokens and labels
 that inlay makes of the conversations, so that what is compared is training; gradient checkpointing, on by default in
-TRL and for large models in inlay, is off. A third arm is inlay with --pack. The arms take turns, each in a process of its own. The first step is left out.
-A rate is real tokens, padding aside, by the clock and by the time of processors, which other work on the machine
-stretches less; ratios are of the medians over rounds.
+TRL and for large models in inlay, is off. A third arm is inlay with --pack. The arms take turns, each in a process of
+its own. The first step is left out. A rate is real tokens, padding aside, by the clock and by the time of processors,
+which other work on the machine stretches less; ratios are of the medians over rounds.
 
 TRL is needed for this alone and is no dependency: pip install --no-deps trl==1.16.0. Without a network give its
 unpacked wheel instead: --trl FOLDER. The conversations are drawn here, so only the model is needed beside the

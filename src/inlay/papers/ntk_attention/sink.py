@@ -150,7 +150,8 @@ def main() -> None:
     if args.results.is_file():
         found = json.loads(args.results.read_text())
         if found["options"]["max_steps"] != args.steps:
-            raise SystemExit(f"{args.results} has runs of {found['options']['max_steps']} steps: give another --results.")
+            told = found["options"]["max_steps"]
+            raise SystemExit(f"{args.results} has runs of {told} steps: give another --results.")
     if "untrained" not in found:
         found["untrained"] = untrained(args.data_dir)
         args.results.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
