@@ -150,7 +150,7 @@ def train_trl(args: argparse.Namespace, watch: Any) -> list[float]:
             weight_decay=0.0,
             max_grad_norm=1.0,
             max_length=None,
-            
+            gradient_checkpointing=False,
             train_sampling_strategy="sequential",
             bf16=args.precision == "bfloat16",
             use_cpu=args.device == "cpu",
