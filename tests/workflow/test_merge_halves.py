@@ -11,12 +11,14 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from test_chat_runs import chats
+from test_chat_runs import checkpoint as llama_that_talks
 
 import inlay
 from checkpoints import write_tokenizer
-from inlay import InlayError
+from inlay import InlayError, Spec
 from inlay.backbones import loading
-from inlay.methods import merging
+from inlay.methods import merging, registry
 from zoo import FAMILIES
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -97,6 +99,19 @@ def test_the_bits_are_those_of_a_model_in_float32(tmp_path: Path, monkeypatch: p
     assert all(torch.equal(held[name], whole[name]) for name in held)
 
 
+def test_a_model_that_is_put_on_its_device_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with room for it, so far as that goes without one."""
+    base = checkpoint(tmp_path / "base", torch.bfloat16)
+    lora = adapter(base, tmp_path / "lora", target_modules="all-linear")
+    plain = weights(inlay.merge(lora, tmp_path / "plain", model=str(base), dtype="bfloat16"))
+    asked: list[object] = []
+    straight = {"device_map": {"": torch.device("cpu")}}
+    monkeypatch.setattr(loading, "_straight_to_gpu", lambda place: asked.append(place) or straight)
+    found = weights(inlay.merge(lora, tmp_path / "straight", model=str(base), dtype="bfloat16"))
+    assert len(asked) == 1
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
 def test_what_is_held_has_the_fingerprint_of_full_weights(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base", torch.bfloat16)
     how: dict[str, Any] = {"kind": "causal-lm"}
@@ -138,3 +153,19 @@ def test_a_dora_is_merged_too(tmp_path: Path) -> None:
     whole = inlay.merge(lora, tmp_path / "whole", model=str(base))
     for name, tensor in weights(whole).items():
         assert torch.equal(weights(made)[name], tensor.to(torch.bfloat16)), name
+
+
+@pytest.mark.parametrize("method", registry.names_where(merging.may_be_held))
+def test_runs_of_every_method_of_pefts(method: str, tmp_path: Path) -> None:
+    """Trained in float32 on a checkpoint of bfloat16: the same as merged in float32, and rounded then."""
+    base = llama_that_talks(tmp_path / "base")
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    model.to(torch.bfloat16).save_pretrained(base)
+    spec = Spec(str(base), method, data=str(chats(tmp_path / "chats.jsonl")), max_steps=2, learning_rate=0.05)
+    run = inlay.tune(spec.with_(batch_size=8, max_length=64), tmp_path / "runs", progress=False)
+    made = weights(inlay.merge(run, tmp_path / "merged", dtype="bfloat16"))
+    whole = weights(inlay.merge(run, tmp_path / "whole"))
+    before = weights(base)
+    assert made.keys() == whole.keys()
+    assert all(torch.equal(made[name], tensor.to(torch.bfloat16)) for name, tensor in whole.items())
+    assert any(not torch.equal(made[name], before[name]) for name in made)

@@ -30,7 +30,7 @@ _HARMLESS = re.compile(
 
 DIGESTS = "_inlay_digests"
 """An attribute of a model that was quantised or rounded when it was loaded: what its full weights hash to, by name."""
-PIECE = 2**22  # numbers that are converted at once to be hashed
+PIECE = 2**20  # numbers that are converted at once to be hashed
 _OF_QUANTISED = ("SCB", "weight_format")  # what a quantised layer has beside its weight
 
 
