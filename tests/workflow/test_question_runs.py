@@ -21,8 +21,8 @@ from inlay.records.store import Run
 from inlay.serve.hosting import host
 from inlay.tasks import row_scores
 from inlay.tasks.questions import read_answers
-from inlay.tasks.rows import read_labelled
 from inlay.tasks.schema import TaskSchema
+from inlay.tasks.scored_rows import read_labelled
 from inlay.training.progress import Interrupted
 from inlay.workflow.adapted import find_source, load_adapted
 from inlay.workflow.answer import Request

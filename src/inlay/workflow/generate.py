@@ -10,7 +10,8 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.tasks import tables
 from inlay.tasks.cells import as_text
-from inlay.tasks.rows import columns_read, read
+from inlay.tasks.new_rows import read
+from inlay.tasks.rows import columns_read
 from inlay.workflow.generation import SEEDS, Continuation, Sampling, TooLong
 from inlay.workflow.predict import join
 from inlay.workflow.speakers import Speaker
