@@ -129,5 +129,9 @@ def test_what_is_refused_is_one_error(place: Path, typed: Typed, tmp_path: Path)
     assert typed("evaluate", "--model", place / "my-llama")[0] == 2
     status, _, errors = typed("evaluate", "--data", place / "rows.jsonl", "--shots", 3)
     assert (status, "--data scores a run" in errors) == (2, True)
+    for option in ("--label", "--kind", "--text", "--image", "--template"):
+        status, _, errors = typed("evaluate", "--run", "any", "--harness", place / "mine.yaml", option, "stars")
+        assert (status, errors.count("Error: ")) == (2, 1)
+        assert f"{option} stars is for --data; a task of --harness says itself" in errors
     with pytest.raises(InlayError, match="is a folder"):
         evaluate_harness(open_speaker(model=str(place / "my-llama")), [str(place / "mine.yaml")], output=tmp_path)

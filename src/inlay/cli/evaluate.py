@@ -75,6 +75,8 @@ def command(
     if (data is None) == (harness is None):
         raise InlayError("Give --data, labelled rows, or --harness, tasks of lm-evaluation-harness: one of them.")
     if harness is not None:
+        unread = {"--label": label, "--kind": kind, "--text": text, "--image": image, "--template": template}
+        _refuse(unread, "is for --data; a task of --harness says itself which data, texts and answers are read")
         who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
         _by_harness(run, adapter, who, o.names_in(harness), {"shots": shots, "limit": limit, "output": output})
         return
