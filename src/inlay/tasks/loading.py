@@ -273,6 +273,8 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
     what = [schema.kind, schema.fields, schema.label_names, used]
     weights, notes = _class_weights(spec, schema, train)
+    if schema.predicts in ("class", "rank") and (test := parts["test"]) is not None:
+        notes += labels.find_untested(test.classes, schema.label_names or (), "test split")
     if schema.predicts == "labels" and train is not None:
         notes += labels.check_sets([row["label"] for row in train.data], schema.label_names or (), schema.name)
     if schema.chat_template is not None:

@@ -50,6 +50,8 @@ def read_labelled(schema: TaskSchema, source: Any, label: str | None = None) -> 
         raise InlayError(f"{name!r} has no row with a label: there is nothing to evaluate on.")
     rows = [read_labelled_row(reading, row, table, column, f"{name}, row {number}") for number, row in kept]
     rows = rows if column is None else number_labels(schema, rows, name)
+    if schema.predicts in ("class", "rank"):
+        notes += labels.find_untested((row["label"] for row in rows), schema.label_names or (), name)
     if schema.modality == "image":
         images.check_all([row["image"] for row in rows])
     return _to_evaluate(schema, rows, table, notes)
