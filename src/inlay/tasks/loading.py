@@ -271,6 +271,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
     if found.standardise and train is not None:
         schema = _standardised(schema, [row["label"] for row in train.data])
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
+    unused = sum(map(len, found.splits.values())) - sum(map(len, used.values()))
     what = [schema.kind, schema.fields, schema.label_names, used]
     weights, notes = _class_weights(spec, schema, train)
     if schema.predicts in ("class", "rank") and (test := parts["test"]) is not None:
@@ -294,6 +295,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
         notes=(*found.notes, *notes),
         spelled_out=found.spelled_out,
         places={split: _places(part, schema.kind) for split in ("validation", "test") if (part := parts[split])},
+        unused=unused,
     )
 
 

@@ -35,8 +35,9 @@ class Task(Described):
 
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
     `notes` are the things that a user should know: rows dropped, kinds inferred. `spelled_out` names the fields of the
-    spec without which it would be the same. `places` says where the rows that are
-    held out stood. A task never changes: `with_schema`, `with_length` and `with_notes` return another.
+    spec without which it would be the same. `places` says where the rows that are held out stood; `unused` counts rows
+    that were read and are in no split. A task never changes: `with_schema`, `with_length` and `with_notes` return
+    another.
     """
 
     schema: TaskSchema
@@ -48,6 +49,7 @@ class Task(Described):
     notes: tuple[str, ...] = ()
     spelled_out: tuple[str, ...] = ()
     places: Mapping[str, Places] = dataclasses.field(default_factory=dict)
+    unused: int = 0
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
