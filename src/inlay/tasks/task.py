@@ -132,7 +132,10 @@ class Task(Described):
         from inlay.tasks import answer_spans
 
         found = answer_spans.choose_no_answer(self.schema, outputs, encoded)
-        note = f"no answer where it is worth {found:.2f} more than the best one, chosen on {encoded.rows:,} rows"
+        note = (
+            "no answer is given where its score minus that of the best answer is above "
+            f"{found:.2f}, which was chosen on {encoded.rows:,} validation rows"
+        )
         return self.with_schema(dataclasses.replace(self.schema, no_answer=found)).with_notes([note])
 
     # ------------------------------------------------------------------------------------------------- encoding
