@@ -43,6 +43,7 @@ TASKS = {
     "token-classification": "token classification",
     "causal-lm": "language modelling",
     "sequence-to-sequence": "sequence to sequence",
+    "question-answering": "extractive question answering",
 }
 
 

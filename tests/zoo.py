@@ -16,9 +16,19 @@ import transformers as hf
 from torch import nn
 from transformers import PretrainedConfig
 
-from inlay.backbones import towers
+from inlay.backbones import answer_outputs, towers
+from inlay.tasks.encode import IGNORED
+from inlay.tasks.windows import FIRST, LAST, LEGAL
 
-Task = Literal["base", "classification", "token-classification", "causal-lm", "sequence-to-sequence", "image-text"]
+Task = Literal[
+    "base",
+    "classification",
+    "token-classification",
+    "causal-lm",
+    "sequence-to-sequence",
+    "question-answering",
+    "image-text",
+]
 
 VOCABULARY, LENGTH, IMAGE_SIZE = 48, 9, 32
 PAD, BOS, EOS = 1, 0, 2
@@ -77,34 +87,35 @@ def t5_config() -> PretrainedConfig:
 
 
 _TOKENS: tuple[Task, ...] = ("base", "classification", "token-classification")
+_READS: tuple[Task, ...] = (*_TOKENS, "question-answering")
 _CAUSAL: tuple[Task, ...] = ("base", "classification", "causal-lm")
 _IMAGES: tuple[Task, ...] = ("base", "classification")
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(lambda: hf.BertConfig(**ENCODER), "text", _TOKENS),
-    "roberta": Family(lambda: hf.RobertaConfig(**ENCODER), "text", _TOKENS),
+    "bert": Family(lambda: hf.BertConfig(**ENCODER), "text", _READS),
+    "roberta": Family(lambda: hf.RobertaConfig(**ENCODER), "text", _READS),
     "distilbert": Family(
         lambda: hf.DistilBertConfig(
             **SPECIAL, dim=16, n_layers=3, n_heads=2, hidden_dim=24, max_position_embeddings=40
         ),
         "text",
-        _TOKENS,
+        _READS,
     ),
-    "electra": Family(lambda: hf.ElectraConfig(**ENCODER, embedding_size=12), "text", _TOKENS),
+    "electra": Family(lambda: hf.ElectraConfig(**ENCODER, embedding_size=12), "text", _READS),
     "modernbert": Family(
         lambda: hf.ModernBertConfig(
             **ENCODER, cls_token_id=BOS, sep_token_id=EOS, local_attention=6, global_attn_every_n_layers=2
         ),
         "text",
-        _TOKENS,
+        _READS,
     ),
-    "mpnet": Family(lambda: hf.MPNetConfig(**ENCODER), "text", _TOKENS),
+    "mpnet": Family(lambda: hf.MPNetConfig(**ENCODER), "text", _READS),
     "deberta-v2": Family(
         lambda: hf.DebertaV2Config(**ENCODER, relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
         "text",
-        _TOKENS,
+        _READS,
     ),
-    "gpt2": Family(gpt2_config, "text", (*_CAUSAL, "token-classification")),
+    "gpt2": Family(gpt2_config, "text", (*_CAUSAL, "token-classification", "question-answering")),
     "opt": Family(
         lambda: hf.OPTConfig(
             **SPECIAL,
@@ -116,9 +127,11 @@ FAMILIES: dict[str, Family] = {
             max_position_embeddings=40,
         ),
         "text",
-        _CAUSAL,
+        (*_CAUSAL, "question-answering"),
     ),
-    "llama": Family(lambda: hf.LlamaConfig(**GROUPED), "text", (*_CAUSAL, "token-classification")),
+    "llama": Family(
+        lambda: hf.LlamaConfig(**GROUPED), "text", (*_CAUSAL, "token-classification", "question-answering")
+    ),
     "gemma": Family(
         lambda: hf.Gemma3TextConfig(
             **GROUPED,
@@ -197,6 +210,10 @@ def _build(family: str, description: Family, task: Task, num_labels: int) -> nn.
         return hf.AutoModelForCausalLM.from_config(config)
     if task == "sequence-to-sequence":
         return hf.AutoModelForSeq2SeqLM.from_config(config)
+    if task == "question-answering":
+        model = hf.AutoModelForQuestionAnswering.from_config(config)
+        answer_outputs.install(model)
+        return model
     if task == "image-text":
         model = hf.AutoModelForZeroShotImageClassification.from_config(config)
         towers.install(model)
@@ -237,9 +254,21 @@ def _text(task: Task, num_labels: int) -> dict[str, torch.Tensor]:
         inputs["decoder_input_ids"] = torch.cat([torch.full((len(lengths), 1), PAD), ids.roll(1, 0)[:, :5]], dim=1)
     elif task == "token-classification":
         inputs["labels"] = torch.randint(num_labels, ids.shape).masked_fill(mask == 0, -100)
+    elif task == "question-answering":
+        inputs["labels"] = _answers(mask)
     elif task == "classification":
         inputs["labels"] = torch.arange(len(lengths)) % num_labels
     return inputs
+
+
+def _answers(mask: torch.Tensor) -> torch.Tensor:
+    """Answers before the end of the text; the last row has none, for which its first token stands."""
+    legal = torch.where(mask == 1, LEGAL, IGNORED)
+    for row, length in enumerate(ROW_LENGTHS[:-1]):
+        legal[row, length - 4] = FIRST
+        legal[row, length - 2] = LAST
+    legal[-1, 0] = FIRST | LAST
+    return legal
 
 
 def _pairs() -> torch.Tensor:

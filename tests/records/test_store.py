@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +81,46 @@ def test_statuses(tmp_path: Path) -> None:
     assert "failed: try a lower" in (run.folder / "log.txt").read_text()
     with pytest.raises(InlayError, match="not finished"):
         run.record  # noqa: B018
+
+
+def refuse(store: Store, then: Any = lambda run: None, error: type[Exception] = InlayError) -> Run:
+    """A run that is refused; `then` is what happens before."""
+    run = store.open(SPEC, DIGEST)
+    run.keeps_refusals = False
+    then(run)
+    with pytest.raises(error, match="does not fit"), run:
+        raise error("it does not fit")
+    return run
+
+
+def test_a_refusal_takes_back_the_folder_that_it_made_itself(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert not refuse(store).folder.exists()
+    assert list(tmp_path.iterdir()) == []
+    assert not refuse(store).folder.exists(), "the lock was let go"
+
+
+@pytest.mark.parametrize("made", ["metrics.jsonl", "checkpoints/step-1/x", "mine.txt"])
+def test_a_refusal_keeps_whatever_was_made(tmp_path: Path, made: str) -> None:
+    def make(run: Run) -> None:
+        (run.folder / made).parent.mkdir(parents=True, exist_ok=True)
+        (run.folder / made).write_text("x")
+
+    run = refuse(Store(tmp_path), make)
+    assert (run.folder / made).read_text() == "x"
+    assert (run.status, run.error) == ("failed", "it does not fit")
+
+
+def test_a_refusal_keeps_a_folder_that_was_there(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt), store.open(SPEC, DIGEST) as run:
+        raise KeyboardInterrupt
+    assert refuse(store).status == "failed"
+    shutil.rmtree(run.folder)
+    run.folder.mkdir()
+    assert refuse(store).folder.is_dir()
+    shutil.rmtree(run.folder)
+    assert refuse(store, error=ValueError).status == "failed", "a defect is no refusal"
 
 
 def test_whether_a_run_failed_is_asked_under_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

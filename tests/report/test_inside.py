@@ -229,6 +229,10 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
             },
         ),
         "pairs": ("vector", {"cosine": true, "label": true, "prediction": true, "text": ["q"] * 40}),
+        "domain": (
+            "masked",
+            {"loss": [*true[:39], 0.0], "masked": [4] * 39 + [0], "right": [3] * 39 + [0]},
+        ),
         "talk": ("text", {"loss": true, "tokens": [3] * 40, "text": ["a question"] * 40}),
     }
     for name, (predicts, columns) in tables.items():
@@ -261,6 +265,8 @@ def test_runs_of_every_other_kind(tmp_path: Path) -> None:
     assert (found["pairs"]["predicts"], found["pairs"]["errors"]["mean"]) == ("value", 0.0)
     assert found["asked"]["answered"] == [["has an answer", 20.0, 0.5, 0.5], ["has no answer", 20.0, 0.5, 0.5]]
     assert found["asked"]["mistakes"][0]["label"] == "no answer"
+    assert found["domain"]["masks"] == [156, 0.75]
+    assert found["domain"]["losses"][0] == pytest.approx(min(true[:39]))  # not 0, of a row without a mask
     assert found["talk"]["losses"][2] == pytest.approx(float(np.median(true)))
     assert found["talk"]["mistakes"][0]["weight"] == pytest.approx(max(true))
     assert all(len(each["mistakes"]) <= MISTAKES for each in found.values())

@@ -328,6 +328,30 @@ def test_a_row_that_breaks_a_batch_harms_no_other(folder: Path, offline: Tasks) 
         assert call(address, "/health")[1]["status"] == "ok"
 
 
+def test_what_is_refused_or_fails_is_counted(folder: Path) -> None:
+    good, bad, broken = [{"task": "cola", "sentence": word} for word in ("w6", ["w6"], "w13")]
+    with serving(Picky(folder, model=None, only=None, batch=64), ServiceSettings(port=0)) as address:
+
+        def counted() -> dict[str, float]:
+            text = call(address, "/metrics")[1]
+            return {
+                status: _value(text, name)
+                for status in ("400", "404", "405", "500")
+                if (name := f'inlay_errors_total{{status="{status}"}}') in text
+            }
+
+        assert call(address, "/predict", good)[0] == call(address, "/predict", [good])[0] == 200
+        assert call(address, "/nowhere")[0] == 404  # nothing was asked of the model
+        assert counted() == {}
+        assert call(address, "/predict", bad)[0] == 400
+        assert call(address, "/predict", {"task": "nope"})[0] == 404
+        assert call(address, "/predict", broken)[0] == 500
+        assert counted() == {"400": 1, "404": 1, "500": 1}
+        assert [each.get("status") for each in call(address, "/predict", [good, bad, broken])[1]] == [None, 400, 500]
+        assert call(address, "/predict", b"{")[0] == 400
+        assert counted() == {"400": 3, "404": 1, "500": 2}
+
+
 # ---- tasks that come and go
 
 

@@ -17,7 +17,7 @@ import pytest
 from chat_templates import FAMILIES
 from inlay import InlayError, tasks
 from inlay.records.spec import Spec
-from inlay.tasks import Task, chat_encode, kinds, rows, tables
+from inlay.tasks import Task, chat_encode, kinds, new_rows, scored_rows, tables
 from inlay.tasks.chat_template import ChatTemplate
 from inlay.tasks.conversations import pack, unpack
 from inlay.tasks.encode import IGNORED, Ragged
@@ -282,27 +282,27 @@ def test_rows_to_answer(tmp_path: Path, spec: MakeSpec) -> None:
     schema = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given))).schema
     asked = [*talk(1), turn("user", "and now?")]
     for source in ([{"messages": asked}], [asked]):
-        assert rows.read(schema, source).rows == [{"messages": asked}]
+        assert new_rows.read(schema, source).rows == [{"messages": asked}]
     plain = [{"messages": [turn("user", "hello")]}]
-    assert rows.read(schema, ["hello"]).rows == rows.read(schema, [{"messages": "hello"}]).rows == plain
+    assert new_rows.read(schema, ["hello"]).rows == new_rows.read(schema, [{"messages": "hello"}]).rows == plain
     (tmp_path / "q.txt").write_text("hello\n")
-    assert rows.read(schema, tmp_path / "q.txt").rows == plain
+    assert new_rows.read(schema, tmp_path / "q.txt").rows == plain
     with pytest.raises(InlayError, match=r"row 1 has no question at its end"):
-        rows.read(schema, [{"messages": talk(1)}])
+        new_rows.read(schema, [{"messages": talk(1)}])
     with pytest.raises(InlayError, match=r"row 1 has no 'messages'.*it has 'text'"):
-        rows.read(schema, [{"text": "x"}])
+        new_rows.read(schema, [{"text": "x"}])
     alpaca = [{"instruction": f"add {i}", "input": "", "output": f"is {i}"} for i in range(20)]
     schema = tasks.load(spec(data=lines(tmp_path / "b.jsonl", alpaca))).schema
     asked = [{"instruction": "add", "input": "1, 2", "output": "ignored"}]
-    assert rows.read(schema, asked).rows == [{"messages": [turn("user", "add\n\n1, 2")]}]
-    assert rows.read(schema, ["add"]).rows == [{"messages": [turn("user", "add")]}]
+    assert new_rows.read(schema, asked).rows == [{"messages": [turn("user", "add\n\n1, 2")]}]
+    assert new_rows.read(schema, ["add"]).rows == [{"messages": [turn("user", "add")]}]
 
 
 def test_rows_to_score(tmp_path: Path, spec: MakeSpec) -> None:
     given: list[dict[str, Any]] = [{"messages": talk(i)} for i in range(20)]
     schema = tasks.load(spec(data=lines(tmp_path / "a.jsonl", given))).schema
     given[4]["messages"] = talk(4)[:1]
-    scored = rows.read_labelled(schema, given)
+    scored = scored_rows.read_labelled(schema, given)
     assert len(scored.test) == 19
     assert "rows: conversations in `messages`: 19 of 20 rows; left out: 1 with no answer (row 5)" in scored.notes
     assert given[0]["messages"] == talk(0), "rows of Python are not emptied"

@@ -15,7 +15,7 @@ from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import TaskSchema, folders, kinds
 from inlay.tasks.folders import SPLIT_NAMES, resembles_split, split_of
-from inlay.tasks.rows import read_labelled
+from inlay.tasks.scored_rows import read_labelled
 from inlay.tasks.tables import Table
 
 Write = Callable[[str, str], Path]

@@ -20,8 +20,8 @@ from inlay.errors import InlayError
 from inlay.methods.infoprompt.task import _label_words
 from inlay.records.spec import Spec
 from inlay.tasks import answers, kinds, label_metrics
-from inlay.tasks.rows import read_labelled
 from inlay.tasks.schema import TaskSchema
+from inlay.tasks.scored_rows import read_labelled
 from inlay.tasks.targets import to_targets
 
 Write = Callable[[str, str], Path]

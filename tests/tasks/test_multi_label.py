@@ -20,8 +20,8 @@ from inlay.errors import InlayError
 from inlay.records.spec import Spec
 from inlay.tasks import answers, kinds, label_metrics
 from inlay.tasks.given_labels import read_set
-from inlay.tasks.rows import read_labelled
 from inlay.tasks.schema import TaskSchema
+from inlay.tasks.scored_rows import read_labelled
 
 Write = Callable[[str, str], Path]
 MakeSpec = Callable[..., Spec]

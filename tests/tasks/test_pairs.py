@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inlay import tasks
 from inlay.errors import InlayError
 from inlay.records.spec import Spec
-from inlay.tasks import kinds, retrieval, rows
+from inlay.tasks import kinds, new_rows, retrieval, scored_rows
 from inlay.tasks.pairs import Judged, PairCollator, encode_pairs
 
 Write = Callable[[str, str], Path]
@@ -91,15 +91,15 @@ def test_all_rows_of_an_anchor_are_in_one_split(write: Write, spec: MakeSpec) ->
 
 def test_texts_to_embed_come_alone_and_pairs_are_scored(write: Write, spec: MakeSpec) -> None:
     schema = tasks.load(spec(data=write("a.csv", lines("query,positive", "a {i},b {i}")))).schema
-    assert rows.read(schema, ["x", "y"]).rows == [{"text": "x"}, {"text": "y"}]
-    assert rows.read(schema, [{"query": "x", "positive": "z"}]).rows == [{"text": "x"}]
-    assert rows.read(schema, [{"positive": "z"}]).rows == [{"text": "z"}]
+    assert new_rows.read(schema, ["x", "y"]).rows == [{"text": "x"}, {"text": "y"}]
+    assert new_rows.read(schema, [{"query": "x", "positive": "z"}]).rows == [{"text": "x"}]
+    assert new_rows.read(schema, [{"positive": "z"}]).rows == [{"text": "z"}]
     with pytest.raises(InlayError, match=r"row 1.* has no column 'text' or 'query'"):
-        rows.read(schema, [{"a": "x", "b": "z"}])
-    judged = rows.read_labelled(schema, [{"query": "x", "positive": "z", "more": 1}])
+        new_rows.read(schema, [{"a": "x", "b": "z"}])
+    judged = scored_rows.read_labelled(schema, [{"query": "x", "positive": "z", "more": 1}])
     assert judged.test[0] == {"query": "x", "positive": "z"}
     with pytest.raises(InlayError, match="row 2: there is no text in the column 'positive'"):
-        rows.read_labelled(schema, [{"query": "x", "positive": "z"}, {"query": "x", "positive": None}])
+        scored_rows.read_labelled(schema, [{"query": "x", "positive": "z"}, {"query": "x", "positive": None}])
 
 
 # ------------------------------------------------------------------------------------------------------ batches

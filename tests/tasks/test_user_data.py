@@ -265,6 +265,21 @@ def test_uneven_classes_are_said(write: Write, spec: MakeSpec) -> None:
     assert any("classes are uneven" in note and "95.0%" in note for note in task.notes)
 
 
+@pytest.mark.parametrize(
+    ("tested", "said"),
+    [
+        ("abcdef", []),
+        ("abcde", ["the class 'f' has no row; the scores say nothing about it"]),
+        ("ba", ["4 classes have no row ('c', 'd', 'e' and 1 more); the scores say nothing about them"]),
+    ],
+)
+def test_classes_without_a_test_row_are_said(write: Write, spec: MakeSpec, tested: str, said: list[str]) -> None:
+    train = write("train.csv", "text,label\n" + "".join(f"w {i},{'abcdef'[i % 6]}\n" for i in range(60)))
+    test = write("test.csv", "text,label\n" + "".join(f"v {label},{label}\n" for label in tested))
+    notes = tasks.load(spec(data=train, test_data=test)).notes
+    assert [note for note in notes if "no row" in note] == [f"test split: {each}" for each in said]
+
+
 def test_labels_that_training_does_not_know(write: Write, spec: MakeSpec) -> None:
     train = write("train.csv", "text,label\n" + "".join(f"w {i},{'ab'[i % 2]}\n" for i in range(30)))
     test = write("test.csv", "text,label\nx,a\ny,c\nz,c\n")

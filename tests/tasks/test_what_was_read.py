@@ -41,6 +41,17 @@ def test_rows_classes_and_splits_are_counted(tmp_path: Path) -> None:
     assert count(load(tmp_path / "photos")).startswith("19 images, 2 classes (9 to 10 each): ")
 
 
+@pytest.mark.parametrize("folders", [("",), ("train", "val", "test")])
+def test_what_a_draw_leaves_out_was_read_and_is_not_used(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    for name in folders:
+        photos(tmp_path / "photos" / name, 30 // len(folders))
+    whole, task = load(tmp_path / "photos"), load(tmp_path / "photos", shots=6)
+    held = len(whole.validation) + len(whole.test)
+    assert count(whole).startswith("90 images, 3 classes (30 each): ")
+    assert count(task).startswith(f"90 images; used: {6 + held} images, 3 classes (")
+    assert count(task).endswith(f": 6 / {len(whole.validation)} / {len(whole.test)} for training, validation, test")
+
+
 def test_a_table_of_texts_and_amounts(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("body,price\n" + "".join(f"text {n},{n}.5\n" for n in range(20)))
     task = load(tmp_path / "x.csv", text=("body",), label="price", kind="regression")

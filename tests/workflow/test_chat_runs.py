@@ -214,3 +214,7 @@ def test_generate_and_chat_use_the_template_of_training(run: Run, typed: Typed, 
     status, out, err = typed("generate", "--run", run.folder, "--input", tmp_path / "one.jsonl", "--max-tokens", 8)
     assert status == 0, err
     assert json.loads(out.splitlines()[-1])["text"].strip() == "gold"
+    (tmp_path / "plain.jsonl").write_text(json.dumps({"id": 3, "prompt": asked}))
+    status, out, err = typed("generate", "--run", run.folder, "--input", tmp_path / "plain.jsonl", "--max-tokens", 8)
+    assert status == 0, err
+    assert {**json.loads(out), "text": json.loads(out)["text"].strip()}.items() >= {"id": 3, "text": "gold"}.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,12 +95,20 @@ def test_every_method_acts_under_the_harness(method: str, place: Path, tmp_path:
     assert written["model"].endswith(run.id)
 
 
-def test_the_model_alone_by_the_command(place: Path, typed: Typed) -> None:
+def test_the_model_alone_by_the_command(
+    place: Path, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(git.parent), prepend=os.pathsep)
     status, out, errors = typed(
         "evaluate", "--model", place / "my-llama", "--harness", place / "mine.yaml", "--limit", 5, "--output", "o.json"
     )
     assert status == 0, errors
-    assert "good for a look" in errors
+    assert "only the first 5 questions of each task" in errors
+    assert not (tmp_path / "asked").exists(), "git complains where the working folder is no repository"
     lines = [line.split("\t") for line in out.splitlines() if line.startswith("my_questions")]
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "my-llama")
     wanted = by_hand(model, transformers.AutoTokenizer.from_pretrained(place / "my-llama"))
@@ -129,5 +138,9 @@ def test_what_is_refused_is_one_error(place: Path, typed: Typed, tmp_path: Path)
     assert typed("evaluate", "--model", place / "my-llama")[0] == 2
     status, _, errors = typed("evaluate", "--data", place / "rows.jsonl", "--shots", 3)
     assert (status, "--data scores a run" in errors) == (2, True)
+    for option in ("--label", "--kind", "--text", "--image", "--template"):
+        status, _, errors = typed("evaluate", "--run", "any", "--harness", place / "mine.yaml", option, "stars")
+        assert (status, errors.count("Error: ")) == (2, 1)
+        assert f"{option} stars is for --data; a task of --harness says itself" in errors
     with pytest.raises(InlayError, match="is a folder"):
         evaluate_harness(open_speaker(model=str(place / "my-llama")), [str(place / "mine.yaml")], output=tmp_path)

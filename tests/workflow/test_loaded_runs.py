@@ -189,7 +189,10 @@ def test_rows_without_a_label_are_counted_and_others_scored(loaded: Any, caplog:
     rows = [{"body": "w1 w1", "stars": 1}, {"body": "w2", "stars": None}, {"body": "w3", "stars": "3.0"}]
     found = loaded.evaluate(rows)
     assert found.examples == 2
-    assert found.notes == ["rows: 1 of 3 rows have no 'stars' and are left out"]
+    assert found.notes == [
+        "rows: 1 of 3 rows have no 'stars' and are left out",
+        "rows: the class '2' has no row; the scores say nothing about it",
+    ]
     assert found.notes[0] in caplog.messages, "and it is not silent in Python"
     assert loaded.evaluate([{"body": "w1", "rating": 1}], label="rating").examples == 1
 

@@ -41,6 +41,7 @@ CLASSES = {
     "sequence-to-sequence": transformers.AutoModelForSeq2SeqLM,
 }
 WRITE = ("causal-lm", "sequence-to-sequence")
+ELSEWHERE = ("base", "image-text", "question-answering")  # merged with their runs: test_image_text*, test_question_runs
 MERGEABLE = [method for method in registry.all_methods().values() if method.mergeable]
 OTHERS = [method for method in registry.all_methods().values() if method.form == "peft" and not method.mergeable]
 # A head of one layer and of several, tied and grouped attention, Conv1D, convolutions, batch norms, relative positions.
@@ -53,7 +54,7 @@ def cases() -> list[Any]:
         for family, description in FAMILIES.items():
             for task in description.tasks:
                 works = task in capabilities()["methods"][method.name].get(family, ())
-                if task == "base" or not works or (task == "token-classification" and family not in ("bert", "t5")):
+                if task in ELSEWHERE or not works or (task == "token-classification" and family not in ("bert", "t5")):
                     continue
                 marks = () if family in FAST else (pytest.mark.slow,)
                 found.append(pytest.param(method, family, task, id=f"{method.name}-{family}-{task}", marks=marks))

@@ -21,8 +21,8 @@ from inlay.records.store import Run
 from inlay.serve.hosting import host
 from inlay.tasks import row_scores
 from inlay.tasks.questions import read_answers
-from inlay.tasks.rows import read_labelled
 from inlay.tasks.schema import TaskSchema
+from inlay.tasks.scored_rows import read_labelled
 from inlay.training.progress import Interrupted
 from inlay.workflow.adapted import find_source, load_adapted
 from inlay.workflow.answer import Request
@@ -306,7 +306,7 @@ def test_the_threshold_is_kept_and_used(spec: Callable[..., Spec], tmp_path: Pat
     run = tune(spec(max_steps=8), tmp_path / "runs", progress=False)
     loaded = inlay.load(run)
     assert loaded.schema.no_answer is not None
-    assert any("no answer where it is worth" in note for note in run.record["task"]["notes"])
+    assert any("no answer is given where its score" in note for note in run.record["task"]["notes"])
     rows = [{"question": "w1 w8", "context": "w3 w4 w1"}]
     never, always = (replace(loaded.schema, no_answer=at) for at in (1e9, -1e9))
     loaded.schema = never
@@ -376,7 +376,7 @@ def test_a_merged_checkpoint_is_transformers_own(spec: Callable[..., Spec], tmp_
         mine, theirs = loaded.model(**batch), plain(**batch)
     assert torch.allclose(mine["start_logits"], theirs["start_logits"], atol=1e-5)
     assert torch.allclose(mine["logits"][..., 1], theirs["end_logits"], atol=1e-5)
-    assert "the first token says that there is no answer" in (tmp_path / "merged" / "README.md").read_text()
+    assert "the first token stands for no answer" in (tmp_path / "merged" / "README.md").read_text()
 
 
 def test_a_head_that_a_checkpoint_has_is_kept(model: Path, spec: Callable[..., Spec], tmp_path: Path) -> None:
@@ -401,7 +401,9 @@ def test_rows_are_scored_by_their_f1(spec: Callable[..., Spec], tmp_path: Path) 
 
 def test_what_is_refused(spec: Callable[..., Spec], model: Path, tmp_path: Path) -> None:
     out = tmp_path / "runs"
-    with pytest.raises(InlayError, match=r"class vectors need a model that classifies"):
+    with pytest.raises(
+        InlayError, match=r"infoprompt does not work on BertForQuestionAnswering .* These work on it: .*lora"
+    ):
         tune(spec(method="infoprompt"), out, progress=False)
     run = tune(spec(), out, progress=False)
     with pytest.raises(InlayError, match=r"'question-answering', which is not written as ONNX"):

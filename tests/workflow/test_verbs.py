@@ -133,6 +133,13 @@ def test_unknown_method_offers_the_nearest(review_spec: Spec, tmp_path: Path) ->
         tune(review_spec.with_(method="loora"), tmp_path / "runs", progress=False)
 
 
+def test_a_run_that_is_refused_leaves_no_folder(review_spec: Spec, tmp_path: Path) -> None:
+    spec = review_spec.with_(method="lora", settings={"target_modules": ["LayerNorm"]})  # which LoRA cannot adapt
+    with pytest.raises(InlayError, match="LayerNorm"):
+        tune(spec, tmp_path / "runs", progress=False)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_comparison_goes_on_after_a_failure_and_sorts_by_the_mean(review_spec: Spec, tmp_path: Path) -> None:
     said: list[str] = []
     spec = dataclasses.replace(review_spec, settings={"target_modules": ["LayerNorm"]})  # which LoRA cannot adapt

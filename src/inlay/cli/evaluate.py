@@ -9,6 +9,7 @@ import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
+from inlay.errors import InlayError
 
 
 def command(
@@ -70,11 +71,11 @@ def command(
     \b
     inlay evaluate --run runs/<id> --harness arc_easy,hellaswag --limit 200
     """
-    from inlay.errors import InlayError
-
     if (data is None) == (harness is None):
         raise InlayError("Give --data, labelled rows, or --harness, tasks of lm-evaluation-harness: one of them.")
     if harness is not None:
+        unread = {"--label": label, "--kind": kind, "--text": text, "--image": image, "--template": template}
+        _refuse(unread, "is for --data; a task of --harness says itself which data, texts and answers are read")
         who: dict[str, Any] = {"model": model, "task": task, "out": out, "trust_remote_code": trust_remote_code}
         _by_harness(run, adapter, who, o.names_in(harness), {"shots": shots, "limit": limit, "output": output})
         return
@@ -95,8 +96,6 @@ def command(
 
 def _refuse(options: dict[str, Any], why: str) -> None:
     """An error for an option that was given where it would be ignored."""
-    from inlay.errors import InlayError
-
     for name, value in options.items():
         if value is not None:
             raise InlayError(f"{name} {value} {why}: leave it out.")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inlay.cli import options as o
 from inlay.cli import show
 from inlay.errors import InlayError
+
+if TYPE_CHECKING:
+    from inlay.records.store import Run
 
 
 @partial(o.takes_spec, joint=True)
@@ -91,6 +94,13 @@ def command(
         run = tune(spec, out, progress=not quiet, log_to=boards, say=say)
     show.run_result(run)
     if not quiet:
-        how = f"--adapter {run.adapter} requests.jsonl" if spec.tasks else f"--run {run.folder} --input new-data"
-        show.say(f"Predict with it: inlay predict {how} --output predictions.jsonl")
-        show.say(f"What it gets wrong, as a page: inlay report {run.folder.parent} --out report.html")
+        _say_next(run)
+
+
+def _say_next(run: Run) -> None:
+    """What can be done with a finished run."""
+    how = f"--adapter {run.adapter} requests.jsonl" if run.spec.tasks else f"--run {run.folder} --input new-data"
+    show.say(f"Predict with it: inlay predict {how} --output predictions.jsonl")
+    if ((run.record.get("task") or {}).get("schema") or {}).get("chat"):
+        show.say(f"Talk to it: inlay chat --run {run.folder}")
+    show.say(f"What it gets wrong, as a page: inlay report {run.folder.parent} --out report.html")

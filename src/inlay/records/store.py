@@ -58,6 +58,7 @@ __all__ = ["FORMAT", "FailedBefore", "Run", "Store", "load", "name", "now", "rea
 
 FORMAT = 1
 SPEC, VERSIONS, METRICS, RECORD, STATE = "spec.json", "versions.json", "metrics.jsonl", "record.json", "state.json"
+LOCK, LOG = ".lock", "log.txt"
 Status = Literal["finished", "interrupted", "failed", "running"]
 
 
@@ -92,7 +93,9 @@ class Run:
         self.created = created
         self.follower = follower
         self._spec_is_sealed = spec_is_sealed
-        self._lock = Lock(folder / ".lock")
+        self.keeps_refusals = True  # where False, one that is refused before it has made anything leaves no folder
+        self._new = False
+        self._lock = Lock(folder / LOCK)
         self._record: dict[str, Any] | None = None
 
     @property
@@ -202,7 +205,7 @@ class Run:
     def log(self, text: str) -> None:
         """Add a line to log.txt."""
         if not self.follower:
-            append_line(self.folder / "log.txt", f"{now()} {text}")
+            append_line(self.folder / LOG, f"{now()} {text}")
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write the result, last of all; then nothing of the way there is needed any more."""
@@ -258,7 +261,9 @@ class Run:
     ) -> None:
         try:
             if error is not None and self.status != "finished":
-                if isinstance(error, Exception) and not isinstance(error, Unwritable):
+                if isinstance(error, InlayError) and not self.keeps_refusals and self._is_untouched():
+                    _remove(self.folder, self._lock)
+                elif isinstance(error, Exception) and not isinstance(error, Unwritable):
                     self.fail(error)
                 else:
                     self.interrupt()
@@ -273,8 +278,10 @@ class Run:
 
         Whether it failed before is asked under the lock: another process may have had it until now.
         """
+        new = not os.path.lexists(self.folder)
         self._lock.acquire()
         try:
+            self._new = new and os.listdir(self.folder) == [LOCK]
             done = (self.folder / RECORD).exists()
             if not retry_failed and not done:
                 state = self._state()
@@ -295,6 +302,11 @@ class Run:
         except BaseException:
             self._lock.release()
             raise
+
+    def _is_untouched(self) -> bool:
+        """Whether this process made the folder, and nothing is in it but what opening a run writes."""
+        opened = {LOCK, LOG, SPEC, VERSIONS, STATE}
+        return self._new and self.folder.is_dir() and opened.issuperset(os.listdir(self.folder))
 
     def take(self, spec: Spec) -> None:
         """This is the spec: it has the run's digest. A spec.json that says otherwise is written anew: it has no seal
@@ -415,19 +427,13 @@ class Store:
                 f"Not removed: {folder} is a link to {os.readlink(folder)}. Remove the link itself with `rm`, or the "
                 "run where it lies."
             )
-        lock = Lock(folder / ".lock")
+        lock = Lock(folder / LOCK)
         try:
             lock.acquire()
         except Busy as busy:
             raise InlayError(f"Not removed. {busy}") from None
         try:
-            # Renamed first: a removal that is cut short leaves nothing that looks like a run.
-            doomed = new_name(folder.parent)
-            with writing(folder):
-                if WINDOWS:
-                    lock.release()  # no folder is renamed there that has an open file
-                os.replace(folder, doomed)
-                shutil.rmtree(doomed)
+            _remove(folder, lock)
         finally:
             lock.release()
 
@@ -474,6 +480,19 @@ class Store:
             except InlayError as error:
                 problems[folder.name] = str(error)
         return sorted(runs, key=lambda run: (run.created, run.id)), problems
+
+
+def _remove(folder: Path, lock: Lock) -> None:
+    """Remove a run whose lock is held.
+
+    It is renamed first: a removal that is cut short leaves nothing that looks like a run.
+    """
+    doomed = new_name(folder.parent)
+    with writing(folder):
+        if WINDOWS:
+            lock.release()  # no folder is renamed there that has an open file
+        os.replace(folder, doomed)
+        shutil.rmtree(doomed)
 
 
 def load(folder: Path) -> Run:

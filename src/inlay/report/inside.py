@@ -307,6 +307,18 @@ def _spans(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int
     return {"answered": rows, "bins": bins, "ece": error, "mistakes": mistakes}
 
 
+def _masked(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
+    """Masked tokens: how many are predicted correctly, and the losses of rows that have any."""
+    hidden, right = (np.asarray(_column(parts, name), dtype=np.int64) for name in ("masked", "right"))
+    losses = np.asarray(_column(parts, "loss"), dtype=np.float64)[hidden > 0]
+    quarters = [float(each) for each in np.quantile(losses, [0, 0.25, 0.5, 0.75, 1])]
+    return {
+        "masks": [int(hidden.sum()), float(right.sum() / hidden.sum())],
+        "losses": quarters,
+        "mistakes": [],  # no input of running text is kept
+    }
+
+
 def _texts(parts: Sequence[pa.Table], _: Mapping[str, Any], __: Mapping[str, int]) -> Looked:
     losses = np.asarray(_column(parts, "loss"), dtype=np.float64)
     quarters = [float(each) for each in np.quantile(losses, [0, 0.25, 0.5, 0.75, 1])]
@@ -324,6 +336,7 @@ SAY: dict[str, Callable[[Sequence[Any], Mapping[str, Any], Mapping[str, int]], L
     "tags": _tags,
     "text": _texts,
     "span": _spans,
+    "masked": _masked,
 }
 
 

@@ -63,7 +63,7 @@ def create_adapter_app(batcher: Batcher[Adapters], settings: ServiceSettings) ->
         rows = [each for each in entries if isinstance(each, Read)]
         answers = iter(await wait_for(request, submit(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
-        return JSONResponse([entry_of(each, told) for each in found])
+        return JSONResponse([entry_of(each, told, batcher.metrics) for each in found])
 
     @app.get("/adapters")
     async def adapters() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from inlay.serve.metrics import Metrics
-from inlay.serve.refusals import Refusal
+from inlay.serve.refusals import GONE, Refusal
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,6 +37,9 @@ class RequestGate:
             if message["type"] == "http.response.start":
                 path = getattr(scope.get("route"), "path", "other")  # never what a client wrote: it may write anything
                 self.metrics.responses.add(path, str(message["status"]))
+                # Looking at the service's own pages is no request to it, and who has gone is told nothing.
+                if message["status"] >= 400 and message["status"] != GONE and scope["method"] not in ("GET", "HEAD"):
+                    self.metrics.errors.add(str(message["status"]))
             await send(message)
 
         headers = {key.lower(): value for key, value in scope["headers"]}

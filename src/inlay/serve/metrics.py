@@ -97,6 +97,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self.responses = Counter("inlay_responses_total", "Responses, by path and status.", ("path", "status"))
+        self.errors = Counter(
+            "inlay_errors_total", "Requests answered with an error, by status; in a list, each of its own.", ("status",)
+        )
         self.rows = Counter("inlay_rows_total", "Rows answered, by task.", ("task",))
         self.failed = Counter("inlay_rows_failed_total", "Rows that were taken on and could not be answered.")
         self.refused = Counter("inlay_rows_refused_total", "Rows refused because the queue was full.")

@@ -302,7 +302,7 @@ async def _write(
         (future,) = submit(batcher, reads, request)
         future.add_done_callback(lambda _: tell(None))
         say = _Told(_ChunkEvents(shape, rows[0], cuts[0], served, asked), told)
-        return await stream(request, queue, (rows[0].row, future), settings.timeout, say)
+        return await stream(request, queue, (rows[0].row, future), settings.timeout, say, batcher.metrics)
     try:
         found = await answer_all(request, batcher, reads, settings.timeout)
     finally:

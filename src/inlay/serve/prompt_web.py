@@ -48,7 +48,8 @@ def create_prompt_app(batcher: Batcher[Prompts], settings: ServiceSettings) -> F
         (future,) = submit(batcher, [Read(row, load)], request)
         if asked.stream:
             future.add_done_callback(lambda _: tell(None))
-            return await stream(request, queue, (row.row, future), settings.timeout, _PromptEvents(told))
+            say = _PromptEvents(told)
+            return await stream(request, queue, (row.row, future), settings.timeout, say, batcher.metrics)
         try:
             (found,) = await wait_for(request, [future], settings.timeout)
         finally:

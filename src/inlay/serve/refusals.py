@@ -8,6 +8,8 @@ from pathlib import Path
 
 from inlay.errors import InlayError, unknown
 
+GONE = 499  # nobody reads it: the client has closed the connection
+
 
 class Refusal(InlayError):
     """A request that is not answered. `headers` go with the response."""

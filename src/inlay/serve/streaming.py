@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 
-from inlay.serve.refusals import Refusal
-from inlay.serve.web import GONE
+from inlay.serve.metrics import Metrics
+from inlay.serve.refusals import GONE, Refusal
 from inlay.workflow.generation import Continuation
 
 Pieces = asyncio.Queue[str | None]
@@ -48,7 +48,12 @@ def from_thread(queue: Pieces) -> Callable[[str | None], None]:
 
 
 async def stream(
-    request: Request, queue: Pieces, job: tuple[Continuation, Future[dict[str, Any]]], timeout: float, say: Events
+    request: Request,
+    queue: Pieces,
+    job: tuple[Continuation, Future[dict[str, Any]]],
+    timeout: float,
+    say: Events,
+    metrics: Metrics,
 ) -> StreamingResponse:
     """The answer as events. What goes wrong before the first of them has a status of its own."""
     row, future = job
@@ -61,6 +66,10 @@ async def stream(
         future.cancel()
         raise
 
+    def failed(refusal: Refusal) -> str:
+        metrics.errors.add(str(refusal.status))
+        return say.error(refusal)
+
     async def events() -> AsyncIterator[str]:
         piece = first
         try:
@@ -70,9 +79,9 @@ async def stream(
                 piece = await asyncio.wait_for(queue.get(), timeout)
             yield say.end(future.result())
         except TimeoutError:
-            yield say.error(Refusal(504, f"Nothing came within {timeout:g} seconds."))
+            yield failed(Refusal(504, f"Nothing came within {timeout:g} seconds."))
         except Refusal as error:
-            yield say.error(error)
+            yield failed(error)
         finally:
             row.stop()
             future.cancel()

@@ -21,9 +21,9 @@ from inlay.serve.batching import Batcher
 from inlay.serve.fairness import HERE, Client
 from inlay.serve.gate import RequestGate, refused
 from inlay.serve.hosting import Hosted
-from inlay.serve.metrics import CONTENT_TYPE, Gauge
+from inlay.serve.metrics import CONTENT_TYPE, Gauge, Metrics
 from inlay.serve.reading import Limits, Read, read
-from inlay.serve.refusals import Refusal, unknown_task, without_paths
+from inlay.serve.refusals import GONE, Refusal, unknown_task, without_paths
 from inlay.serve.settings import ServiceSettings
 from inlay.workflow.answer import FAILED
 from inlay.workflow.answer_files import locate_tasks
@@ -34,7 +34,6 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-GONE = 499  # nobody reads it: the client has closed the connection
 
 
 class NewTask(BaseModel):
@@ -68,7 +67,7 @@ def create_app(batcher: Batcher[Hosted], settings: ServiceSettings) -> FastAPI:
         rows = [each for each in entries if isinstance(each, Read)]
         answers = iter(await wait_for(request, submit(batcher, rows, request), settings.timeout) if rows else ())
         found = [each if isinstance(each, Refusal) else next(answers) for each in entries]
-        return JSONResponse([entry_of(each, told) for each in found])
+        return JSONResponse([entry_of(each, told, batcher.metrics) for each in found])
 
     @app.get("/tasks")
     async def tasks() -> dict[str, Any]:
@@ -204,9 +203,10 @@ def try_reading(given: Any, read: Callable[[Any], Read]) -> Read | Refusal:
         return error
 
 
-def entry_of(found: Any, told: Callable[[str], str]) -> Any:
-    """What one request of a list is answered, in place."""
+def entry_of(found: Any, told: Callable[[str], str], metrics: Metrics) -> Any:
+    """What one request of a list is answered, in place; an error is counted."""
     if isinstance(found, Refusal):
+        metrics.errors.add(str(found.status))
         return {"error": told(str(found)), "status": found.status}
     if isinstance(found, BaseException):
         raise found

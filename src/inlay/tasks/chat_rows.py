@@ -6,12 +6,41 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from inlay.tasks import conversations
 from inlay.tasks.conversations import FIELD, NUMBER
+from inlay.tasks.schema import TaskSchema
+from inlay.tasks.tables import Table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _CHUNK = 1000
+
+
+def from_table(schema: TaskSchema, table: Table, name: str, notes: list[str]) -> Dataset:
+    """The conversations of a table to learn from or to score; what is none is left out and counted in the notes.
+
+    The table is emptied on the way: of many conversations, both forms would take much memory.
+    """
+    form = schema.chat
+    assert form is not None
+    told = conversations.Sorted(name, len(table.rows), unread=conversations.unread(schema.columns, table.columns))
+
+    def found() -> Iterator[tuple[str, int]]:
+        for number, row in table.numbered:
+            try:
+                messages = conversations.read_example(form, schema.columns, row, f"{name}, row {number}", told)
+            except conversations.Unusable as error:
+                told.leave_out(number, error)
+                continue
+            finally:
+                row.clear()  # where rows are not lazy
+            yield conversations.pack(messages), number
+
+    made = gather(found())
+    told.check()
+    notes += told.notes(conversations.describe(form, schema.columns))
+    return made
 
 
 def gather(found: Iterable[tuple[str, int]]) -> Dataset:

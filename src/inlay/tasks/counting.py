@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
 
 def count(task: Task) -> str:
-    """As in "210 images, 7 classes (30 each): 151 / 17 / 42 for training, validation, test"."""
+    """As in "210 images, 7 classes (30 each): 151 / 17 / 42 for training, validation, test"; of a draw of them, as in
+    "210 images; used: 69 images, 7 classes (9 to 10 each): 10 / 17 / 42 for training, validation, test"."""
     sizes = [len(task.split(split)) for split in SPLITS]
     parted = " / ".join(f"{size:,}" for size in sizes)
     rows = sum(sizes)
-    noun = _noun(task).removesuffix("s" if rows == 1 else "")
-    return f"{rows:,} {noun}{_classes(task)}: {parted} for {', '.join(SPLITS).replace('train', 'training')}"
+    used = f"{_counted(task, rows)}{_classes(task)}: {parted} for {', '.join(SPLITS).replace('train', 'training')}"
+    return f"{_counted(task, rows + task.unused)}; used: {used}" if task.unused else used
+
+
+def _counted(task: Task, rows: int) -> str:
+    return f"{rows:,} {_noun(task).removesuffix('s' if rows == 1 else '')}"
 
 
 def _noun(task: Task) -> str:

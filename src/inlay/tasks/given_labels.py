@@ -1,7 +1,7 @@
 """Labels that are more than one name or number: sets of names, probabilities of classes, several values.
 
 Each is read from a cell: a list, an object with an entry for each name, or a text. Several columns named together,
-as in `--label a,b,c`, are read as one such object (`inlay.tasks.columns.add_columns`).
+as in `--label a,b,c`, are read as one such object (`inlay.tasks.column_values.add_columns`).
 """
 
 from __future__ import annotations

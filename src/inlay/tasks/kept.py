@@ -16,6 +16,7 @@ A kind of task adds columns of its own (`OF`, by what it predicts):
     values          label and prediction are lists, a value for each name
     tags            label and prediction are lists, a tag for each word
     text            loss (the mean over tokens), tokens; prediction where the run scored texts that the model wrote
+    masked          loss (the mean over masked tokens), masked and right: how many there are, and how many are right
     span            label is a list of the right answers, prediction a text, empty for no answer; f1, score; start and
                     end of the prediction in the context
     vector          cosine of the pair; rank of the positive in the test's corpus, where pairs have no scores. Of an

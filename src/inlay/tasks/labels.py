@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError, listed, unknown
 from inlay.tasks.cells import as_text, is_missing
 
 IMBALANCE = 10
 # Whole numbers with more distinct values than this, not counted up from 0 or 1, are amounts and not classes.
 MOST_NUMBERED_CLASSES = 50
 LONGEST_NAME = 1000  # characters
+NAMED = 3  # classes that a note lists
 # How pandas, R, spreadsheets and databases write a missing value into a table that has only text, in any case.
 SPELLINGS_OF_NOTHING = frozenset({"na", "n/a", "#n/a", "<na>", "nan", "null", "none"})
 
@@ -140,6 +141,18 @@ def check_classes(labels: Sequence[int], label_names: Sequence[str], where: str)
             f"always saying {label_names[largest]!r} would be right {most / len(labels):.1%} of the time"
         )
     return notes
+
+
+def find_untested(classes: Iterable[int], label_names: Sequence[str], where: str) -> list[str]:
+    """What to say of classes that no test row has, where others have some."""
+    tested = set(classes)
+    absent = [repr(name[:40]) for i, name in enumerate(label_names) if i not in tested]
+    if not tested or not absent:
+        return []
+    one = len(absent) == 1
+    what = f"the class {absent[0]} has" if one else f"{len(absent):,} classes have"
+    which = "" if one else f" ({listed(absent, NAMED)})"
+    return [f"{where}: {what} no row{which}; the scores say nothing about {'it' if one else 'them'}"]
 
 
 BALANCED = "balanced"

@@ -273,8 +273,11 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
     if found.standardise and train is not None:
         schema = _standardised(schema, [row["label"] for row in train.data])
     used = {split: part.rows.keys if part else [] for split, part in parts.items()}
+    unused = sum(map(len, found.splits.values())) - sum(map(len, used.values()))
     what = [schema.kind, schema.fields, schema.label_names, used]
     weights, notes = _class_weights(spec, schema, train)
+    if schema.predicts in ("class", "rank") and (test := parts["test"]) is not None:
+        notes += labels.find_untested(test.classes, schema.label_names or (), "test split")
     if schema.predicts == "labels" and train is not None:
         notes += labels.check_sets([row["label"] for row in train.data], schema.label_names or (), schema.name)
     if schema.chat_template is not None:
@@ -295,6 +298,7 @@ def _task(parts: Mapping[str, _Part | None], found: UndividedTask, spec: Spec) -
         spelled_out=found.spelled_out,
         decided=found.decided,
         places={split: _places(part, schema.kind) for split in ("validation", "test") if (part := parts[split])},
+        unused=unused,
     )
 
 

@@ -202,10 +202,10 @@ class TaskSchema:
     # ---------------------------------------------------------------------------------------------------- inputs
 
     def read_inputs(self, path: str | Path) -> list[dict[str, Any]]:
-        """The rows of new data to predict, as the model reads them; see `inlay.tasks.rows.read`."""
-        from inlay.tasks import rows
+        """The rows of new data to predict, as the model reads them; see `inlay.tasks.new_rows.read`."""
+        from inlay.tasks import new_rows
 
-        return rows.read(self, path).rows
+        return new_rows.read(self, path).rows
 
     def row(self, values: Mapping[str, Any], source: str, number: int) -> dict[str, Any]:
         """One row to predict from its fields; `source` and `number` say where it stood if it cannot be read."""

@@ -36,8 +36,8 @@ class Task(Described):
     `source` says where the data came from, `digest` is a hash of the rows that are used and how they are divided,
     `notes` are the things that a user should know: rows dropped, kinds inferred. `spelled_out` names the fields of the
     spec without which it would be the same, `decided` has those that it was read with and the spec does not say.
-    `places` says where the rows that are held out stood. A task never changes: `with_schema`, `with_length` and
-    `with_notes` return another.
+    `places` says where the rows that are held out stood; `unused` counts rows that were read and are in no split. A
+    task never changes: `with_schema`, `with_length` and `with_notes` return another.
     """
 
     schema: TaskSchema
@@ -50,6 +50,7 @@ class Task(Described):
     spelled_out: tuple[str, ...] = ()
     decided: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     places: Mapping[str, Places] = dataclasses.field(default_factory=dict)
+    unused: int = 0
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
@@ -132,7 +133,10 @@ class Task(Described):
         from inlay.tasks import answer_spans
 
         found = answer_spans.choose_no_answer(self.schema, outputs, encoded)
-        note = f"no answer where it is worth {found:.2f} more than the best one, chosen on {encoded.rows:,} rows"
+        note = (
+            "no answer is given where its score minus that of the best answer is above "
+            f"{found:.2f}, which was chosen on {encoded.rows:,} validation rows"
+        )
         return self.with_schema(dataclasses.replace(self.schema, no_answer=found)).with_notes([note])
 
     # ------------------------------------------------------------------------------------------------- encoding

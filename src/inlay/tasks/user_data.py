@@ -13,16 +13,17 @@ from typing import Any
 
 from inlay.errors import InlayError, misspelt
 from inlay.records.spec import Spec
-from inlay.tasks import folders, given_labels, images, kinds, labels, tables, templates
+from inlay.tasks import chat_rows, folders, given_labels, images, kinds, labels, tables, templates
 from inlay.tasks.answer_spans import SHORTEST_LIMIT
 from inlay.tasks.catalogue import Hub
 from inlay.tasks.cells import is_missing, is_null
-from inlay.tasks.columns import Choice, add_columns, choose, spelled_out
+from inlay.tasks.column_values import Choice, add_columns
+from inlay.tasks.columns import choose, spelled_out
 from inlay.tasks.conversations import FIELD, NUMBER
 from inlay.tasks.folders import split_of
 from inlay.tasks.places import Places
 from inlay.tasks.questions import FORM, Located
-from inlay.tasks.rows import Row, read_conversations, read_input, read_labelled_row
+from inlay.tasks.rows import Row, read_input, read_labelled_row
 from inlay.tasks.schema import TaskSchema, UndividedTask
 from inlay.tasks.tables import Table
 
@@ -186,7 +187,7 @@ def _reader(
 
 def _conversations(table: Table, choice: Choice, schema: TaskSchema, split: str, notes: list[str]) -> Numbered:
     """The conversations of a table; what is none is left out and counted."""
-    made = read_conversations(
+    made = chat_rows.from_table(
         schema, table, table.path.name if split == "all" else f"{table.path.name} ({split})", notes
     )
     return list(made[NUMBER]), made

@@ -17,8 +17,9 @@ from inlay.records.spec import Spec
 from inlay.records.store import Run
 from inlay.tasks import TaskSchema, kinds, tables
 from inlay.tasks.cells import as_text, is_null, reach
+from inlay.tasks.given_rows import as_rows
 from inlay.tasks.images import name_of
-from inlay.tasks.rows import as_rows, holds_images, is_path, read
+from inlay.tasks.new_rows import holds_images, is_path, read
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import check_writable, format_lines
 from inlay.workflow.tune import DEFAULT_OUT

@@ -10,7 +10,8 @@ from typing import Any
 from inlay.errors import InlayError, unknown
 from inlay.tasks import tables
 from inlay.tasks.cells import as_text
-from inlay.tasks.rows import columns_read, read
+from inlay.tasks.new_rows import read
+from inlay.tasks.rows import columns_read
 from inlay.workflow.generation import SEEDS, Continuation, Sampling, TooLong
 from inlay.workflow.predict import join
 from inlay.workflow.speakers import Speaker
@@ -44,7 +45,8 @@ def as_prompts(speaker: Speaker, texts: Sequence[str]) -> list[Given]:
 def read_prompts(speaker: Speaker, path: Path, field: str | None = None) -> list[Given]:
     """The prompts in a file: a text a line, or a table with a column of texts, which `field` names.
 
-    Without it a run reads the columns that it was trained on.
+    Without it a run reads the columns that it was trained on; one on conversations also a usual column of texts, where
+    there are no conversations.
     """
     schema = speaker.schema
     if tables.suffix(path) not in tables.TABLES:
@@ -54,6 +56,8 @@ def read_prompts(speaker: Speaker, path: Path, field: str | None = None) -> list
             )
         lines = tables.read_lines(path, "prompt").rows
         return as_prompts(speaker, [row["prompt"] for row in lines if row["prompt"].strip()])
+    if field is None and schema is not None and schema.chat:
+        field = _instead_of_chats(tables.read_table(path), columns_read(schema))
     if field is None and schema is not None:
         inputs = read(schema, path)
         return [Given(text, given) for text, given in zip(speaker.fill(inputs.rows), inputs.given, strict=True)]
@@ -69,6 +73,12 @@ def read_prompts(speaker: Speaker, path: Path, field: str | None = None) -> list
         raise unknown(f"field of {str(path)!r}", name, table.columns)
     texts = [as_text(row.get(name), name, f"{path.name!r}, row {number}") for number, row in table.numbered]
     return [Given(made.text, row) for made, row in zip(as_prompts(speaker, texts), table.rows, strict=True)]
+
+
+def _instead_of_chats(table: tables.Table, columns: Sequence[str]) -> str | None:
+    """A usual column of texts in a table without the column of conversations."""
+    table.add_paths(columns)
+    return None if set(columns) & set(table.columns) else next((name for name in USUAL if name in table.columns), None)
 
 
 def begin(

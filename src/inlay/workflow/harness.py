@@ -90,7 +90,8 @@ def evaluate_harness(
         raise _explain(error, names) from error
     assert found is not None
     if limit is not None:
-        say(f"at most {limit:,} questions of each task: good for a look, and for no comparison")
+        first = "question" if limit == 1 else f"{limit:,} questions"
+        say(f"only the first {first} of each task: for a quick look, not for a comparison")
     result = HarnessResult(speaker.title, lm_eval.__version__, shots, limit, [*_scores(found)])
     if output is not None:
         write_json(output, result.to_json())
@@ -180,15 +181,21 @@ def _scores(found: Mapping[str, Any]) -> Iterator[Score]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without the harness's own log, and without its question whether to run code from the Hub."""
+    """Without the harness's own log, without its question whether to run code from the Hub, and without asking git for
+    the commit of the working folder, of which git complains where there is none."""
+    import lm_eval.evaluator as harness
+
     loggers = [logging.getLogger(name) for name in ("lm_eval", "lm-eval", "datasets")]
     before, known = [each.level for each in loggers], os.environ.get("TOKENIZERS_PARALLELISM")
+    asks_git = harness.get_git_commit_hash
     with quiet():
+        harness.get_git_commit_hash = lambda: None
         for each in loggers:
             each.setLevel(logging.ERROR)
         try:
             yield
         finally:
+            harness.get_git_commit_hash = asks_git
             for each, level in zip(loggers, before, strict=True):
                 each.setLevel(level)
             if known is None:

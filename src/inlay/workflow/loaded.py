@@ -11,7 +11,8 @@ from inlay.errors import InlayError, unknown
 from inlay.records.atomic import write_json
 from inlay.records.store import Run, Store
 from inlay.tasks import TaskSchema, kinds
-from inlay.tasks.rows import is_path, read, read_labelled
+from inlay.tasks.new_rows import is_path, read
+from inlay.tasks.scored_rows import read_labelled
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.predict import LoadOptions, check_writable, join, restore
 from inlay.workflow.settle import select_adapter

@@ -148,8 +148,8 @@ def _notes(adapted: Adapted) -> Iterator[str]:
         yield "it reads a question and a context as a pair of texts, and gives the logits of an answer's two ends"
         if schema.no_answer is not None:
             yield (
-                "the first token says that there is no answer: that is so where its two logits add up to "
-                f"{schema.no_answer!r} more than the best answer's"
+                "the first token stands for no answer: there is none where the sum of its two logits, minus that of "
+                f"the best answer, is above {schema.no_answer:.6g}"
             )
         if schema.max_length is not None:
             yield f"longer contexts were read in windows of {schema.max_length} tokens that overlap"

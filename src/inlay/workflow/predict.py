@@ -16,7 +16,7 @@ from inlay.methods import registry
 from inlay.methods.folder import DEFAULT
 from inlay.records.atomic import write_text, writing
 from inlay.records.store import Run
-from inlay.tasks.rows import is_path
+from inlay.tasks.new_rows import is_path
 from inlay.workflow.notes import Say
 from inlay.workflow.tune import DEFAULT_OUT
 

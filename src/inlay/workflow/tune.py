@@ -61,6 +61,8 @@ def tune(
 
     `log_to` names where metrics are shown too: tensorboard, wandb, mlflow, trackio (`tensorboard=True` is the first).
 
+    A run that is refused before it has made anything leaves no folder, unless `opened` was told its name.
+
     The rest is for callers that manage several runs: `opened` is called with the run's name as soon as it has one; of
     `watchers` and `stop` see `inlay.training.FitOptions`.
     """
@@ -81,6 +83,7 @@ def tune(
     check_launch(spec)
     began = time.monotonic()
     with Store(out).open(spec, settled.digest_in(out), retry_failed=retry_failed) as run:
+        run.keeps_refusals = opened is not None
         if opened is not None:
             opened(run.id)
         if run.status == "finished":

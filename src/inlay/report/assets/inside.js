@@ -20,7 +20,7 @@ function looked(each, row) {
   const trained = missing(each.trained) ? '' : `trained on ${plural(each.trained, 'row')}, `;
   const seeds = each.seeds > 1 ? ` The ${each.seeds} seeds are counted together.` : '';
   const about = el('p', { class: 'note' }, `${named(row)}: ${trained}tested on ${plural(each.tested, 'row')}.${seeds}`);
-  const parts = { class: [confused, matrix, calibrated], rank: [confused, matrix, calibrated], shares: [apart, confused, matrix], values: [everyValue], vector: [ranks], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses], span: [answered, calibrated] }[each.predicts] ?? [];
+  const parts = { class: [confused, matrix, calibrated], rank: [confused, matrix, calibrated], shares: [apart, confused, matrix], values: [everyValue], vector: [ranks], labels: [found], tags: [found, confused, matrix], value: [values], text: [losses], masked: [masks, losses], span: [answered, calibrated] }[each.predicts] ?? [];
   return [about, ...parts.map((draw) => draw(each)), mistakes(each)];
 }
 
@@ -128,6 +128,11 @@ function ranks(each) {
 function answered(each) {
   return titled('Answers', 'F1: how many words an answer shares with the right one. Seen: how often the model says rightly that there is an answer, or that there is none.',
     tableOf(['The question', 'In the test', 'F1', 'Seen'], each.answered.map(([name, tested, fit, seen]) => [name, whole(tested), percent(fit), percent(seen)]), 'tight'));
+}
+
+function masks(each) {
+  const [hidden, right] = each.masks;
+  return titled('Masked tokens', `Of ${plural(hidden, 'masked token')} the model predicts ${percent(right)} correctly.`);
 }
 
 function losses(each) {
