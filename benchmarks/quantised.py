@@ -86,16 +86,21 @@ def main() -> int:
                 for logits in args.logits.split(","):
                     found.append(measure(str(folder), None if kind == "none" else kind, method, logits, args))
                     print(json.dumps(found[-1]), flush=True)
-    if args.out is not None:
-        setting = {name: str(value) for name, value in vars(args).items()}
-        kept = {"setting": setting, "versions": versions(), "results": found}
-        args.out.write_text(json.dumps(kept, indent=1) + "\n")
+                    keep(found, args)  # as it goes: a machine may be lent for a short time
     over = [each for each in found if args.goal is not None and each["peak_gib"] > args.goal]
     for each in over:
         print(
             f"{each['method']} on {each['quantize']} needs {each['peak_gib']} GiB, above {args.goal}", file=sys.stderr
         )
     return 1 if over else 0
+
+
+def keep(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """What was measured so far, in the file that was asked for."""
+    if args.out is not None:
+        setting = {name: str(value) for name, value in vars(args).items()}
+        kept = {"setting": setting, "versions": versions(), "results": found}
+        args.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def write_checkpoint(folder: Path, shape: str, length: int) -> None:
