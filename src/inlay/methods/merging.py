@@ -86,7 +86,8 @@ def _merge_one_by_one(model: Any, method: Method, dtype: torch.dtype) -> None:
         if any(owners[id(parameter)] > 1 for parameter in host.parameters(recurse=False)):
             raise InlayError(
                 f"This adapter of {method.name} adapts a weight that another module shares, that of "
-                f"{plain_name(name)}: merged into the one, it would act in the other too. Keep it as an adapter."
+                f"{plain_name(name)}: merged into the one, it would act in the other too. Keep it as an adapter, or "
+                "leave --dtype out: the whole model is then merged and compared in float32."
             )
         before = {name: parameter.data for name, parameter in host.named_parameters(recurse=False)}
         host.to(torch.float32)
