@@ -1,5 +1,7 @@
 """Bring what `inlay lab` made into the checkout: numbers to their paper's `kept/lab`, pictures to docs/images/lab.
 
+Numbers are kept with six significant digits.
+
     inlay lab prefix --out lab && python scripts/take_lab.py lab
 
 An experiment that no paper keeps yet is refused: make its folder `src/inlay/papers/<paper>/kept/lab/<name>` first.
@@ -8,12 +10,14 @@ An experiment that no paper keeps yet is refused: make its folder `src/inlay/pap
 from __future__ import annotations
 
 import argparse
+import csv
 import shutil
 from pathlib import Path
 
 from generated import ROOT
 
 from inlay.papers.reproduce import kept
+from inlay.records.tables import csv_text
 
 PICTURES = ROOT / "docs" / "images" / "lab"
 
@@ -24,9 +28,9 @@ def take(folder: Path) -> None:
     if len(homes) != 1:
         raise SystemExit(f"{len(homes)} papers keep an experiment {folder.name!r}: make its folder kept/lab/<name>.")
     at_home = homes[0].resolve() == folder.resolve()
-    for ending in (".json", ".csv"):
-        if not at_home:
-            shutil.copy(folder / f"{folder.name}{ending}", homes[0])
+    if not at_home:
+        shutil.copy(folder / f"{folder.name}.json", homes[0])
+    (homes[0] / f"{folder.name}.csv").write_text(shorter(folder / f"{folder.name}.csv"), encoding="utf-8", newline="")
     for ending in (".png", ".svg"):
         picture = folder / f"{folder.name}{ending}"
         target = PICTURES / folder.name / picture.name
@@ -35,6 +39,21 @@ def take(folder: Path) -> None:
         if at_home:
             picture.unlink()
     print(folder.name)
+
+
+def shorter(table: Path) -> str:
+    """A table with its fractions rounded as the papers keep them (`kept.rounded`)."""
+    with table.open(encoding="utf-8", newline="") as lines:
+        return csv_text([[shorter_cell(cell) for cell in row] for row in csv.reader(lines)], "\r\n")
+
+
+def shorter_cell(text: str) -> str | int | float:
+    for kind in (int, float):
+        try:
+            return kept.rounded(kind(text))
+        except ValueError:
+            continue
+    return text
 
 
 def main() -> None:

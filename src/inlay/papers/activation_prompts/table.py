@@ -144,7 +144,7 @@ def run(args: argparse.Namespace) -> None:
         ]
     )
     found = {"versions": versions(), "epochs": args.epochs, "device": device(), "runs": list(entries.values())}
-    Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+    Path(args.results).write_text(kept.as_text(kept.rounded(found)) + "\n")
     print(f"{len(entries)} runs in {args.results}")
 
 
