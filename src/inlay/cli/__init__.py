@@ -24,8 +24,8 @@ def main() -> None:
     from inlay.console import has_colour
     from inlay.errors import InlayError
 
-    # Torch and Transformers are a million objects that stay. Looking through them all while they are being imported is
-    # a tenth of the time of a short command.
+    # Torch and Transformers are a million objects that stay. A command that looks through them all for garbage again
+    # and again while it imports them begins later.
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, RARELY)
     for stream in (sys.stdout, sys.stderr):
