@@ -24,7 +24,7 @@ from inlay.papers.reproduce.latest import count_verdicts, last_verdicts, latest,
 from inlay.papers.reproduce.perform import grid
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, OPEN, PRINTED, READING, UNJUDGED, UNTESTED, Recipe, Verdict
 from inlay.papers.reproduce.results import Results
-from inlay.records.atomic import write_json, write_text
+from inlay.records.atomic import write_text
 
 PAGE, VERDICTS = ROOT / "docs" / "fidelity.md", ROOT / "docs" / "verdicts.md"
 BEGIN, END = "<!-- reproduce:begin -->", "<!-- reproduce:end -->"
@@ -59,7 +59,8 @@ def take(out: Path) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             # Where models and data lay concerns nobody else.
             command = {"command": ["inlay", "reproduce", name, "--scale", "here"]}
-            write_json(target, {key: found[key] for key in KEPT} | command)
+            needed = kept.rounded({key: found[key] for key in KEPT} | command, kept.VERDICT_DIGITS)
+            write_text(target, kept.as_text(needed, 3) + "\n")
             taken.append(name)
     return taken
 

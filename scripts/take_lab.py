@@ -1,5 +1,7 @@
 """Bring what `inlay lab` made into the checkout: numbers to their paper's `kept/lab`, pictures to docs/images/lab.
 
+Numbers are kept with six significant digits.
+
     inlay lab prefix --out lab && python scripts/take_lab.py lab
 
 An experiment that no paper keeps yet is refused: make its folder `src/inlay/papers/<paper>/kept/lab/<name>` first.
@@ -9,12 +11,14 @@ Another start of an experiment that is kept, made with `--seed 1`, is taken with
 from __future__ import annotations
 
 import argparse
+import csv
 import shutil
 from pathlib import Path
 
 from generated import ROOT
 
 from inlay.papers.reproduce import kept
+from inlay.records.tables import csv_text
 
 PICTURES = ROOT / "docs" / "images" / "lab"
 
@@ -27,9 +31,9 @@ def take(folder: Path, start: str | None) -> None:
     home = homes[0] if start is None else homes[0].parent / start / folder.name
     home.mkdir(parents=True, exist_ok=True)
     at_home = home.resolve() == folder.resolve()
-    for ending in (".json", ".csv"):
-        if not at_home:
-            shutil.copy(folder / f"{folder.name}{ending}", home)
+    if not at_home:
+        shutil.copy(folder / f"{folder.name}.json", home)
+    (home / f"{folder.name}.csv").write_text(shorter(folder / f"{folder.name}.csv"), encoding="utf-8", newline="")
     for ending in (".png", ".svg") if start is None else ():
         picture = folder / f"{folder.name}{ending}"
         target = PICTURES / folder.name / picture.name
@@ -38,6 +42,21 @@ def take(folder: Path, start: str | None) -> None:
         if at_home:
             picture.unlink()
     print(folder.name)
+
+
+def shorter(table: Path) -> str:
+    """A table with its fractions rounded as the papers keep them (`kept.rounded`)."""
+    with table.open(encoding="utf-8", newline="") as lines:
+        return csv_text([[shorter_cell(cell) for cell in row] for row in csv.reader(lines)], "\r\n")
+
+
+def shorter_cell(text: str) -> str | int | float:
+    for kind in (int, float):
+        try:
+            return kept.rounded(kind(text))
+        except ValueError:
+            continue
+    return text
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         order.setdefault(case(item), len(order))
     for place, item in zip(places, sorted(chosen, key=lambda item: order[case(item)]), strict=True):
         items[place] = item
-
-
-def pytest_collection_finish() -> None:
-    # Torch and Transformers are a million objects that stay: there is nothing among them to collect.
-    gc.collect()
-    gc.freeze()

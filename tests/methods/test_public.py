@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 
@@ -24,34 +26,18 @@ def test_importing_is_light() -> None:
     assert run(code) == "set()"
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "import inlay; import peft",
-        "import peft; import inlay",
-        "import transformers, inlay, peft",
-        "import inlay.anatomy, inlay, peft",
-        "from inlay.methods.bias.config import BiasTuningConfig; import peft",
-        "import inlay; inlay.NormTuningConfig; import peft",
-        "import inlay; import inlay.methods.norm.model; import peft",
-        "import inlay.methods.tuner; import peft",
-        "import inlay.methods.heads; import peft",
-    ],
-    ids=[
-        "inlay",
-        "peft",
-        "transformers",
-        "a-module-and-function",
-        "a-config",
-        "a-public-name",
-        "a-tuner",
-        "the-base-of-tuners",
-        "what-tuners-need",
-    ],
-)
-def test_in_any_order_methods_are_registered_and_anatomy_is_the_function(imports: str) -> None:
-    code = f"""
-{imports}
+ORDERS = {
+    "inlay": "import inlay; import peft",
+    "peft": "import peft; import inlay",
+    "transformers": "import transformers, inlay, peft",
+    "a-module-and-function": "import inlay.anatomy, inlay, peft",
+    "a-config": "from inlay.methods.bias.config import BiasTuningConfig; import peft",
+    "a-public-name": "import inlay; inlay.NormTuningConfig; import peft",
+    "a-tuner": "import inlay; import inlay.methods.norm.model; import peft",
+    "the-base-of-tuners": "import inlay.methods.tuner; import peft",
+    "what-tuners-need": "import inlay.methods.heads; import peft",
+}
+AFTERWARDS = """
 import inlay
 print(type(inlay.anatomy).__name__)
 config = inlay.BiasTuningConfig()
@@ -61,7 +47,42 @@ print(type(peft.__spec__.loader).__name__, peft.__loader__ is peft.__spec__.load
 from inlay.anatomy import Part
 print(type(inlay.anatomy).__name__)
 """
-    assert run(code).splitlines() == [
+# A process that has imported what is heavy and knows nothing of inlay, PEFT or Transformers: each order of imports is
+# one of its forks, and as fresh as a process of its own.
+FORKS = """
+import gc, json, os, sys
+gc.disable()
+import pandas, scipy.stats, sklearn.metrics, torch.distributed.tensor, torch._inductor.compile_fx
+assert not {"inlay", "peft", "transformers", "accelerate"} & set(sys.modules)
+gc.freeze()
+gc.enable()
+for code, out in json.load(sys.stdin):
+    if (child := os.fork()) == 0:
+        sys.stdout = open(out, "w")
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, code
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is printed after each order of imports."""
+    codes = {name: f"{imports}\n{AFTERWARDS}" for name, imports in ORDERS.items()}
+    if not hasattr(os, "fork"):
+        return {name: run(code) for name, code in codes.items()}
+    folder = tmp_path_factory.mktemp("orders")
+    work = json.dumps([(code, str(folder / name)) for name, code in codes.items()])
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(command, input=work, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / name).read_text() for name in codes}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_in_any_order_methods_are_registered_and_anatomy_is_the_function(order: str, printed: dict[str, str]) -> None:
+    assert printed[order].splitlines() == [
         "function",
         "BiasTuningConfig BiasTuningModel NormTuningConfig",
         "SourceFileLoader True",

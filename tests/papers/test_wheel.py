@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,23 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "site"
 
 
-def typed(package: Path, folder: Path, *arguments: str) -> str:
-    """What a command prints, given in an empty folder to the package that lies in `package`."""
+@pytest.fixture
+def here(typed: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a command prints, given in an empty folder to the checkout; in this process, which has imported it."""
+
+    def run(folder: Path, *arguments: str) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        status, out, errors = typed(*arguments)
+        assert status == 0, errors
+        return out
+
+    return run
+
+
+def installed(package: Path, folder: Path, *arguments: str) -> str:
+    """The same of a process of its own with the package that lies in `package`."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(package), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "inlay", *arguments]
@@ -55,21 +72,21 @@ def test_all_that_is_kept_is_in_it(wheel: Path) -> None:
         assert (wheel / name).read_bytes() == path.read_bytes(), name
 
 
-def test_the_latest_verdicts_are_listed(wheel: Path, tmp_path: Path) -> None:
-    listed = [typed(package, tmp_path, "reproduce", "--list") for package in (wheel, ROOT / "src")]
-    assert "activation-prompts/table-2" in listed[0]
-    assert listed[0] == listed[1]
+def test_the_latest_verdicts_are_listed(wheel: Path, tmp_path: Path, here: Callable[..., str]) -> None:
+    listed = installed(wheel, tmp_path, "reproduce", "--list")
+    assert "activation-prompts/table-2" in listed
+    assert listed == here(tmp_path, "reproduce", "--list")
 
 
-def result(package: Path, folder: Path) -> dict[str, Any]:
+def result(run: Callable[..., str], folder: Path) -> dict[str, Any]:
     """A recipe at `here` that reads what is kept, without what differs from one call to the next."""
-    printed = typed(package, folder, "reproduce", "activation-prompts/table-2", "--scale", "here", "--quiet")
+    printed = run(folder, "reproduce", "activation-prompts/table-2", "--scale", "here", "--quiet")
     found = json.loads((folder / "reproduce/activation-prompts/table-2/here/table-2.json").read_text())
     known = {key: value for key, value in found.items() if key not in ("seconds", "versions", "command")}
     return known | {"printed": [line for line in printed.splitlines() if not line.startswith("kept in")]}
 
 
-def test_a_recipe_reads_what_is_kept(wheel: Path, tmp_path: Path) -> None:
-    installed = result(wheel, tmp_path / "installed")
-    assert installed["ours"]["notes"][0].startswith("Read from inlay/papers/activation_prompts/kept/vision-cuda.json")
-    assert installed == result(ROOT / "src", tmp_path / "checkout")
+def test_a_recipe_reads_what_is_kept(wheel: Path, tmp_path: Path, here: Callable[..., str]) -> None:
+    found = result(partial(installed, wheel), tmp_path / "installed")
+    assert found["ours"]["notes"][0].startswith("Read from inlay/papers/activation_prompts/kept/vision-cuda.json")
+    assert found == result(here, tmp_path / "checkout")

@@ -9,6 +9,7 @@ are written by an untrained model with that method. Every process writes what it
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -155,4 +156,7 @@ def main(folder: Path, everything: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    # What was imported stays: each training looks for garbage, and would look through a million objects.
+    gc.collect()
+    gc.freeze()
     main(Path(sys.argv[1]), sys.argv[2:])

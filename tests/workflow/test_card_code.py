@@ -339,8 +339,12 @@ def test_the_code_of_a_calibrated_run(kind: str, place: Path, monkeypatch: pytes
 
 # A process that has imported what is heavy, but nothing of inlay: each card's code is run in a fork of it.
 PASTED = """
-import json, os, re, sys, transformers, peft
+import gc, json, os, re, sys
+gc.disable()
+import transformers, peft
 assert "inlay" not in sys.modules
+gc.freeze()
+gc.enable()
 for folder, out in json.load(open(sys.argv[1])):
     if (child := os.fork()) == 0:
         (code,) = re.findall("```python\\n(.*?)```", open(folder + "/README.md").read(), re.DOTALL)

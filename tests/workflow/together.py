@@ -7,6 +7,7 @@ Everything is imported once and every comparison runs in a fork. Prints what was
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -96,6 +97,8 @@ def main(folder: Path, model: str, data: str, scenario: str) -> None:
         learning_rate=0.01,
     )  # fmt: skip
     tuning.tune(spec.with_(max_steps=1), folder / "warm", progress=False)  # so that the forks need not import
+    gc.collect()
+    gc.freeze()  # nor look for garbage in what was imported
     found = two_at_once(spec, folder / "two") if scenario == "two" else killed(spec, folder / "killed", 20)
     print(json.dumps(found))
 

@@ -6,6 +6,7 @@ A command imports what is heavy when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import logging
 import sys
@@ -13,6 +14,7 @@ import sys
 MISTAKE = 2
 # They warn, when they are imported, of kernels that this machine cannot use. `inlay doctor` says what works.
 CHATTY = ("torchao", "bitsandbytes.backends.cpu.ops", "torch.utils._pytree")
+RARELY = 100  # collections of younger objects between two of the oldest, in place of 10
 
 
 def main() -> None:
@@ -22,6 +24,10 @@ def main() -> None:
     from inlay.console import has_colour
     from inlay.errors import InlayError
 
+    # Torch and Transformers are a million objects that stay. A command that looks through them all for garbage again
+    # and again while it imports them begins later.
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, RARELY)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may lack a character: no reason to stop

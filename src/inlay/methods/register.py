@@ -8,6 +8,7 @@ for that without importing PEFT, which takes seconds.
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
 import sys
@@ -248,5 +249,11 @@ class _Loader(importlib.abc.Loader):
         # A package and its tools find their own loader on the module: give it back before they look.
         assert module.__spec__ is not None
         module.__loader__ = module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
+        collects = gc.isenabled()
+        gc.disable()  # PEFT brings Torch and Transformers: a million objects that stay, and no garbage among them
+        try:
+            self.loader.exec_module(module)
+        finally:
+            if collects:
+                gc.enable()
         self.action()

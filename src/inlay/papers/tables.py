@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inlay.papers.reproduce import kept
+
 NO_LIMIT = 1e6  # seconds; a system call that waits takes some two millions at most
 
 Key = tuple[Any, ...]
@@ -129,7 +131,7 @@ def run_all(
         entries[key(entry)] = entry | {"commit": made_with["commit"]}
         print(f"[{len(entries)}, {pending} to go]", json.dumps(entry), flush=True)
         found = {"versions": made_with, "runs": list(entries.values())}
-        Path(args.results).write_text(json.dumps(found, indent=1) + "\n")
+        Path(args.results).write_text(kept.as_text(kept.rounded(found)) + "\n")
         submit()
     for worker in workers:
         worker.kill()  # a run that is asked to end would finish its step first

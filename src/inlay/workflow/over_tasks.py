@@ -153,6 +153,8 @@ def friedman(ranks: Table, *, draws: int = DRAWS, seed: int = 0) -> tuple[float,
         left = tasks * (methods - 1) - chi2
         p = 0.0 if left <= 0 else float(f.sf((tasks - 1) * chi2 / left, methods - 1, (methods - 1) * (tasks - 1)))
         return chi2, p
+    # Tasks in one order, whatever order they came in: near a limit the draws decide, and the verdict must not change.
+    centred = centred[np.lexsort(centred.T)]
     chance = np.random.Generator(np.random.PCG64(seed))
     drawn = chance.permuted(np.broadcast_to(centred, (draws, tasks, methods)), axis=2)
     as_uneven = int(((drawn.sum(axis=1) ** 2).sum(axis=1) >= uneven - 1e-9 * (1 + uneven)).sum())

@@ -23,7 +23,7 @@ from inlay.papers.icl import theory as icl
 from inlay.papers.icl.charts import training as charts_icl
 from inlay.papers.icl.command import ALL, FIGURES
 from inlay.papers.icl.theory import deep, lab, language, traces
-from inlay.papers.icl.theory.lab import one_layer, theorems
+from inlay.papers.icl.theory.lab import one_head, one_layer, theorems
 from inlay.papers.reproduce.kept import experiments, path
 from inlay.papers.reproduce.predicates import stated
 from inlay.papers.reproduce.recipe import FAILS, UNJUDGED
@@ -96,8 +96,9 @@ LONG = {"2b", "5", "theorem-2"}
 @pytest.mark.parametrize(
     "figure", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in lab.EXPERIMENTS]
 )
-def test_what_is_on_record_was_used(figure: str, run: Lab) -> None:
+def test_what_is_on_record_was_used(figure: str, run: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of a setting stands on record changes the numbers; the theorems' sizes are those of their instances."""
+    monkeypatch.setattr(one_head, "STEPS", 20)  # no setting changes how long section 3.3 trains
     small = {name.strip("-"): int(value) for name, value in given(OPTIONS[figure]).items() if value.isdigit()}
     heads = {"heads": (2, 4)} if figure in ("4", "5") else {"heads": (4,)}
     setting = lab.InContextSetting(**{**small, **heads, "steps": 12, "seconds": 60.0})

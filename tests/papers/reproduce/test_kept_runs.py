@@ -82,3 +82,19 @@ def test_heads_of_minilm_read_the_mean_in_kept_runs_and_in_new_ones() -> None:
                 "a head that reads the mean leaves BERT's pooler out of full training"
             )
             assert {re.fullmatch(r"[0-9a-f]{40}", run["commit"]) is not None for run in runs} == {True}
+
+
+def test_what_is_kept_is_short_and_the_same_when_it_is_read() -> None:
+    found = {"runs": [{"rate": 3e-5, "loss": 0.12345678901, "bytes": 123456789.0, "seed": 12345678}, {}], "a": None}
+    assert kept.rounded(found)["runs"][0] == {"rate": 3e-5, "loss": 0.123457, "bytes": 123456789.0, "seed": 12345678}
+    assert kept.rounded([0.12345678901, True], kept.VERDICT_DIGITS) == [0.123456789, True]
+    text = kept.as_text(found)
+    assert json.loads(text) == found
+    assert len(text.splitlines()) == 7, "a line for each run, and for each entry beside them"
+
+
+def test_tables_of_the_lab_are_rounded_when_they_are_taken(script: Any, tmp_path: Path) -> None:
+    table = tmp_path / "made.csv"
+    table.write_text('where,gap\r\n"a, b",-0.12345678901\r\n,1e-17\r\n7,9.0\r\n-3,nan\r\n', newline="")
+    shorter = script("take_lab").shorter(table)
+    assert shorter == 'where,gap\r\n"a, b",-0.123457\r\n,1e-17\r\n7,9.0\r\n-3,nan\r\n'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parents[1]  # the papers
 READ = "Read from"  # how a note about kept results begins
 NOT_WHOLE = "Kept runs are not whole and are not read"
 LEAST = 3  # seeds without which a line of a kept table is not read
+DIGITS = 6  # significant ones of kept measurements: no table, chart or claim reads more
+VERDICT_DIGITS = 10  # of results that are judged: six could decide a tie when a verdict is rounded to be shown
 _IGNORED = ContextVar("ignored", default=False)
 
 
@@ -43,6 +46,25 @@ def ignored(wanted: bool = True) -> Iterator[None]:
 def path(paper: str, name: str) -> Path:
     """Where a paper, by its folder's name, keeps something."""
     return ROOT / paper / "kept" / name
+
+
+def rounded(found: Any, digits: int = DIGITS) -> Any:
+    """The same with so many significant digits in every fraction: digits of no use would be most of a file's size."""
+    if isinstance(found, float) and math.isfinite(found) and not found.is_integer():
+        return float(f"{found:.{digits}g}")
+    if isinstance(found, Mapping):
+        return {name: rounded(value, digits) for name, value in found.items()}
+    return [rounded(value, digits) for value in found] if isinstance(found, list | tuple) else found
+
+
+def as_text(found: Any, depth: int = 2) -> str:
+    """JSON without spaces for a kept file, an entry a line down to `depth`: versions can be compared."""
+    if depth == 0 or not found or not isinstance(found, dict | list):
+        return json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    if isinstance(found, list):
+        return "[\n" + ",\n".join(as_text(value, depth - 1) for value in found) + "\n]"
+    entries = (f"{as_text(name)}:{as_text(value, depth - 1)}" for name, value in found.items())
+    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def _there(file: Path) -> bool:
