@@ -78,7 +78,7 @@ def figure_5(setting: InContextSetting, tick: Tick, show: Show) -> Finding:
             seconds=seconds,
             rate=setting.rate,
             batches=Batches(batch, seed=setting.seed),
-            every=10 if setting.on_cpu else 100,
+            every=10,
             tests=held_out(problem, seed=setting.seed),
             watch=watch,
         )

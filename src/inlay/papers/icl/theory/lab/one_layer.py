@@ -219,7 +219,7 @@ def figure_4_claims(found: Finding) -> list[MeasuredClaim]:
             claims.append(
                 MeasuredClaim(
                     f"H = 400 is unstable and diverges; {tokens} tokens",
-                    f"largest rise of the gap from one kept step to the next: x {rise[tokens, rate, 400]:.3f}"
+                    f"largest rise of the gap from one step looked at to the next: x {rise[tokens, rate, 400]:.3f}"
                     + (f"; others at H >= N: {span(others, '.3f')}" if others else "")
                     + f"; gap left {last[400]:.2g}, least of all: {'yes' if last[400] == min(last.values()) else 'no'}",
                     verdict(rise[tokens, rate, 400] > 1.5 or not last[400] <= 1),
@@ -241,7 +241,7 @@ def _unstable(found: Finding, rise: dict[tuple[object, ...], float]) -> list[Mea
     return [
         MeasuredClaim(
             f"the largest H is the least stable: Gaussian tokens at {FASTER} times the learning rate",
-            "largest rise of the gap from one kept step to the next, by H: "
+            "largest rise of the gap from one step looked at to the next, by H: "
             + ", ".join(f"{heads}: x {factor:.2f}" for heads, factor in by_heads.items())
             + f"; gradient descent's largest safe eta_w at the start: {safe[min(safe)]:.2g} at H = {min(safe)}, "
             f"{safe[max(safe)]:.2g} at H = {max(safe)}",
