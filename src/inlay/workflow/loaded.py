@@ -164,7 +164,10 @@ class LoadedRun:
         predictions, encoded = infer(self.model, self.schema, rows, self.processor, self.spec)
         if cut := getattr(encoded, "cut", 0):
             length = self.schema.max_length
-            self._say(f"{cut:,} of {len(rows):,} texts are longer than {length} tokens and were cut")
+            too_long = f"longer than {length} tokens"
+            if self.schema.writes_text:
+                too_long += " with the room for an answer"
+            self._say(f"{cut:,} of {len(rows):,} texts are {too_long} and were cut")
         answers = self.schema.decode(predictions, encoded, probabilities=probabilities or top_k is not None)
         if top_k is not None:
             answers = [_with_likeliest(answer, top_k, probabilities) for answer in answers]
