@@ -97,11 +97,11 @@ def verdict(of: Sequence[MeasuredClaim]) -> str:
     return f"{said[0]}, from {len(of)} starts" if len({*said}) == 1 else f"the starts differ: {', '.join(said)}"
 
 
-def measured(of: Sequence[MeasuredClaim]) -> str:
+def measured(of: Sequence[MeasuredClaim], seeds: Sequence[int]) -> str:
     """What each start gave."""
     if len(of) == 1:
         return of[0].measured
-    return "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in enumerate(of))
+    return "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in zip(seeds, of, strict=True))
 
 
 def verdicts(kept: dict[str, list[Finding]]) -> list[str]:
@@ -124,8 +124,9 @@ def block(starts: Sequence[Finding], facts: dict[str, Any]) -> list[str]:
     lines = [f"![{found.name}](images/lab/{found.name}/{found.name}.png)", ""]
     lines += [f"`{' '.join(facts['command'])}` (on {machine})", ""]
     lines += ["| claim | measured | holds? |", "| --- | --- | --- |"]
+    seeds = kept.seeds(starts)
     return lines + [
-        f"| {written(of[0].claim)} | {written(measured(of))} | {verdict(of)} |" for of in each_claim(starts)
+        f"| {written(of[0].claim)} | {written(measured(of, seeds))} | {verdict(of)} |" for of in each_claim(starts)
     ]
 
 

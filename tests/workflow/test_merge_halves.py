@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from checkpoints import write_tokenizer
 from inlay import InlayError, Spec
 from inlay.backbones import loading
 from inlay.methods import merging, registry
+from inlay.workflow.adapted import find_source, load_adapted
 from zoo import FAMILIES
 
+merging_workflow = importlib.import_module("inlay.workflow.merge")
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -123,10 +126,70 @@ def test_what_is_held_has_the_fingerprint_of_full_weights(tmp_path: Path) -> Non
     assert {p.dtype for p in other.model.parameters()} == {torch.float32}, "it is not stored in that"
 
 
+def test_a_checkpoint_without_an_output_layer(tmp_path: Path) -> None:
+    """The run's own output layer is in float32: so is the base."""
+    base = llama_that_talks(tmp_path / "base")
+    model = transformers.AutoModel.from_pretrained(base)
+    model.to(torch.bfloat16).save_pretrained(base)
+    spec = Spec(str(base), "lora", data=str(chats(tmp_path / "chats.jsonl")), max_steps=1, learning_rate=0.05)
+    run = inlay.tune(spec.with_(batch_size=8, max_length=64), tmp_path / "runs", progress=False)
+    made = weights(inlay.merge(run, tmp_path / "merged", dtype="bfloat16"))
+    whole = weights(inlay.merge(run, tmp_path / "whole"))
+    assert made.keys() == whole.keys()
+    assert all(torch.equal(made[name], tensor.to(torch.bfloat16)) for name, tensor in whole.items())
+    how: dict[str, Any] = {"kind": "causal-lm", "seed": 3}
+    plain, held = loading.load(str(base), **how), loading.load(str(base), held=torch.bfloat16, **how)
+    assert held.newly_initialised == plain.newly_initialised != []
+    assert held.fingerprint == plain.fingerprint
+    assert all(torch.equal(held.model.state_dict()[name], each) for name, each in plain.model.state_dict().items())
+
+
+def test_rows_of_tokens_in_tied_weights_are_merged_in_float32(tmp_path: Path) -> None:
+    base = checkpoint(tmp_path / "base", torch.bfloat16, tied=True)
+    lora = adapter(base, tmp_path / "lora", target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    tensors = load_file(lora / "adapter_model.safetensors")
+    (name,) = (name for name in tensors if "trainable_tokens_delta" in name)
+    tensors[name] += 1
+    save_file(tensors, lora / "adapter_model.safetensors")
+    said: list[str] = []
+    made = inlay.merge(lora, tmp_path / "merged", model=str(base), dtype="bfloat16", say=said.append)
+    assert any("merged in float32" in line and "another module shares" in line for line in said)
+    whole = weights(inlay.merge(lora, tmp_path / "whole", model=str(base)))
+    assert all(torch.equal(weights(made)[name], tensor.to(torch.bfloat16)) for name, tensor in whole.items())
+    rows = weights(made)["model.embed_tokens.weight"] != weights(base)["model.embed_tokens.weight"]
+    assert rows.any(-1).nonzero()[:, 0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_adapted_embeddings_are_compared(stored: str, tmp_path: Path) -> None:
+    base = checkpoint(tmp_path / "base", getattr(torch, stored))
+    for name, settings in {
+        "rows": {"target_modules": ["q_proj"], "trainable_token_indices": [5, 17]},
+        "all": {"target_modules": ["embed_tokens"]},
+        "none": {"target_modules": ["q_proj"]},
+    }.items():
+        source = find_source(adapter(base, tmp_path / name, **settings))
+        adapted = load_adapted(source, stored if stored != "float32" else None, model=str(base))
+        batch = merging_workflow._example(adapted)
+        ids = merging.adapted_ids(adapted.model)
+        count = adapted.model.config.vocab_size
+        if name == "rows":
+            assert ids == [5, 17]
+        elif name == "all":
+            assert ids[0] == 0
+            assert ids[-1] == count - 1
+            assert len(ids) == min(count, 64)
+        else:
+            assert ids == []
+            assert len(batch["input_ids"]) == (1 if stored == "bfloat16" else 2)
+        assert {*ids} <= {*batch["input_ids"].flatten().tolist()}
+        assert batch["input_ids"].shape == batch["attention_mask"].shape
+
+
 def test_a_weight_that_is_shared_is_refused(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base", torch.bfloat16, tied=True)
     lora = adapter(base, tmp_path / "lora", target_modules=["embed_tokens"])
-    with pytest.raises(InlayError, match=r"adapts a weight that another module shares, that of model\.embed_tokens"):
+    with pytest.raises(InlayError, match="gives other outputs"):
         inlay.merge(lora, tmp_path / "merged", model=str(base), dtype="bfloat16")
     assert not (tmp_path / "merged").exists()
 

@@ -11,7 +11,7 @@ from test_chat_runs import chats, checkpoint
 
 import inlay
 from inlay import InlayError, Spec
-from inlay.records.command import arguments
+from inlay.records.command import arguments, asked, command
 from inlay.records.store import Run
 from inlay.tasks import kinds
 from inlay.workflow import run_file
@@ -119,6 +119,15 @@ def test_a_run_from_before_keeps_its_identity() -> None:
     before = "1dda13f91ac700067734ddd9a289f701990a5b1441f186b83afe9432bdf98ff2"
     assert spec.digest() == spec.with_(gradient_checkpointing=False).digest() == before
     assert Spec.from_json({**spec.to_json(), "gradient_checkpointing": False}).digest() == before
+
+
+def test_the_command_of_a_run_from_before_does_not_say_no(spec: Spec, tmp_path: Path) -> None:
+    run = inlay.tune(spec.with_(max_steps=1, gradient_checkpointing=False), tmp_path, progress=False)
+    assert "--no-gradient-checkpointing" in command(asked(run))
+    before = {key: value for key, value in run.portrait.items() if key != "gradient_checkpointing"}
+    run.record["portrait"] = before  # as an earlier inlay wrote it
+    assert "checkpointing" not in command(asked(run))
+    assert asked(run).digest() == run.spec.digest()
 
 
 def test_the_words_for_it(typed: Typed, spec: Spec, tmp_path: Path) -> None:

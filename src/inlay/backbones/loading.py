@@ -103,8 +103,8 @@ def load(
     accelerator where it has one. They multiply in `compute_dtype` (None: `dtype`), and what else is frozen is kept in
     it. The fingerprint is that of the full weights in `dtype`.
 
-    `held` is a type of half precision: a language model whose checkpoint is stored in it is left in it, all but new
-    parts, and on a CUDA device with room for it. Its fingerprint is still that of `dtype`.
+    `held` is a type of half precision: a language model whose checkpoint is stored in it, and has all its parts, is
+    left in it, and on a CUDA device with room for it. Its fingerprint is still that of `dtype`.
     """
     labels = _labels(kinds.get(kind), num_labels, label_names)
     if quantize is not None and kinds.get(kind).has_captions:
@@ -124,8 +124,12 @@ def load(
         digests: dict[str, bytes] = {}
         held = held if kinds.get(kind).head is kinds.LANGUAGE and _stored_dtypes(place) == {held} else None
         with _quantising(quantize, compute_dtype or dtype, auto_class, config, trust_remote_code, digests) as how:
-            how = how if held is None else {**how, **_straight_to_gpu(place)}
-            model, report = _from_pretrained(place, auto_class, config, held or dtype, trust_remote_code, how)
+            straight = how if held is None else {**how, **_straight_to_gpu(place)}
+            model, report = _from_pretrained(place, auto_class, config, held or dtype, trust_remote_code, straight)
+            if held is not None and new_parts.new_modules(model, report, name, language=not labels):
+                held = model = None  # a new part is made in `dtype`, and would not work with a trunk in another
+                with new_parts.seeded(seed):
+                    model, report = _from_pretrained(place, auto_class, config, dtype, trust_remote_code, how)
         pooled.install(model, chosen)
         if kinds.get(kind).head is kinds.MASKED:
             _check_fills_masks(model, report, name)
@@ -136,8 +140,6 @@ def load(
         both = kinds.get(kind).has_captions
         bare = both or kinds.get(kind).head is kinds.VECTOR
         new = new_parts.new_modules(model, report, name, language=not labels, bare=bare)
-        for each in new if held is not None else ():
-            model.get_submodule(each).to(dtype)
         kept = _keep_or_renew(model, new, labels, own_labels, seed, notes)
         if new and not labels:
             notes.append(f"the checkpoint has no {', '.join(new)}: it was drawn at random and must be trained")

@@ -6,10 +6,11 @@ It computes what the adapted model did, up to a rounding, and keeps nothing of P
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ from inlay.methods.tuner import InlayTuner
 CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 ROUGHLY = 1e-1  # in half precision
 _HALVES = (torch.bfloat16, torch.float16)
+_MOST_IDS = 256
+_SPREAD = 64  # ids of an embedding that is adapted as a whole
 
 
 def check_mergeable(method: Method) -> None:
@@ -43,6 +46,30 @@ def may_be_held(method: Method) -> bool:
     return method.form == "peft" and method.mergeable and method.tuner is None
 
 
+def is_held(model: nn.Module) -> bool:
+    """Whether weights of the base lie in half precision."""
+    return any(parameter.dtype in _HALVES for parameter in base_of(model).parameters())
+
+
+def adapted_ids(model: nn.Module) -> list[int]:
+    """Tokens whose input embeddings an adapter of PEFT changes: those that it names, or some of a whole vocabulary."""
+    embedding: Any = base_of(model).get_input_embeddings()
+    found: set[int] = set()
+    for layer in embedding.modules():
+        if isinstance(layer, TrainableTokensLayer):
+            found |= set(_spread([each for ids in layer.token_indices.values() for each in ids], _MOST_IDS))
+        elif isinstance(layer, BaseTunerLayer):
+            found |= set(_spread(range(layer.get_base_layer().weight.shape[0]), _SPREAD))
+    return sorted(found)
+
+
+def _spread(ids: Sequence[int], most: int) -> list[int]:
+    """At most so many of them, evenly, with the first and the last."""
+    if len(ids) <= most:
+        return list(ids)
+    return [ids[round(place * (len(ids) - 1) / (most - 1))] for place in range(most)]
+
+
 def fold(model: nn.Module, method: Method, example: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
     """The base model in `dtype`, with what the active adapter trained in its weights; `model` is used up.
 
@@ -53,12 +80,12 @@ def fold(model: nn.Module, method: Method, example: Mapping[str, Any], dtype: to
     if method.form != "peft":
         return base_of(model).to(dtype)
     example = {name: value.to(next(model.parameters()).device) for name, value in example.items()}
-    wanted = _logits(model, example)
+    held = is_held(model)
     adapted: Any = model
-    if not isinstance(adapted.base_model, InlayTuner):
-        _unwrap_heads(base_of(model))
-    held = any(parameter.dtype in _HALVES for parameter in base_of(model).parameters())
     try:
+        wanted = _logits(model, example)
+        if not isinstance(adapted.base_model, InlayTuner):
+            _unwrap_heads(base_of(model))
         if held:
             _merge_one_by_one(adapted, method, dtype)
         plain: nn.Module = adapted.merge_and_unload()
@@ -86,8 +113,8 @@ def _merge_one_by_one(model: Any, method: Method, dtype: torch.dtype) -> None:
         if any(owners[id(parameter)] > 1 for parameter in host.parameters(recurse=False)):
             raise InlayError(
                 f"This adapter of {method.name} adapts a weight that another module shares, that of "
-                f"{plain_name(name)}: merged into the one, it would act in the other too. Keep it as an adapter, or "
-                "leave --dtype out: the whole model is then merged and compared in float32."
+                f"{plain_name(name)}: only the whole model in float32 shows what merging makes of it. Keep it as an "
+                "adapter, or load the model in float32."
             )
         before = {name: parameter.data for name, parameter in host.named_parameters(recurse=False)}
         host.to(torch.float32)

@@ -12,6 +12,7 @@ import shlex
 from typing import Any
 
 from inlay.records.spec import Spec
+from inlay.records.store import Run
 
 # Said in an order that people would choose; the others follow in the order of the spec.
 FIRST = ("model", "task", "tasks", "data", "method", "seed", "shots")
@@ -37,6 +38,14 @@ def arguments(spec: Spec, out: str | None = None) -> list[str]:
 def command(spec: Spec, out: str | None = None) -> str:
     """The command as one line for a POSIX shell."""
     return shlex.join(arguments(spec, out))
+
+
+def asked(run: Run) -> Spec:
+    """What somebody asked for: an earlier inlay wrote False where nobody had said whether to recompute activations."""
+    spec = run.spec
+    if run.status == "finished" and "gradient_checkpointing" not in run.portrait:  # None came with that entry
+        return spec.with_(gradient_checkpointing=spec.gradient_checkpointing or None)
+    return spec
 
 
 def _option(option: str, name: str, value: Any) -> list[str]:

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, misspelt, unknown
-from inlay.records.command import command
+from inlay.records.command import asked, command
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store
 
@@ -291,7 +291,7 @@ def _explain_nothing(found: Collected, folder: Path | None) -> str:
 def _add(found: Collected, run: Run) -> None:
     # The folder is named in a command where it means the same elsewhere, and is not the default.
     out = run.folder.parent
-    line = command(run.spec, None if out.is_absolute() or out == Path("runs") else str(out))
+    line = command(asked(run), None if out.is_absolute() or out == Path("runs") else str(out))
     if run.status != "finished":
         found.unfinished.append(Unfinished(run.id, run.spec, run.status, run.error, line))
         return

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, unknown
+from inlay.errors import InlayError, first_line, unknown
 from inlay.methods.card import write_merged_card
 from inlay.records.atomic import write_folder
 from inlay.records.store import Run
@@ -14,6 +14,7 @@ from inlay.tasks import answers, kinds
 from inlay.tasks.templates import SEPARATOR
 from inlay.workflow.adapted import EXAMPLES, Adapted, find_source, load_adapted, make_example
 from inlay.workflow.notes import Say, or_log
+from inlay.workflow.predict import LoadOptions
 from inlay.workflow.tune import DEFAULT_OUT
 
 TOKENS = 8
@@ -40,7 +41,7 @@ def merge(
     tasks `task` names the one. `model` names the base model where it has moved since. It is written whole or not at
     all. What a method trains must fit into weights (`Method.mergeable`), else it is an error.
     """
-    from inlay.methods.merging import check_mergeable, may_be_held
+    from inlay.methods.merging import check_mergeable, is_held, may_be_held
 
     say = or_log(say)
     if dtype not in DTYPES:
@@ -51,7 +52,8 @@ def merge(
     source = find_source(adapter, task, out)
     check_mergeable(source.method)
     held = dtype if dtype != DTYPES[0] and may_be_held(source.method) else None
-    adapted = load_adapted(source, held, model=model, trust_remote_code=trust_remote_code, say=say)
+    how: LoadOptions = {"model": model, "trust_remote_code": trust_remote_code, "say": say}
+    adapted = load_adapted(source, held, **how)
     _check_portable(adapted)
     notes = [*_notes(adapted)]
     if source.run is not None and source.run.spec.quantize is not None:
@@ -61,7 +63,14 @@ def merge(
         )
     for line in notes:
         say(line)
-    plain = _fold(adapted, dtype)
+    held = held if is_held(adapted.model) else None
+    plain, why = _try_to_fold(adapted, dtype) if held is not None else (None, None)
+    if plain is None:
+        if why is not None:
+            say(f"merged in float32, which takes more memory: not in {held}, because {why}")
+            del adapted  # makes room
+            adapted = load_adapted(source, **how)
+        plain = _fold(adapted, dtype)
 
     def fill(place: Path) -> None:
         from inlay.console import quiet
@@ -165,6 +174,14 @@ def _notes(adapted: Adapted) -> Iterator[str]:
         yield f"texts were cut at {schema.max_length} tokens"
 
 
+def _try_to_fold(adapted: Adapted, dtype: str) -> tuple[Any, str | None]:
+    """The merged model, or None and why there is none."""
+    try:
+        return _fold(adapted, dtype), None
+    except InlayError as error:
+        return None, first_line(error)
+
+
 def _fold(adapted: Adapted, dtype: str) -> Any:
     import torch
 
@@ -179,7 +196,21 @@ def _fold(adapted: Adapted, dtype: str) -> Any:
 
 
 def _example(adapted: Adapted) -> dict[str, Any]:
-    """A batch on which the merged model must compute the same. Every token more costs a large language model time."""
+    """A batch on which the merged model must compute the same. Of a language model it has tokens whose own embeddings
+    are adapted; every token more costs time where the model is large enough to be held in half precision."""
+    import torch
+
+    from inlay.methods.merging import adapted_ids, is_held
+
     if kinds.get(adapted.kind).head is not kinds.LANGUAGE or getattr(adapted.model.config, "is_encoder_decoder", False):
         return make_example(adapted)
-    return {name: value[:, :TOKENS] for name, value in make_example(adapted, EXAMPLES[:1]).items()}
+    if is_held(adapted.model):
+        batch = {name: value[:, :TOKENS] for name, value in make_example(adapted, EXAMPLES[:1]).items()}
+    else:
+        batch = make_example(adapted)
+    if ids := adapted_ids(adapted.model):
+        width = batch["input_ids"].shape[1]
+        rows = torch.tensor([*ids, *[ids[-1]] * (-len(ids) % width)]).view(-1, width)
+        more = {"input_ids": rows, "attention_mask": torch.ones_like(rows)}
+        batch = {name: torch.cat([value, more[name]]) for name, value in batch.items()}
+    return batch

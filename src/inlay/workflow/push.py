@@ -20,7 +20,7 @@ from inlay.methods.card import HUB_ID, About, write_shared_card
 from inlay.methods.card_example import PLACE
 from inlay.methods.folder import CARD, CONFIG, DEFAULT, AdapterFolder, copy_plain, is_present, preprocessing, read_json
 from inlay.records.atomic import write_folder
-from inlay.records.command import command
+from inlay.records.command import asked, command
 from inlay.records.store import Run, Store
 from inlay.records.task_fields import PATHS
 from inlay.workflow.adapted import Origin, find_source
@@ -223,7 +223,7 @@ def _data(run: Run, task: str) -> str:
 
 def _command(run: Run, about: About) -> str:
     """The command of the run, with names in place of paths of this machine."""
-    spec = run.spec
+    spec = asked(run)
     changes: dict[str, Any] = {name: _plain(getattr(spec, name)) for name in PATHS if getattr(spec, name)}
     fields = {
         task: {key: _plain(value) if key in PATHS else value for key, value in own.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from inlay import backbones
+from inlay import InlayError, backbones
 from inlay.papers import tables
 from inlay.papers.infoprompt.table import FewShotRun
 from inlay.papers.multi_lora import table as multi_lora
@@ -53,6 +53,29 @@ def test_a_note_names_the_commits_of_runs_with_their_groups(tmp_path: Path, monk
     assert note(("vision", "0123456789")).endswith("on a card, commit 0123456.")
     told = note(("encoder", "abcdef0123"), ("vision", "0123456"), ("sentences", "abcdef0123"))
     assert told.endswith("on a card, commit abcdef0 (encoder, sentences); 0123456 (vision).")
+
+
+def test_starts_are_in_the_order_of_their_seeds_and_of_one_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "ROOT", tmp_path)
+
+    def keep(where: str, **settings: Any) -> None:
+        folder = kept.path("icl", "lab") / where / "curve"
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {"claims": [], "settings": settings, "command": ["inlay"], "versions": {"threads": 1}}
+        (folder / "curve.json").write_text(json.dumps(facts))
+        (folder / "curve.csv").write_text("x\n1\n")
+
+    for where, seed in {".": 0, "seed-10": 10, "seed-2": 2}.items():
+        keep(where, seed=seed, steps=5, infimum=seed / 3)
+    assert kept.seeds(one for one, _ in kept.experiments("icl", "curve")) == [0, 2, 10]
+    keep("seed-2", seed=2, steps=6)
+    with pytest.raises(InlayError, match=r"seed-2.* was made with steps=6, and the start before it with 5"):
+        kept.experiments("icl", "curve")
+    keep("seed-2", seed=0, steps=5)
+    with pytest.raises(InlayError, match="has seed 0, as a start before it"):
+        kept.experiments("icl", "curve")
 
 
 def pooled(run: type[Any], group: str, line: str) -> str:

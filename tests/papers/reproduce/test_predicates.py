@@ -201,15 +201,16 @@ def test_claims_of_the_lab_need_starts_at_the_printed_length() -> None:
     assert [test(one(holds)).kind for holds in ("yes", "no", "cannot tell")] == [HOLDS, FAILS, UNTESTED]
     assert [test(one(holds, 1)).kind for holds in ("yes", "no", "cannot tell")] == [UNJUDGED] * 3
     assert str(test(one("yes", 1, "200 of 600 epochs"))) == "200 of 600 epochs, one seed: not judged"
-    assert over_starts([one("yes", 1)] * 3).stated[0] == Stated(
+    assert over_starts([one("yes", 1)] * 3, range(3)).stated[0] == Stated(
         "a claim", "seed 0: so much; seed 1: so much; seed 2: so much", "yes", 3
     )
-    assert test(over_starts([one("yes", 1)] * 3)).kind == HOLDS
-    assert test(over_starts([one("no", 1)] * 3)).kind == FAILS
-    assert test(over_starts([one("no", 1), one("yes", 1)])).kind == OPEN
-    assert test(over_starts([one("cannot tell", 1), one("yes", 1)])).kind == UNTESTED
-    assert test(over_starts([one("cannot tell", 1, "cut"), one("yes", 1)])).kind == UNJUDGED
-    assert over_starts([Results.of({("", "a", "x"): [float(at)]}) for at in range(3)]).seeds == [3]
+    assert over_starts([one("yes", 1)] * 2, [0, 10]).stated[0].measured == "seed 0: so much; seed 10: so much"
+    assert test(over_starts([one("yes", 1)] * 3, range(3))).kind == HOLDS
+    assert test(over_starts([one("no", 1)] * 3, range(3))).kind == FAILS
+    assert test(over_starts([one("no", 1), one("yes", 1)], range(2))).kind == OPEN
+    assert test(over_starts([one("cannot tell", 1), one("yes", 1)], range(2))).kind == UNTESTED
+    assert test(over_starts([one("cannot tell", 1, "cut"), one("yes", 1)], range(2))).kind == UNJUDGED
+    assert over_starts([Results.of({("", "a", "x"): [float(at)]}) for at in range(3)], range(3)).seeds == [3]
 
 
 def test_a_claim_on_average_is_about_the_mean_that_there_is() -> None:

@@ -94,11 +94,12 @@ def performed(
 
     if "starts" not in setting:
         return made(chosen)
-    return over_starts([made({**chosen, "seed": seed}) for seed in range(setting["starts"])])
+    seeds = range(setting["starts"])
+    return over_starts([made({**chosen, "seed": seed}) for seed in seeds], seeds)
 
 
-def over_starts(found: Sequence[Results]) -> Results:
-    """One experiment made from several seeds, as one table: a value a seed, and each claim as all starts judge it."""
+def over_starts(found: Sequence[Results], seeds: Sequence[int]) -> Results:
+    """One experiment made from these seeds, as one table: a value a seed, and each claim as all starts judge it."""
     first = found[0]
     cells = {
         key: ResultCell.of_seeds(value for one in found if key in one.cells for value in one.cells[key].values)
@@ -108,7 +109,7 @@ def over_starts(found: Sequence[Results]) -> Results:
     for several in zip(*(one.stated for one in found), strict=True):
         said = {claim.holds for claim in several}
         holds = said.pop() if len(said) == 1 else "cannot tell" if "cannot tell" in said else DIFFERS
-        measured = "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in enumerate(several))
+        measured = "; ".join(f"seed {seed}: {claim.measured}" for seed, claim in zip(seeds, several, strict=True))
         short = next((claim.short for claim in several if claim.short), "")
         claims.append(Stated(several[0].claim, measured, holds, len(found), short))
     return replace(first, cells=cells, stated=tuple(claims))
@@ -117,7 +118,9 @@ def over_starts(found: Sequence[Results]) -> Results:
 def from_lab(paper: str, name: str, shapes: Sequence[Shape]) -> Results | None:
     """The same from what a paper keeps of an experiment, over all the starts it is kept from; None where there are
     none."""
-    found = [shown(one, shapes, (note,)) for one, note in kept.experiments(paper, name)]
+    starts = kept.experiments(paper, name)
+    found = [shown(one, shapes, (note,)) for one, note in starts]
     if len(found) < 2:
         return found[0] if found else None
-    return replace(over_starts(found), notes=tuple(note for one in found for note in one.notes))
+    notes = tuple(note for one in found for note in one.notes)
+    return replace(over_starts(found, kept.seeds(one for one, _ in starts)), notes=notes)

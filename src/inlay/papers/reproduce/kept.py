@@ -30,6 +30,8 @@ NOT_WHOLE = "Kept runs are not whole and are not read"
 LEAST = 3  # seeds without which a line of a kept table is not read
 DIGITS = 6  # significant ones of kept measurements: no table, chart or claim reads more
 VERDICT_DIGITS = 10  # of results that are judged: six could decide a tie when a verdict is rounded to be shown
+# Of an experiment's settings: the seed, and what is computed from it or measured.
+OF_A_START = {"seed", "infimum", "largest safe eta_w of gradient descent", "training seconds"}
 _IGNORED = ContextVar("ignored", default=False)
 
 
@@ -171,15 +173,36 @@ def rows(paper: str, name: str, command: str) -> tuple[list[dict[str, str]], str
 
 def experiments(paper: str, name: str) -> list[tuple[Finding, str]]:
     """An experiment of a paper's lab that the documentation shows, and the note about it; after it the same from other
-    seeds, where `lab/seed-1/`, `lab/seed-2/` have it."""
+    seeds, where `lab/seed-1/`, `lab/seed-2/` have it. Their settings must be those of the first."""
     from inlay.papers.experiment_files import read
 
-    made = []
-    for folder in (path(paper, "lab"), *sorted(path(paper, "lab").glob("seed-*"))):
+    made: list[tuple[Finding, str]] = []
+    others = path(paper, "lab").glob("seed-*")
+    for folder in (path(paper, "lab"), *sorted(others, key=lambda one: (len(one.name), one.name))):  # 10 after 2
         if _there(folder / name / f"{name}.json"):
             found, facts = read(folder / name)
+            if made:
+                _check_start(folder / name, found, [one for one, _ in made])
             made.append((found, _note(folder / name, " ".join(facts["command"]), facts["versions"])))
     return made
+
+
+def _check_start(folder: Path, found: Finding, before: list[Finding]) -> None:
+    """An error for an experiment that is not the same from another seed."""
+    own, first = found.facts, before[0].facts
+    for name in sorted({*own, *first} - OF_A_START):
+        if own.get(name) != first.get(name):
+            raise InlayError(
+                f"{folder} was made with {name}={own.get(name)!r}, and the start before it with {first.get(name)!r}: "
+                "only the seed may differ. Make it again with the same settings."
+            )
+    if "seed" in own and own["seed"] in (one.facts.get("seed") for one in before):
+        raise InlayError(f"{folder} has seed {own['seed']}, as a start before it. Make it again with another --seed.")
+
+
+def seeds(starts: Iterable[Finding]) -> list[int]:
+    """The seed of each start, by its settings; where they have none, its place."""
+    return [int(found.facts.get("seed", place)) for place, found in enumerate(starts)]
 
 
 def _commits(runs: Iterable[Mapping[str, Any]]) -> str:
