@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from page_tables import BENCHMARKS, DOCS, difference, fill, head, row, shown
 
 from inlay.papers.activation_prompts.recipes.protocol import SMALL, WAYS
-from inlay.papers.activation_prompts.table import FILE, METHODS, ROWS, SEEDS, SETS, chosen, pairs_of
+from inlay.papers.activation_prompts.table import FILE, METHODS, ROWS, SEEDS, SETS, chosen, doubts, line_of, pairs_of
 
 
 def accuracy_table(runs: list[dict[str, Any]], model: str, sets: list[str], cost: dict[str, Any]) -> list[str]:
@@ -65,6 +66,36 @@ def rows_table(runs: list[dict[str, Any]], model: str, sets: list[str]) -> list[
     return lines
 
 
+def comparison_table(runs: list[dict[str, Any]], model: str, sets: list[str], method: str) -> list[str]:
+    """A method less each row of the paper's tables: over the seeds of the sets' mean, with p-values before and after
+    Holm's correction, and over the sets; and what makes the row's learning rate doubtful."""
+    from inlay.workflow.statistics import holm, paired
+
+    found = {}
+    for name in ROWS:
+        way = WAYS[name]
+        tests = [
+            [
+                [r["test"] for r in chosen(runs, model, *one)]
+                for one in ((method, task), (way.method, task, way.settings))
+            ]
+            for task in sets
+        ]
+        if min(len(values) for test in tests for values in test) < SEEDS:
+            continue
+        by_seed = [list(map(fmean, zip(*values, strict=True))) for values in zip(*tests, strict=True)]
+        by_set = [list(map(fmean, values)) for values in zip(*tests, strict=True)]
+        end, tie = doubts(line_of(runs, model, way.method, way.settings))
+        told = " and ".join(word for word, true in (("a tie", tie), ("an end of the grid", end)) if true) or "-"
+        found[name] = by_seed, by_set, told
+    plain = [paired(*by_seed).p for by_seed, _, _ in found.values()]
+    lines = head("row", "over the seeds", "p", "p after Holm", "over the four sets", "doubt about the learning rate")
+    for (name, (by_seed, by_set, told)), p, raised in zip(found.items(), plain, holm(plain), strict=True):
+        values = ["-" if value is None else f"{value:.3f}" for value in (p, raised)]
+        lines.append(row(name, difference(*by_seed), *values, difference(*by_set), told))
+    return lines
+
+
 def difference_table(
     runs: list[dict[str, Any]], models: list[str], sets: list[str], better: str, worse: str
 ) -> list[str]:
@@ -87,6 +118,7 @@ def write(args: argparse.Namespace) -> None:
     parts = {f"accuracy {m}": accuracy_table(runs, m, sets, costs.get(shapes.get(m, m), {})) for m in models}
     if len(rows := rows_table(runs, SMALL["ViT"], sets)) > len(head("")):
         parts["rows"] = rows
+        parts["activation-prompt over rows"] = comparison_table(runs, SMALL["ViT"], sets, "activation-prompt")
     for better, worse in (
         ("activation-prompt", "visual-prompt"),
         ("norm", "activation-prompt"),

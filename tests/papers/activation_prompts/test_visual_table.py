@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from inlay.papers.reproduce import kept
 from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.perform import reproduce
 from inlay.papers.tables import Entry
+from inlay.workflow.statistics import holm, paired
 
 
 def asked(**changes: Any) -> argparse.Namespace:
@@ -73,6 +75,24 @@ def test_a_rate_at_an_end_or_one_of_several_is_doubtful() -> None:
     assert doubtful(0.5, 0.6, 0.6) == (False, True)
     assert doubtful(0.5, 0.6, 0.7) == (True, False)
     assert table.doubts([]) == (False, False)
+
+
+def test_kept_rows_differ_from_the_prompt_only_without_correction() -> None:
+    """What docs/visual-methods.md and the recipes say of the thirteen comparisons."""
+    found = kept.table("activation_prompts")
+    assert found is not None
+    model, tests = "vit_tiny_patch16_224", {}
+    for name in table.ROWS:
+        ways = (("activation-prompt", None), (p.WAYS[name].method, p.WAYS[name].settings))
+        cells = [
+            [[run["test"] for run in table.chosen(found.runs, model, method, task, own)] for task in table.SETS]
+            for method, own in ways
+        ]
+        tests[name] = paired(*([fmean(seed) for seed in zip(*cell, strict=True)] for cell in cells)).p
+    assert len(tests) == 13
+    below = {name for name, value in tests.items() if value is not None and value < 0.05}
+    assert below == {"AP-CONCATE", "VPT-50", "LoRA-50", "E2VPT", "LoRA-1"}
+    assert all(value is not None and value > 0.05 for value in holm(list(tests.values())))
 
 
 def test_tokens_are_for_transformers() -> None:

@@ -193,6 +193,25 @@ def test_what_is_too_short_judges_nothing_and_counts_are_judged() -> None:
     assert kinds(toy, "smoke") == [UNJUDGED] * 4
 
 
+def test_a_doubtful_value_judges_nothing_and_other_values_are_judged() -> None:
+    cells = {
+        (panel, row, "x"): ResultCell(
+            (base, base + 0.1, base + 0.3), doubt="a tie" if (panel, row) == ("two", "b") else ""
+        )
+        for panel in ("one", "two")
+        for row, base in (("a", 5.0), ("b", 1.0))
+    }
+    table = Results({**cells, ("one", "a", "size"): ResultCell((7.0,))})
+    for results in (table, Results.from_json(table.to_json())):
+        assert results.doubts == ["a tie"]
+        verdicts = claimed("").judged(results)
+        assert [verdict.kind for verdict in verdicts] == [HOLDS, UNJUDGED, HOLDS, UNTESTED]
+        assert str(verdicts[1]) == "a tie: not judged"
+    mean = table.with_average(columns=["x"]).get("b", "Average", "two")
+    assert mean is not None
+    assert mean.doubt == "a tie"
+
+
 def test_claims_of_the_lab_need_starts_at_the_printed_length() -> None:
     def one(holds: str, seeds: int | None = None, short: str = "") -> Results:
         return Results(stated=(Stated("a claim", "so much", holds, seeds, short),))

@@ -198,7 +198,7 @@ class Recipe:
     def judged(self, results: Results, scale: str = "", *, read: bool = False) -> list[Verdict]:
         """What a table says of each claim. Of one made at a `scale`: nothing by what is too short there to judge, which
         is all that was trained, or with `read` (of kept results) what is always made."""
-        verdicts = [claim.test(results) for claim in self.claims]
+        verdicts = [_without_doubt(claim, results) for claim in self.claims]
         if scale == SMOKE:
             return [replace(verdict, unjudged=SMOKE) for verdict in verdicts]
         chosen = self.scales.get(scale)
@@ -223,6 +223,14 @@ class Recipe:
         return claim.test(printed) if claim.printed else Verdict.untested("the paper prints no numbers of it")
 
 
+def _without_doubt(claim: Claim, results: Results) -> Verdict:
+    """A verdict by what is left without doubtful values; where it needs them, it is not judged."""
+    verdict = claim.test(results)
+    if verdict.judgement == UNTESTED or not results.doubts:
+        return verdict
+    return _by_enough(verdict, claim.test(results.without_doubtful()), "; ".join(results.doubts))
+
+
 def _by_enough(verdict: Verdict, without: Verdict, short: str) -> Verdict:
-    """A verdict by what is left without trainings that are too short; where it needs them, it is not judged."""
+    """A verdict by what is left without what judges nothing; where it needs that, it is not judged, and told why."""
     return replace(verdict, unjudged=short) if without.judgement == UNTESTED else without

@@ -32,12 +32,14 @@ class ResultCell:
 
     `lone`: the value of one seed where others would give others, so that nothing is known of the spread. A count of
     parameters is one value too, and not lone. `printed`: what a paper prints after its ±, whatever it means by it.
+    `doubt`: why a value that is told judges nothing, however many seeds it has.
     """
 
     values: tuple[float, ...]
     error: float | None = None
     lone: bool = False
     printed: float | None = None
+    doubt: str = ""
 
     @classmethod
     def of_seeds(cls, values: Iterable[float]) -> ResultCell:
@@ -173,6 +175,15 @@ class Results:
         }
         return replace(self, cells=cells)
 
+    @property
+    def doubts(self) -> list[str]:
+        """Why some of the values judge nothing."""
+        return list(dict.fromkeys(cell.doubt for cell in self.cells.values() if cell.doubt))
+
+    def without_doubtful(self) -> Results:
+        """The same without the values that judge nothing."""
+        return replace(self, cells={key: cell for key, cell in self.cells.items() if not cell.doubt})
+
     def with_average(self, name: str = "Average", columns: Sequence[str] | None = None) -> Results:
         """The same with each row's mean over these columns (default: its panel's), seed by seed, where it has them all.
 
@@ -186,7 +197,9 @@ class Results:
                 found = [cell for column in wanted if (cell := self.get(row, column, panel)) is not None]
                 if len(found) == len(wanted) and len({len(cell.values) for cell in found}) == 1:
                     means = map(fmean, zip(*(cell.values for cell in found), strict=True))
-                    cells[panel, row, name] = ResultCell(tuple(means), lone=any(cell.lone for cell in found))
+                    doubt = next((cell.doubt for cell in found if cell.doubt), "")
+                    alone = any(cell.lone for cell in found)
+                    cells[panel, row, name] = ResultCell(tuple(means), lone=alone, doubt=doubt)
         return replace(self, cells=cells)
 
     def with_columns_named(self, names: Mapping[Key, str | None]) -> Results:
@@ -217,6 +230,7 @@ class Results:
             "cells": [
                 {"panel": panel, "row": row, "column": column, "values": list(cell.values), "error": cell.error}
                 | ({"lone": True} if cell.lone else {})
+                | ({"doubt": cell.doubt} if cell.doubt else {})
                 for (panel, row, column), cell in self.cells.items()
             ],
             "stated": [vars(claim) for claim in self.stated],
@@ -230,7 +244,7 @@ class Results:
         return cls(
             {
                 (one["panel"], one["row"], one["column"]): ResultCell(
-                    tuple(one["values"]), one["error"], one.get("lone", False)
+                    tuple(one["values"]), one["error"], one.get("lone", False), doubt=one.get("doubt", "")
                 )
                 for one in data["cells"]
             },
