@@ -127,8 +127,11 @@ def header(method: Method) -> str:
 def _writing(writing: Writing) -> list[str]:
     """The defaults of tasks in which a language model writes, by its size, with where they are from."""
     said = ", ".join(f"`{name}={value}`" for name, value in writing.settings.items())
+    told = f"Where a language model learns to write: {said} ({writing.source})"
+    if not writing.sizes:
+        return ["", f"{told}."]
     lines = [
-        f"Where a language model learns to write: {said} ({writing.source}), and by the size of the model",
+        f"{told}, and by the size of the model",
         "",
         "| parameters | learning rate | epochs | epochs for few examples | source |",
         "| --- | --- | --- | --- | --- |",

@@ -1,8 +1,10 @@
-"""Where a language model learns to write, LoRA has defaults of its own; runs from before are what they were."""
+"""Where a language model learns to write, some methods have defaults of their own; earlier runs are what they were."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,11 +18,13 @@ import inlay
 from inlay import Spec
 from inlay.methods import registry
 from inlay.methods.attach import attach
+from inlay.methods.ntk_attention.writing import suitable
 from inlay.methods.targets import all_linear
 from inlay.records.store import Run
 from inlay.workflow import settle as settling
 from inlay.workflow.settle import settle
 from inlay.workflow.tune import tune
+from zoo import FAMILIES, tiny
 
 SMALL, MIDDLE, LARGE = registry.get("lora").writing.sizes
 KINDS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -107,8 +111,6 @@ def test_a_run_from_before_is_found_and_means_what_it_meant(
     """Made by the code of before: a method without such defaults."""
     short = spec.with_(max_steps=2)
     methods = dict(registry.all_methods())
-    import dataclasses
-
     old = methods | {"lora": dataclasses.replace(methods["lora"], writing=None)}
     with monkeypatch.context() as patch:
         patch.setattr(registry, "all_methods", lambda: MappingProxyType(old))
@@ -152,3 +154,125 @@ def _adapted(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
         for name, module in model.named_modules()
         if hasattr(module, "lora_A")
     ]
+
+
+# ---- NTK-Attention: the first token of a decoder
+
+BOTH, OFF = {"skip_first": True, "centred": True}, {"skip_first": False, "centred": False}
+
+
+@pytest.fixture(scope="module")
+def ntk(spec: Spec) -> Spec:
+    return spec.with_(method="ntk-attention")
+
+
+def edited(folder: Path, to: Path, **changes: object) -> str:
+    """The model with other words in its config."""
+    shutil.copytree(folder / "model", to)
+    config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(to)
+
+
+def test_ntk_attention_takes_both_settings_of_the_first_token(ntk: Spec) -> None:
+    settled = settle(ntk)
+    assert settled.spec.settings == BOTH
+    assert settled.notes[0] == (
+        "skip_first=true, centred=true: the defaults of ntk-attention where a language model writes "
+        "(docs/methods/ntk-attention.md; --set skip_first=false --set centred=false: as before)"
+    )
+    plain = settle(ntk.with_(settings=OFF))
+    for name in ("learning_rate", "epochs", "batch_size", "max_steps"):
+        assert getattr(settled.spec, name) == getattr(plain.spec, name)
+    assert list(settled.notes[1:]) == list(plain.notes)
+    assert settle(settled.spec).digest == settled.digest  # written in once
+    assert settle(ntk.with_(settings={"rank": 4, "start": "zero"})).spec.settings == {"rank": 4, "start": "zero"} | BOTH
+    config = inlay.NTKAttentionConfig()
+    assert (config.skip_first, config.centred) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"skip_first": True}, {"centred": False}, {"centred": True, "centre_id": 3}, {"start": "prefix"}, OFF],
+    ids=lambda given: ",".join(given),
+)
+def test_ntk_attention_keeps_what_is_given(ntk: Spec, given: dict[str, object]) -> None:
+    settled = settle(ntk.with_(settings=given))
+    assert settled.spec.settings == given
+    assert not any("defaults of" in note for note in settled.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"bos_token_id": None}, "not centred, as its config names no first token (bos_token_id)"),
+        ({"bos_token_id": 9999}, "not centred, as its first token (bos_token_id 9999) is none of its tokens"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+            "not centred, as its rotary embedding changes with the length of the text",
+        ),
+    ],
+    ids=["no first token", "another vocabulary's", "a changing rotation"],
+)
+def test_without_a_first_token_to_read_the_term_is_only_off(
+    ntk: Spec, folder: Path, tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    asked = ntk.with_(model=edited(folder, tmp_path / "model", **changes), max_steps=1)
+    settled = settle(asked)
+    assert settled.spec.settings == {"skip_first": True}
+    assert settled.notes[0].startswith("skip_first=true: the defaults of ntk-attention where ")
+    assert f"; {why} (docs/" in settled.notes[0]
+    assert tune(asked, tmp_path / "runs", progress=False, say=[].append).status == "finished"
+
+
+WRITERS = [(family, "causal-lm") for family in FAMILIES if "causal-lm" in FAMILIES[family].tasks]
+TWO_PARTS = [
+    (family, "sequence-to-sequence") for family in FAMILIES if "sequence-to-sequence" in FAMILIES[family].tasks
+]
+
+
+@pytest.mark.parametrize(("family", "task"), [*WRITERS, *TWO_PARTS])
+def test_what_suits_a_model_can_be_attached_to_it(family: str, task: str) -> None:
+    model = tiny(family, task)[0]
+    names, _ = suitable({}, model)
+    assert not names or task == "causal-lm"
+    assert names or family not in ("llama", "gpt2", "opt")
+    attach(model, "ntk-attention", settings=dict.fromkeys(names, True))
+
+
+def test_a_run_of_ntk_attention_says_what_it_did(ntk: Spec, folder: Path) -> None:
+    said: list[str] = []
+    run = tune(ntk.with_(max_steps=3), folder / "runs", progress=False, say=said.append)
+    assert run.spec.settings == BOTH
+    assert any(line.startswith("skip_first=true, centred=true: the defaults of") for line in said)
+    saved = json.loads((run.adapter / "adapter_config.json").read_text())
+    assert (saved["skip_first"], saved["centred"]) == (True, True)
+    named = json.loads((folder / "model" / "config.json").read_text())["bos_token_id"]
+    assert saved["centre_id"] == named
+    assert tune(run.spec, folder / "runs", progress=False, say=[].append).id == run.id
+    assert len(inlay.load(run).predict(["what is 3?"])) == 1
+
+
+def test_a_run_of_ntk_attention_from_before_is_found_and_begun_from(
+    ntk: Spec, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by the code of before: a method without such defaults."""
+    short = ntk.with_(max_steps=2)
+    methods = dict(registry.all_methods())
+    old = methods | {"ntk-attention": dataclasses.replace(methods["ntk-attention"], writing=None)}
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "all_methods", lambda: MappingProxyType(old))
+        earlier = tune(short, folder / "old", progress=False, say=[].append)
+    plain = short.with_(settings=OFF)
+    assert settle(plain).digest == earlier.digest != settle(short).digest
+    said: list[str] = []
+    assert tune(short, folder / "old", progress=False, say=said.append).id != earlier.id
+    option = "--set skip_first=false --set centred=false"
+    assert f"an earlier run had the earlier defaults: {option} finds it ({earlier.id})" in said
+    assert tune(plain, folder / "old", progress=False, say=[].append).id == earlier.id
+    fresh = tune(plain, tmp_path / "fresh", progress=False, say=[].append)
+    weights = [(run.adapter / "adapter_model.safetensors").read_bytes() for run in (fresh, earlier)]
+    assert weights[0] == weights[1]
+    on = settle(short.with_(init_adapter=str(earlier.folder)))
+    assert on.spec.settings == {}
+    assert tune(on.spec, tmp_path / "on", progress=False, say=[].append).status == "finished"

@@ -46,14 +46,21 @@ class Size:
 @dataclass(frozen=True)
 class Writing:
     """What a method does on tasks in which the model writes text: settings, where none of them is given, and training
-    by the model's size, the smallest first. `source` is where the settings are from."""
+    by the model's size, the smallest first; without sizes, as on all other tasks. `source` is where the settings are
+    from, and `before` are the settings that give what these tasks had before.
+
+    `suits` is the import path of a function of the settings that were given and of the model, without its weights: it
+    gives those of `settings` that go with them, and why others do not, as a clause (None: no reason to tell).
+    """
 
     settings: Mapping[str, Any]
     source: str
-    sizes: tuple[Size, ...]
+    before: Mapping[str, Any]
+    sizes: tuple[Size, ...] = ()
+    suits: str | None = None
 
     def of_size(self, parameters: int) -> Size:
-        """The training defaults for a model of so many parameters."""
+        """The training defaults for a model of so many parameters, where there are any."""
         return next(size for size in self.sizes if size.below is None or parameters < size.below)
 
 

@@ -22,7 +22,7 @@ from inlay.records.store import Run, Store
 from inlay.tasks import kinds
 from inlay.workflow.defaults_spelled_out import without_defaults
 from inlay.workflow.going_on import contents_of, with_init_adapter
-from inlay.workflow.writing import BEFORE, with_writing_defaults
+from inlay.workflow.writing import settings_before, with_writing_defaults
 
 if TYPE_CHECKING:
     from inlay.tasks import Task, TaskSchema
@@ -92,7 +92,8 @@ def settle(spec: Spec, tasks: Mapping[str, Task] | None = None) -> Settled:
 
 def settle_earlier(asked: Spec, kind: str, examples: int | None) -> Spec:
     """What the same spec came to before language models had defaults of their own."""
-    spec = with_pooling(with_method_defaults(asked.with_(settings={**asked.settings, **BEFORE})), kind)
+    before = {**asked.settings, **settings_before(asked.method)}
+    spec = with_pooling(with_method_defaults(asked.with_(settings=before)), kind)
     return with_training_defaults(spec, examples)[0]
 
 

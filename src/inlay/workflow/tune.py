@@ -23,7 +23,7 @@ from inlay.tasks.counting import count
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
 from inlay.workflow.settle import Settled, reads_states, settle
-from inlay.workflow.writing import why_recomputed
+from inlay.workflow.writing import option_before, why_recomputed
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -231,7 +231,7 @@ def find_earlier_defaults(settled: Settled, out: Path | str) -> list[str]:
     if found is None:
         return []
     does = "finds" if found.status == "finished" else "resumes"
-    return [f"an earlier run had the earlier defaults: --set target_modules=null {does} it ({found.id})"]
+    return [f"an earlier run had the earlier defaults: {option_before(found.spec.method)} {does} it ({found.id})"]
 
 
 def explain_pooling(spec: Spec, backbone: Backbone, predicts: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from inlay.papers.ntk_attention.recipes import protocol
 from inlay.papers.reproduce import catalogue, kept
 from inlay.papers.reproduce.bench import Bench
 from inlay.papers.reproduce.experiments import Shape
@@ -16,6 +17,7 @@ from inlay.papers.reproduce.predicates import judged
 from inlay.papers.reproduce.recipe import FAILS, HOLDS, UNTESTED
 from inlay.papers.reproduce.results import ResultCell, Results, Stated
 from inlay.records.spec import Spec
+from inlay.workflow.settle import settle
 
 # Panels, rows and columns of what is printed.
 PRINTED = {
@@ -349,7 +351,31 @@ def test_ntk_attention_is_the_printed_one_at_paper(item: str, small: dict[str, A
     ours = [spec for spec in specs.values() if spec.method == "ntk-attention"]
     assert ours
     assert all((spec.settings["start"], spec.settings["feature_map"]) == ("prefix", "paper") for spec in ours)
+    assert not any(spec.settings["skip_first"] or spec.settings["centred"] for spec in ours)
     assert {(spec.learning_rate, spec.schedule, spec.warmup) for spec in specs.values()} == {(1e-3, "cosine", 0.0)}
+
+
+@pytest.mark.parametrize("item", ["table-3", "table-4"])
+def test_ntk_attention_is_the_printed_one_where_no_start_is_drawn(
+    item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of decoders have settings by default that the paper does not."""
+    recipe, bench = catalogue.recipes()[f"ntk-attention/{item}"], Asked(tmp_path)
+    monkeypatch.setattr("inlay.papers.ntk_attention.recipes.language.gpu", lambda: True)
+    monkeypatch.setattr(protocol, "looked_for", lambda *_: None)
+    monkeypatch.setattr(protocol, "counts", lambda *_: Results())
+    with kept.ignored():
+        recipe.run(bench, {**recipe.scales["here"].settings, "shapes": ()})
+    ours = [spec for spec in bench.specs.values() if spec.method == "ntk-attention"]  # type: ignore[attr-defined]
+    assert ours
+    assert not any(spec.settings["skip_first"] or spec.settings["centred"] for spec in ours)
+    rows = tmp_path / "texts.csv"
+    rows.write_text("text\n" + "".join(f"hello there {number}\n" for number in range(60)))
+    asked = ours[0].with_(task=None, data=str(rows), kind="causal-lm")
+    bare = asked.with_(settings={name: asked.settings[name] for name in ("rank", "feature_multiplier")})
+    earlier = settle(bare).earlier
+    assert earlier is not None
+    assert settle(asked).digest == settle(earlier).digest
 
 
 def test_infoprompt_has_the_printed_rate_for_prompts_only(tmp_path: Path) -> None:

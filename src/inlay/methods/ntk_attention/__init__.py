@@ -1,6 +1,15 @@
 """NTK-Attention: a prefix of any length as a few trained numbers in the softmax of every attention."""
 
-from inlay.methods.registry import Method
+from types import MappingProxyType
+
+from inlay.methods.registry import Method, Writing
+
+_WRITING = Writing(
+    settings=MappingProxyType({"skip_first": True, "centred": True}),
+    before=MappingProxyType({"skip_first": False, "centred": False}),
+    source="short runs of one model, below; decoders alone",
+    suits="inlay.methods.ntk_attention.writing:suitable",
+)
 
 METHOD = Method(
     name="ntk-attention",
@@ -13,6 +22,7 @@ METHOD = Method(
     parameter_prefix="inlay_ntk_",
     learning_rate=1e-2,
     grid=(1e-3, 3e-3, 1e-2, 3e-2),
+    writing=_WRITING,
     compresses_prompts=True,
     unmergeable="it adds a term of each query to the softmax, which no weight can hold",
 )

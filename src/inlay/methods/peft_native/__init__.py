@@ -10,6 +10,7 @@ _EXCHANGE = "inlay.methods.peft_native.exchange"
 _QLORA = "Dettmers et al., QLoRA, 2023, https://arxiv.org/abs/2305.14314, and the scripts of its Guanaco models"
 _WRITING = Writing(
     settings=MappingProxyType({"target_modules": "all-linear"}),
+    before=MappingProxyType({"target_modules": None}),
     source=f"{_QLORA}; Schulman et al., LoRA Without Regret, 2025, https://thinkingmachines.ai/blog/lora/",
     sizes=(
         Size(

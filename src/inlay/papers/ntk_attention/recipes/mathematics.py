@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inlay.records.spec import Spec
 
 MATHS = {"GSM8K": "gsm8k", "MATH": "math"}
-WAYS_F2 = {p.LORA: p.lora(16), p.NTK: p.ntk(16)}
+WAYS_F2 = {p.LORA: p.lora(16), p.NTK: ("ntk-attention", {**p.ntk(16)[1], **p.UNCHANGED})}
 ZERO_SHOT = "Zero-Shot"
 LINES_F2 = {p.LORA: "lora", p.NTK: "ntk-attention", ZERO_SHOT: "untrained"}
 

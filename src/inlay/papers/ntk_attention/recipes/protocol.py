@@ -30,6 +30,8 @@ Way = tuple[str, Mapping[str, Any]]
 PAPER = {"epochs": 30, "learning_rate": 1e-3, "schedule": "cosine", "warmup": 0.0, "evaluations": 1}
 # Section 3.3 to the letter: phi as printed, and a start from Eq. (4) of a random prefix, cut to the rank.
 LITERAL = {"start": "prefix", "feature_map": "paper"}
+# What runs of language models have by default here, and the paper does not.
+UNCHANGED = {"skip_first": False, "centred": False}
 OURS = (
     "Not in the paper, ours: the length of the prefix that Z and kappa start from (32), LoRA's alpha (twice its rank), "
     "up to 10 % of the training data held out where a set has no validation part"
@@ -89,7 +91,7 @@ def specs(
 
     def fitting(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
         cut = {"rank": min(given["rank"], most_rank)} if most_rank and "rank" in given else {}
-        return {**given, **cut, **((literal or {}) if method == "ntk-attention" else {})}
+        return {**given, **cut, **({**UNCHANGED, **(literal or {})} if method == "ntk-attention" else {})}
 
     return {
         (panel, row, column): bench.spec(model, method, task=task, settings=fitting(method, given), **training)
