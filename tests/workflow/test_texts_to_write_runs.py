@@ -13,6 +13,7 @@ from test_chat_runs import checkpoint
 import inlay
 from inlay import InlayError, Spec
 from inlay.backbones import writes_texts
+from inlay.workflow.explain.models import draw_examples
 from inlay.workflow.forecast import forecast
 from inlay.workflow.planning import kind_of
 from inlay.workflow.settle import settle
@@ -24,7 +25,7 @@ def prefs(path: Path, count: int = 80) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["instruction", "answer"])
-        writer.writerows([f"what is {i}?", f"gold {i}"] for i in range(count))
+        writer.writerows([f"what is {i}?", f"gold is number {i}"] for i in range(count))
     return path
 
 
@@ -98,6 +99,28 @@ def test_few_labels_stay_classes_and_the_same_run(spec: Spec) -> None:
     settled = settle(spec.with_(method="lora"))
     assert (settled.spec.kind, settled.first.kind) == (None, "classification")
     assert settled.digest == settle(spec.with_(method="lora", kind="classification")).digest
+
+
+def test_a_run_from_before_is_named(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made by the code of before: every model's labels are classes."""
+    path, out = Path(str(spec.data)), tmp_path / "runs"
+    rows = "".join(f"what is {i}?,gold is number {i % 520}\n" for i in range(1000))
+    path.write_text(f"instruction,answer\n{rows}")
+    spec = spec.with_(method="lora", max_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("inlay.backbones.writes_texts", lambda *_: False)
+        earlier = inlay.tune(spec, out, progress=False)
+    assert (earlier.spec.kind, earlier.record["task"]["schema"]["kind"]) == (None, "classification")
+    said: list[str] = []
+    new = inlay.tune(spec, out, progress=False, say=said.append)
+    assert (new.id != earlier.id, new.spec.kind) == (True, "causal-lm")
+    told = f"an earlier run took the labels for classes: --kind classification finds it ({earlier.id})"
+    assert told in said
+    assert inlay.tune(spec.with_(kind="classification"), out, progress=False).id == earlier.id
+
+
+def test_explaining_reads_the_task_as_training_does(spec: Spec) -> None:
+    assert draw_examples(spec, "train", 16, smallest=4).kind == "causal-lm"
 
 
 @pytest.mark.parametrize(

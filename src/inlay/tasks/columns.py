@@ -5,6 +5,7 @@ A choice is made only where there is one; otherwise the error lists the columns 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from inlay.errors import InlayError
@@ -18,9 +19,9 @@ from inlay.tasks.text_columns import for_answers, for_embedding, for_language_mo
 from inlay.tasks.texts_to_write import as_written, why_written
 
 
-def choose(table: Table, spec: Spec, notes: list[str], *, writes: bool = False) -> Choice:
+def choose(table: Table, spec: Spec, notes: list[str], *, writes: bool = False, beside: Sequence[Table] = ()) -> Choice:
     """The columns that the spec names, completed where only one choice is sensible; `writes`, if the model writes
-    texts."""
+    texts. `beside` are the tables of the other splits."""
     if spec.kind is not None:
         kinds.check_kind(spec.kind)
     for given in (*spec.text, *filter(None, (spec.label, spec.image))):
@@ -60,7 +61,7 @@ def choose(table: Table, spec: Spec, notes: list[str], *, writes: bool = False) 
         raise InlayError(f"Column {label!r} cannot be both the text and the label.")
     if not (spec.label and spec.text):
         notes.append(f"text from {', '.join(map(repr, texts))}, label from {label!r}")
-    if writes and (why := why_written(table, spec, texts, label)) is not None:
+    if writes and (why := why_written([table, *beside], spec, texts, label)) is not None:
         notes.append(f"kind: {kinds.CAUSAL_LM}, because {why} (--kind {kinds.CLASSIFICATION} says otherwise)")
         return Choice(kinds.CAUSAL_LM, texts, label, decided=as_written(texts, label))
     kind = kind_of(table, spec, texts, label, notes)

@@ -203,6 +203,12 @@ def _named_weights(said: str, label_names: Sequence[str]) -> dict[str, float]:
 NEARLY_ALL = 0.9  # of the rows
 MOST_CLASSES = 0.5  # of the rows: with more, hardly two rows share a class
 FEW_ROWS = 20  # with fewer rows, only labels of which no two are the same are taken for texts
+MANY_ROWS = 1000  # with fewer rows, nearly all labels of texts are different: a few hundred classes fill half of them
+MOST_TEXTS = 0.8  # of the different labels: with so many texts among them, they are texts
+LEAST_WORDS = 3  # of a text
+LEAST_WORDS_OF_PART = 6  # of the longest part of a text that is divided as a path of categories is: A > B > C
+_WORD = re.compile(r"\W*[^\W\d_]+(['\u2019.-][^\W\d_]+)*\W*")
+_PATH = re.compile(r"\s(?:[>»\u203a→|/\\]|->|::)\s|(?<=\w)(?:>|::)(?=\w)")
 _UNITS = re.compile(r"[\s$€£¥%]+")
 _AMOUNT = re.compile(r"[-+]?(\d+([.,]\d+)?|\d{1,3}([.,']\d{3})+([.,]\d+)?)(e[-+]?\d+)?", re.IGNORECASE)
 _PLAIN_SEPARATORS, _OTHER_SEPARATORS = "|;", ",/+&"
@@ -232,12 +238,19 @@ def doubts(column: str, named: Sequence[tuple[int, str]]) -> list[str]:
 
 
 def are_texts(names: Sequence[str]) -> bool:
-    """Whether the cells of a column are texts rather than classes, amounts or several labels in one."""
+    """Whether the cells of a column are texts rather than classes, names, amounts or several labels in one."""
     classes = Counter(names)
     if not _hardly_shared(classes, names) or (len(names) < FEW_ROWS and len(classes) < len(names)):
         return False
-    amounts = sum(count for name, count in classes.items() if _is_amount(name))
-    return amounts < NEARLY_ALL * len(names) and not _mostly_combined(classes)
+    if len(names) < MANY_ROWS and len(classes) < NEARLY_ALL * len(names):
+        return False
+    return sum(map(_is_text, classes)) >= MOST_TEXTS * len(classes) and not _mostly_combined(classes)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a label has the words of a text: dates, codes, amounts and paths of categories have not."""
+    parts = [sum(_WORD.fullmatch(word) is not None for word in part.split()) for part in _PATH.split(name)]
+    return max(parts) >= (LEAST_WORDS if len(parts) == 1 else LEAST_WORDS_OF_PART)
 
 
 def _hardly_shared(classes: Counter[str], names: Sequence[str]) -> bool:

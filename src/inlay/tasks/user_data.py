@@ -68,7 +68,10 @@ def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str, *, 
         add_columns(table, named_columns(spec))
     notes = [note for table in parts.values() for note in table.notes]
     first = parts.get("train") or next(iter(parts.values()))
-    choice = choose(first, spec, notes, writes=writes)
+    beside = [table for table in parts.values() if table is not first]
+    if writes and spec.test_data is not None:
+        beside.append(_test_table(spec))
+    choice = choose(first, spec, notes, writes=writes, beside=beside)
     spec = spec.with_(**choice.decided)
     if not choice.chat:
         for table in parts.values():
@@ -162,12 +165,17 @@ def named_columns(spec: Spec) -> list[str]:
     return [*spec.text, *filter(None, (spec.label, spec.image))]
 
 
-def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> tuple[Path, Numbered]:
-    """Where the test rows stand, and the rows with their numbers there."""
+def _test_table(spec: Spec) -> Table:
     assert spec.test_data is not None
     parts = read(Path(spec.test_data).expanduser(), spec)
     table = parts.get("test") or next(iter(parts.values()))
     add_columns(table, named_columns(spec))
+    return table
+
+
+def _test_data(spec: Spec, choice: Choice, schema: TaskSchema, notes: list[str]) -> tuple[Path, Numbered]:
+    """Where the test rows stand, and the rows with their numbers there."""
+    table = _test_table(spec)
     for name in (*choice.texts, choice.label, choice.image):
         if name is not None and name not in table.columns:
             raise InlayError(

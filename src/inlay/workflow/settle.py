@@ -135,13 +135,13 @@ def _settle_fields(spec: Spec) -> dict[str, Any]:
     return {"task_fields": found, **unset}
 
 
-def load_task(spec: Spec) -> Task:
+def load_task(spec: Spec, *, need_train: bool = True) -> Task:
     """The one task of a spec, as its model reads it: one that writes takes labels that nearly every row has to itself
     for texts."""
     from inlay import backbones, tasks
 
     own = spec.kind is None and (spec.data is not None or not tasks.is_named(spec.task or ""))
-    return tasks.load(spec, writes=own and backbones.writes_texts(spec.model, spec.revision))
+    return tasks.load(spec, need_train=need_train, writes=own and backbones.writes_texts(spec.model, spec.revision))
 
 
 def with_decided(spec: Spec, tasks: Mapping[str, Task]) -> Spec:
@@ -164,6 +164,7 @@ def load_tasks(spec: Spec) -> dict[str, Task]:
     for name in spec.tasks:
         try:
             one = select_task(spec, name)
+            # A task without fields of its own has no place where the spec could say that its labels are texts.
             task = load_task(one) if name in spec.task_fields else tasks.load(one)
         except InlayError as error:
             if not spec.task_fields:

@@ -19,6 +19,7 @@ from inlay.methods import registry
 from inlay.records.spec import Spec
 from inlay.records.store import Run, Store, model_slug, read_json
 from inlay.records.versions import versions
+from inlay.tasks import kinds
 from inlay.tasks.counting import count
 from inlay.workflow import chance
 from inlay.workflow.notes import Say, or_log
@@ -73,7 +74,7 @@ def tune(
 
         more: dict[str, Any] = {"retry_failed": retry_failed, "opened": opened, "watchers": watchers, "stop": stop}
         return tune_auto(spec, out, progress=progress, say=say, tensorboard=tensorboard, log_to=log_to, **more)
-    say, wanted = or_log(say), spec.pooling
+    say, asked = or_log(say), spec
     if log_to := (*log_to, *(["tensorboard"] if tensorboard else [])):
         from inlay.training import boards
 
@@ -89,8 +90,7 @@ def tune(
         if run.status == "finished":
             say(f"already done: {run.id}")
             return run
-        earlier = (*find_earlier_pooling(settled, wanted, out), *find_earlier_defaults(settled, out))
-        for line in (*earlier, *introduce(settled)):
+        for line in (*find_earlier(asked, settled, out), *introduce(settled)):
             say(line)
         backbone = backbones.load_for(spec, settled.first)
         new = select_new(backbone.notes, spec.model, out)
@@ -204,6 +204,13 @@ def select_new(notes: Sequence[str], model: str, out: Path | str) -> list[str]:
     return left
 
 
+def find_earlier(asked: Spec, settled: Settled, out: Path | str) -> Iterator[str]:
+    """Lines for people who gave the command of a run from before a default was another; `asked` is what they gave."""
+    yield from find_earlier_pooling(settled, asked.pooling, out)
+    yield from find_earlier_defaults(settled, out)
+    yield from find_earlier_kind(asked, settled, out)
+
+
 def find_earlier_pooling(settled: Settled, wanted: str, out: Path | str) -> list[str]:
     """A line for people who gave the command of a run from before there was a choice, and would wait for it in vain.
 
@@ -232,6 +239,21 @@ def find_earlier_defaults(settled: Settled, out: Path | str) -> list[str]:
         return []
     does = "finds" if found.status == "finished" else "resumes"
     return [f"an earlier run had the earlier defaults: {option_before(found.spec.method)} {does} it ({found.id})"]
+
+
+def find_earlier_kind(asked: Spec, settled: Settled, out: Path | str) -> list[str]:
+    """A line for people who gave the command of a run from before labels were taken for texts."""
+    # Several tasks: none has a kind that an option gives back.
+    if asked.tasks or not settled.first.decided or len(Store(out).list()) < 2:
+        return []
+    found = None
+    with contextlib.suppress(InlayError):  # labels that make no classes, or a damaged run
+        classes = settle(asked.with_(kind=kinds.CLASSIFICATION))
+        found = classes.find(out, classes.spec)
+    if found is None:
+        return []
+    does = "finds" if found.status == "finished" else "resumes"
+    return [f"an earlier run took the labels for classes: --kind {kinds.CLASSIFICATION} {does} it ({found.id})"]
 
 
 def explain_pooling(spec: Spec, backbone: Backbone, predicts: str) -> list[str]:

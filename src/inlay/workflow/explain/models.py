@@ -340,13 +340,12 @@ def draw_examples(spec: Spec, split: str, examples: int, *, smallest: int) -> Ta
 
     The order matters: rows that come sorted by class would make minibatches of one class.
     """
-    from inlay import tasks
-    from inlay.workflow.settle import check_modality
+    from inlay.workflow.settle import check_modality, load_task
 
     if examples < smallest:
         raise InlayError(f"examples={examples} is too few: {smallest} at least are needed, and hundreds are better.")
     check_modality(spec)
-    task = tasks.load(spec, need_train=split == "train")
+    task = load_task(spec, need_train=split == "train")
     there = len(task.split(split))
     if there < smallest:
         sizes = ", ".join(f"{name} {len(task.split(name)):,}" for name in ("train", "validation", "test"))
