@@ -68,7 +68,7 @@ def test_which_labels_are_texts(labels: list[str], texts: bool) -> None:
 
 
 def load(spec: Spec, *, writes: bool = True) -> tasks.Task:
-    return tasks.load(spec, writes=writes)
+    return tasks.load(spec, writes=lambda: writes)
 
 
 def test_a_model_that_writes_takes_them_for_texts(write: Write, spec: MakeSpec) -> None:

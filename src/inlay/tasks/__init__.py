@@ -13,6 +13,8 @@ from inlay.tasks.catalogue import TaskCard, canonical, describe, is_named, names
 from inlay.tasks.kinds import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from inlay.records.spec import Spec
     from inlay.tasks.schema import TaskSchema
     from inlay.tasks.task import Task
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Task", "TaskCard", "TaskSchema", "canonical", "describe", "is_named", "load", "names"]
 
 
-def load(spec: Spec, *, need_train: bool = True, writes: bool = False) -> Task:
+def load(spec: Spec, *, need_train: bool = True, writes: Callable[[], bool] | None = None) -> Task:
     """The task that `spec` names or whose data it points at; see `inlay.tasks.loading.load`."""
     from inlay.tasks import loading
 

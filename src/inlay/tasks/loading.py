@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,12 @@ TEST_SEED = 0
 JOINED = "prompt and answer are joined by one blank, unless white space stands there already"
 
 
-def load(spec: Spec, *, need_train: bool = True, writes: bool = False) -> Task:
+def load(spec: Spec, *, need_train: bool = True, writes: Callable[[], bool] | None = None) -> Task:
     """The task that a spec names, or the one that its own data makes.
 
-    `need_train=False` accepts data that has only a test split (to evaluate a model as it is). `writes` says that the
-    model writes texts: labels of which hardly two rows share one are then texts to write.
+    `need_train=False` accepts data that has only a test split (to evaluate a model as it is). `writes` says whether
+    the model writes texts, and is asked once the data are read: labels of which hardly two rows share one are then
+    texts to write.
     """
     if spec.protocol is not None and spec.protocol not in PROTOCOLS:
         raise unknown("protocol", spec.protocol, PROTOCOLS)
@@ -68,7 +69,7 @@ def load(spec: Spec, *, need_train: bool = True, writes: bool = False) -> Task:
     return _task(divided, replace(found, notes=(*found.notes, *notes)), spec)
 
 
-def _find(spec: Spec, writes: bool) -> UndividedTask:
+def _find(spec: Spec, writes: Callable[[], bool] | None) -> UndividedTask:
     if spec.data is not None:
         return user_data.load(spec, writes=writes)
     assert spec.task is not None

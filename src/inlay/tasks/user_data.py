@@ -35,15 +35,15 @@ _BIO = re.compile(r"O|[BI]-.+")
 _TAKEN = ("label", "target", "references", "image", templates.SEPARATOR, templates.MASK)
 
 
-def load(spec: Spec, *, writes: bool = False) -> UndividedTask:
-    """The user's data as a task; `writes`, if the model writes texts."""
+def load(spec: Spec, *, writes: Callable[[], bool] | None = None) -> UndividedTask:
+    """The user's data as a task; `writes` says whether the model writes texts."""
     assert spec.data is not None
     path = Path(spec.data).expanduser()
     source = f"your {'folder' if path.is_dir() else 'file'} {path}"
     return from_tables(spec, read(path, spec), path.name.split(".")[0], source, writes=writes)
 
 
-def load_hub_id(spec: Spec, *, writes: bool = False) -> UndividedTask:
+def load_hub_id(spec: Spec, *, writes: Callable[[], bool] | None = None) -> UndividedTask:
     """A data set of the hub that the catalogue does not have, `owner/name` or `owner/name:config`."""
     from inlay.tasks import sources
 
@@ -62,16 +62,19 @@ def load_hub_id(spec: Spec, *, writes: bool = False) -> UndividedTask:
     return from_tables(spec, parts, path.rpartition("/")[2], f"the hub: {spec.task}", writes=writes)
 
 
-def from_tables(spec: Spec, parts: dict[str, Table], name: str, source: str, *, writes: bool = False) -> UndividedTask:
+def from_tables(
+    spec: Spec, parts: dict[str, Table], name: str, source: str, *, writes: Callable[[], bool] | None = None
+) -> UndividedTask:
     """The task that tables by split make."""
     for table in parts.values():
         add_columns(table, named_columns(spec))
     notes = [note for table in parts.values() for note in table.notes]
     first = parts.get("train") or next(iter(parts.values()))
     beside = [table for table in parts.values() if table is not first]
-    if writes and spec.test_data is not None:
+    asked = writes is not None and writes()  # data that cannot be read are told before a model that is not there
+    if asked and spec.test_data is not None:
         beside.append(_test_table(spec))
-    choice = choose(first, spec, notes, writes=writes, beside=beside)
+    choice = choose(first, spec, notes, writes=asked, beside=beside)
     spec = spec.with_(**choice.decided)
     if not choice.chat:
         for table in parts.values():

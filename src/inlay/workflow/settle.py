@@ -141,7 +141,11 @@ def load_task(spec: Spec, *, need_train: bool = True) -> Task:
     from inlay import backbones, tasks
 
     own = spec.kind is None and (spec.data is not None or not tasks.is_named(spec.task or ""))
-    return tasks.load(spec, need_train=need_train, writes=own and backbones.writes_texts(spec.model, spec.revision))
+    return tasks.load(
+        spec,
+        need_train=need_train,
+        writes=(lambda: backbones.writes_texts(spec.model, spec.revision)) if own else None,
+    )
 
 
 def with_decided(spec: Spec, tasks: Mapping[str, Task]) -> Spec:
