@@ -289,8 +289,10 @@ def test_rows_to_answer(tmp_path: Path, spec: MakeSpec) -> None:
     assert new_rows.read(schema, tmp_path / "q.txt").rows == plain
     with pytest.raises(InlayError, match=r"row 1 has no question at its end"):
         new_rows.read(schema, [{"messages": talk(1)}])
-    with pytest.raises(InlayError, match=r"row 1 has no 'messages'.*it has 'text'"):
-        new_rows.read(schema, [{"text": "x"}])
+    for column in ("prompt", "text"):
+        assert new_rows.read(schema, [{column: "hello"}]).rows == plain
+    with pytest.raises(InlayError, match=r"row 1 has no 'messages'.*it has 'body'"):
+        new_rows.read(schema, [{"body": "x"}])
     alpaca = [{"instruction": f"add {i}", "input": "", "output": f"is {i}"} for i in range(20)]
     schema = tasks.load(spec(data=lines(tmp_path / "b.jsonl", alpaca))).schema
     asked = [{"instruction": "add", "input": "1, 2", "output": "ignored"}]

@@ -23,6 +23,7 @@ FORM = (
 Message = dict[str, str]
 TURNS, PROMPT, INSTRUCTION = "turns", "prompt", "instruction"
 FIELD = "messages"  # of a normalised row: one text, see `pack`
+PLAIN = ("prompt", "text")  # where a question of its own usually stands
 NUMBER = "row"  # of a normalised row: where it stood in its file. It is no part of the example
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 USUAL = ("messages", "conversations")
@@ -182,8 +183,12 @@ def read_source(given: str) -> str:
 def read_question(columns: Mapping[str, str], values: Mapping[str, Any], where: str) -> list[Message]:
     """The messages of a row to answer: a conversation that ends with the user's turn, or a plain text, which is one.
 
-    Answers that a prompt's or an instruction's row may have are not looked at.
+    A row without the column that was trained on may have its question in `prompt` or `text`. Answers that a prompt's or
+    an instruction's row may have are not looked at.
     """
+    if columns[FIELD] not in values:
+        plain = next((name for name in PLAIN if isinstance(values.get(name), str)), columns[FIELD])
+        columns = {**columns, FIELD: plain}
     asked = values.get(columns[FIELD])
     try:
         if isinstance(asked, str):
@@ -193,7 +198,7 @@ def read_question(columns: Mapping[str, str], values: Mapping[str, Any], where: 
             raise Unusable(f"no {column!r}, a list of messages or a text to answer (it has {has})")
         messages = _messages(asked, column, where, Sorted(where))
         if not messages or messages[-1]["role"] != USER:
-            raise Unusable("no question at its end: give a conversation that ends with the user's turn")
+            raise Unusable("no question at its end: leave its last answer out, so that it ends with the user's turn")
     except Unusable as error:
         raise InlayError(f"{where} has {error}.") from None
     return messages
