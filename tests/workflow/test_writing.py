@@ -105,16 +105,20 @@ def test_a_run_adapts_all_linear_layers_and_reloads(spec: Spec, folder: Path) ->
     assert len(inlay.load(run).predict(["what is 3?"])) == 1
 
 
+def made_before(spec: Spec, out: Path, monkeypatch: pytest.MonkeyPatch) -> inlay.Run:
+    """A run made by the code of before: its method has no such defaults."""
+    methods = dict(registry.all_methods())
+    old = methods | {spec.method: dataclasses.replace(methods[spec.method], writing=None)}
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "all_methods", lambda: MappingProxyType(old))
+        return tune(spec, out, progress=False, say=[].append)
+
+
 def test_a_run_from_before_is_found_and_means_what_it_meant(
     spec: Spec, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made by the code of before: a method without such defaults."""
     short = spec.with_(max_steps=2)
-    methods = dict(registry.all_methods())
-    old = methods | {"lora": dataclasses.replace(methods["lora"], writing=None)}
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "all_methods", lambda: MappingProxyType(old))
-        earlier = tune(short, folder / "old", progress=False, say=[].append)
+    earlier = made_before(short, folder / "old", monkeypatch)
     assert targets(earlier) == {"q_proj", "v_proj"}
     said: list[str] = []
     new = tune(short, folder / "old", progress=False, say=said.append)
@@ -256,13 +260,8 @@ def test_a_run_of_ntk_attention_says_what_it_did(ntk: Spec, folder: Path) -> Non
 def test_a_run_of_ntk_attention_from_before_is_found_and_begun_from(
     ntk: Spec, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Made by the code of before: a method without such defaults."""
     short = ntk.with_(max_steps=2)
-    methods = dict(registry.all_methods())
-    old = methods | {"ntk-attention": dataclasses.replace(methods["ntk-attention"], writing=None)}
-    with monkeypatch.context() as patch:
-        patch.setattr(registry, "all_methods", lambda: MappingProxyType(old))
-        earlier = tune(short, folder / "old", progress=False, say=[].append)
+    earlier = made_before(short, folder / "old", monkeypatch)
     plain = short.with_(settings=OFF)
     assert settle(plain).digest == earlier.digest != settle(short).digest
     said: list[str] = []
